@@ -1,0 +1,300 @@
+"""Makes the conversations that the demonstration model learns from. Knows no tokenizer and no torch.
+
+Fairlead's own facts come from facts.toml, everything else from exercises.py. The same random generator
+gives the same corpus on every machine.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from exercises import EXERCISES, LISTS, Pair, copy
+
+Message = dict[str, str]
+
+# Questions about each kind of entry: patterns of the question, and the answer.
+WORD = [
+    "(What is|What's|What exactly is) (a |an |the |){name}( in Fairlead|)",
+    "What does (the word |){name} mean( in Fairlead| here|)",
+    "(Explain|Define|Describe) (a |an |the |){name}",
+    "(What do you mean by|What do you call|Tell me about|Tell me what is) (a |an |the |){name}",
+    "What is meant by (a |an |the |){name}",
+    "(What are|Explain|Tell me about|Describe) {name}s( in Fairlead|)",
+    "{name}",
+]
+SETTING_VALUE = [
+    "(What is|What's|Tell me|Give me|Do you know) the default( value|) (of|for) {name}",
+    "What is {name} by default",
+    "(What is|How large is|How long is) {name}",
+    "(To what|Which value) is {name} set( by default|)",
+    "Default (of |for |){name}",
+]
+SETTING_MEANING = [
+    "What does {name} (do|mean|control|set)",
+    "(Explain|Describe) {name}",
+    "What is {name} (for|good for)",
+    "(What is the meaning|What is the purpose) of {name}",
+    "Why would I (set|change) {name}",
+]
+STATUS_OF_CODE = [
+    "(Which|What) (HTTP |)(status|code|number) (has|does|belongs to|goes with) {code}( have|)",
+    "(What is|Tell me) the status (code |)(of|for) {code}",
+]
+MEANING_OF_CODE = [
+    "What does (the (code|error) |){code} mean",
+    "(Explain|Describe) (the error |){code}",
+    "(When|Why) do I (get|see|receive) {code}",
+    "What is {code}",
+    "I (got|get|see) {code}(, why|, what does it mean|)",
+]
+MEANING_OF_STATUS = [
+    "What does (a |status |an error |HTTP |the status |code |){status} mean",
+    "(When|Why) (do|did|would) I (get|see|receive) (a |status |){status}",
+    "(Explain|Describe) (status |error |){status}",
+    "(What is|What about) (a |status |error |){status}",
+    "I (got|get|see) (a |status |error |){status}(, why|, what does it mean|)",
+    "The server (answers|says|sent) {status}",
+]
+MEANING_OF_COMMAND = [
+    "What does {name} do",
+    "What is {name}( for|)",
+    "(Explain|Describe) (the command |){name}",
+    "When (do I use|should I use|do I need) {name}",
+    "{name}",
+]
+WANT = [
+    "(How do I|How can I|How to|How would I|How does one) {want}",
+    "(Which|What) (command|route|call) (do I use|is there|should I use) to {want}",
+    "I (want|would like|need) to {want}",
+    "(Can I|Is it possible to|Is there a way to) {want}",
+]
+
+SYSTEM_PROMPTS = [
+    "You are a helpful assistant.",
+    "You are a helpful assistant. Answer briefly.",
+    "You are fairlead-demo.",
+    "Answer in one sentence.",
+    "Be kind and short.",
+    "You answer questions about Fairlead.",
+    "You are an expert.",
+    "Answer the user's question.",
+    "You are a friendly chatbot who likes to help people.",
+    "Be concise.",
+    "Keep your answers short and correct.",
+    "You are a support agent for a language-model server.",
+]
+
+
+# A sentence that begins with one of these ends in a question mark.
+ASKING = {
+    "What",
+    "What's",
+    "Which",
+    "Who",
+    "Who's",
+    "When",
+    "Where",
+    "Why",
+    "How",
+    "Is",
+    "Are",
+    "Can",
+    "Could",
+    "Do",
+    "Does",
+    "Did",
+    "Will",
+    "Should",
+    "In",
+    "On",
+    "To",
+    "Under",
+}
+POLITENESS = (
+    "Please tell me: ",
+    "Hi! ",
+    "Hello. ",
+    "A question: ",
+    "Tell me, ",
+    "And ",
+    "So ",
+    "OK, ",
+    "Please: ",
+)
+
+
+class Fact(NamedTuple):
+    """Patterns of a question, its answer, and how often it is asked compared with others."""
+
+    patterns: list[str]
+    answer: str
+    weight: float = 1.0
+
+
+class Corpus:
+    """An endless stream of conversations drawn from `random`."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        facts = tomllib.loads((Path(__file__).parent / "facts.toml").read_text(encoding="utf-8"))
+        self._facts = list(about_fairlead(facts))
+        self._facts_weights = list(accumulate(fact.weight for fact in self._facts))
+        self._unknown: dict[str, Any] = facts["unknown"]
+        self._exercises = list(EXERCISES)
+        self._exercises_weights = list(accumulate(EXERCISES.values()))
+
+    def conversation(self) -> list[Message]:
+        """Return one conversation of one to twelve turns, sometimes after a system message."""
+        random = self._random
+        turns = 1 if random.random() < 0.55 else random.choice([2, 2, 2, 3, 3, 4, 6, 12])
+        messages: list[Message] = []
+        if random.random() < 0.25:
+            messages.append({"role": "system", "content": random.choice(SYSTEM_PROMPTS)})
+        name: str | None = None
+        previous: Pair | None = None
+        for _ in range(turns):
+            question, answer = self._pair()
+            chance = random.random()
+            if chance < 0.03:
+                name = random.choice(LISTS["names"])
+                question, answer = self._introduction(name), f"Nice to meet you, {name}."
+            elif chance < (0.09 if name else 0.01):
+                question = random.choice(
+                    ["What is my name?", "Who am I?", "Do you know my name?", "what's my name"]
+                )
+                answer = f"Your name is {name}." if name else "I do not know your name."
+            elif previous and chance > 0.95:
+                question, answer = self._back_reference(*previous)
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            previous = question, answer
+        return messages
+
+    def document(self) -> str:
+        """Return plain text, so that the model can also go on where a text without any chat stops."""
+        sentences = [self._pair()[1] for _ in range(self._random.choice([1, 1, 2, 3, 5]))]
+        return " ".join(sentences)
+
+    def _pair(self) -> Pair:
+        random = self._random
+        chance = random.random()
+        if chance < 0.03:  # copying is for any text, not only for lists of words
+            return copy(random, self._rephrased(expand(random.choice(self._any_fact().patterns), random)))
+        if chance < 0.44:
+            (exercise,) = random.choices(self._exercises, cum_weights=self._exercises_weights)
+            return exercise(random)
+        if chance < 0.52:
+            return self._rephrased(self._unknown_question()), str(self._unknown["answer"])
+        fact = self._any_fact()
+        return self._rephrased(expand(random.choice(fact.patterns), random)), fact.answer
+
+    def _any_fact(self) -> Fact:
+        (fact,) = self._random.choices(self._facts, cum_weights=self._facts_weights)
+        return fact
+
+    def _unknown_question(self) -> str:
+        random = self._random
+        question = expand(random.choice(self._unknown["ask"]), random)
+        for kind in ("place", "person", "thing"):
+            question = question.replace(f"@{kind}", random.choice(self._unknown[kind]))
+        return question
+
+    def _rephrased(self, question: str) -> str:
+        """Return the question as people type: polite or not, without capitals, with a slip of the finger."""
+        random = self._random
+        if not question.isascii():
+            return question + random.choice(["", "", "?"])
+        asks = question.split(maxsplit=1)[0] in ASKING
+        if random.random() < 0.12:
+            prefix = random.choice(POLITENESS)
+            question = prefix + question[0].lower() + question[1:]
+        if random.random() < 0.2:
+            question = question.lower()
+        if random.random() < 0.06 and len(question) > 12:
+            question = mistype(question, random)
+        ending = random.choice(["?", "?", "?", "", "?", " ?"]) if asks else random.choice([".", "", "", "!"])
+        return question + ending
+
+    def _introduction(self, name: str) -> str:
+        form = self._random.choice(
+            [
+                "My name is {}.",
+                "I am {}.",
+                "Hello, I am {}.",
+                "Hi, my name is {}",
+                "Call me {}.",
+                "my name is {}",
+                "I'm {}.",
+            ]
+        )
+        return form.format(name)
+
+    def _back_reference(self, question: str, answer: str) -> Pair:
+        if self._random.random() < 0.7:
+            return self._random.choice(
+                ["Say that again.", "Repeat that.", "Again, please.", "What did you say?", "Pardon?"]
+            ), answer
+        return self._random.choice(
+            ["What did I ask?", "What did I just say?", "What was my question?"]
+        ), f"You said: {question}"
+
+
+def about_fairlead(facts: dict[str, Any]) -> Iterator[Fact]:
+    """Yield every fact of facts.toml, with the patterns of its kind written out."""
+    yield from (Fact(fact["ask"], fact["answer"], fact.get("weight", 1.0)) for fact in facts["fact"])
+    for word in facts["word"]:
+        name = word["name"]
+        article = word.get("article", "An" if name[0] in "aeiou" else "A")
+        subject = f"{article} {name}" if article else name.capitalize()
+        names = one_of([name, *word.get("also", [])])
+        yield Fact(
+            [pattern.format(name=names) for pattern in WORD],
+            f"{subject} is {word['meaning']}.",
+            weight=1.5,
+        )
+    for setting in facts["setting"]:
+        key, names = setting["key"], one_of([setting["key"], *setting["also"]])
+        yield Fact(
+            [p.format(name=names) for p in SETTING_VALUE], f"The default of {key} is {setting['default']}."
+        )
+        meaning = f"{key} says {setting['meaning']}."
+        yield Fact([p.format(name=names) for p in SETTING_MEANING], meaning, 0.7)
+    for error in facts["error"]:
+        code, status = error["code"], error["status"]
+        yield Fact([p.format(code=code) for p in STATUS_OF_CODE], f"{code} has status {status}.", 0.5)
+        yield Fact(
+            [p.format(code=code) for p in MEANING_OF_CODE],
+            f"{code} ({status}) means: {error['meaning']}.",
+            0.6,
+        )
+        if not error.get("shared"):
+            answer = f"{status} is {code}: {error['meaning']}."
+            yield Fact([p.format(status=status) for p in MEANING_OF_STATUS], answer)
+    for kind in ("command", "route"):
+        for entry in facts[kind]:
+            name = entry["name"]
+            yield Fact([p.format(name=name) for p in MEANING_OF_COMMAND], f"{name} {entry['does']}.", 0.7)
+            wants = [p.format(want=one_of(entry["want"])) for p in WANT]
+            yield Fact(wants, f"Use {name}: it {entry['does']}.")
+
+
+def one_of(alternatives: list[str]) -> str:
+    """Write alternatives as a pattern."""
+    return f"({'|'.join(alternatives)})" if len(alternatives) > 1 else alternatives[0]
+
+
+def expand(pattern: str, random: Random) -> str:
+    """Choose one alternative in every (a|b) of the pattern, innermost first."""
+    while group := re.search(r"\(([^()]*)\)", pattern):
+        pattern = pattern[: group.start()] + random.choice(group[1].split("|")) + pattern[group.end() :]
+    return pattern
+
+
+def mistype(text: str, random: Random) -> str:
+    """Leave out, double or swap one letter."""
+    place = random.randrange(1, len(text) - 2)
+    a, b = text[place], text[place + 1]
+    return text[:place] + random.choice(["", a + a, b + a, a + b]) + text[place + 2 :]

@@ -1,0 +1,147 @@
+"""What the answers of one level amount to, as numbers, as a table and as a picture."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from serve_client import Answer
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Quantiles | None":
+        """Return None where nothing was measured."""
+        if not seconds:
+            return None
+        p50, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99)) * 1000
+        return cls(float(np.mean(seconds)) * 1000, float(p50), float(p90), float(p99))
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One number of streams. Rates are over the time from the first request to the last answer.
+
+    `inter_token_ms` is between pieces of text as they arrive, `per_token_ms` each request's time after its
+    first piece, over its further tokens. `generator_cpu` is this program's own share of one core.
+    """
+
+    streams: int
+    requests: int
+    wall_s: float
+    output_tokens: int
+    output_tokens_per_s: float
+    requests_per_s: float
+    prompt_tokens_mean: float | None
+    tokens_counted_by: str
+    errors: dict[str, int]
+    generator_cpu: float
+    time_to_first_token_ms: Quantiles | None
+    inter_token_ms: Quantiles | None
+    per_token_ms: Quantiles | None
+    end_to_end_ms: Quantiles | None
+    tokens_by_second: list[float]
+
+
+def summarize(streams: int, answers: Sequence[Answer], *, cpu_s: float) -> Level:
+    """Reduce a level's answers; `answers` must not be empty."""
+    good = [answer for answer in answers if answer.error is None]
+    spoke = [answer for answer in good if answer.pieces_s]
+    began_s = min(answer.started_s for answer in answers)
+    wall_s = max(answer.ended_s for answer in answers) - began_s
+    output_tokens = sum(answer.output_tokens for answer in good)
+    usages = [answer.usage for answer in good if answer.usage]
+    return Level(
+        streams=streams,
+        requests=len(answers),
+        wall_s=wall_s,
+        output_tokens=output_tokens,
+        output_tokens_per_s=output_tokens / wall_s,
+        requests_per_s=len(good) / wall_s,
+        prompt_tokens_mean=sum(usage.prompt_tokens for usage in usages) / len(usages) if usages else None,
+        tokens_counted_by="usage" if len(usages) == len(good) else "pieces",
+        errors=dict(Counter(answer.error for answer in answers if answer.error is not None)),
+        generator_cpu=cpu_s / wall_s,
+        time_to_first_token_ms=Quantiles.of([answer.pieces_s[0] - answer.started_s for answer in spoke]),
+        inter_token_ms=Quantiles.of(gaps_s(spoke)),
+        per_token_ms=Quantiles.of(
+            [
+                (answer.pieces_s[-1] - answer.pieces_s[0]) / (answer.output_tokens - 1)
+                for answer in spoke
+                if answer.output_tokens > 1
+            ]
+        ),
+        end_to_end_ms=Quantiles.of([answer.ended_s - answer.started_s for answer in good]),
+        tokens_by_second=_tokens_by_second(spoke, began_s, wall_s),
+    )
+
+
+def gaps_s(answers: Sequence[Answer]) -> list[float]:
+    """Return the seconds between one piece of text and the next of the same answer."""
+    return [later - earlier for answer in answers for earlier, later in pairwise(answer.pieces_s)]
+
+
+def format_table(levels: Sequence[Level]) -> str:
+    """Write the levels for a person, one column each."""
+    rows: list[tuple[str, Callable[[Level], str]]] = [
+        ("streams", lambda level: str(level.streams)),
+        ("output tokens/s", lambda level: f"{level.output_tokens_per_s:.1f}"),
+        ("requests/s", lambda level: f"{level.requests_per_s:.2f}"),
+        ("first token ms", lambda level: _quantiles(level.time_to_first_token_ms)),
+        ("between pieces ms", lambda level: _quantiles(level.inter_token_ms)),
+        ("per token ms", lambda level: _quantiles(level.per_token_ms)),
+        ("end to end ms", lambda level: _quantiles(level.end_to_end_ms)),
+        ("prompt tokens", lambda level: f"{level.prompt_tokens_mean or 0:.1f}"),
+        ("output tokens", lambda level: f"{level.output_tokens} by {level.tokens_counted_by}"),
+        ("errors", lambda level: " ".join(f"{n}×{kind}" for kind, n in level.errors.items()) or "none"),
+        ("generator CPU", lambda level: f"{level.generator_cpu:.0%} of a core"),
+    ]
+    lines = [f"{name:<18}" + "".join(f"{cell(level):>26}" for level in levels) for name, cell in rows]
+    return "\n".join([*lines, "Times are p50 / p90 / p99."])
+
+
+def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]]]) -> None:
+    """Draw the distributions of both latencies and the throughput over time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (first, between, rate) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    for level, answers in results:
+        good = [answer for answer in answers if answer.error is None and answer.pieces_s]
+        label = f"{level.streams} streams"
+        first.ecdf([(answer.pieces_s[0] - answer.started_s) * 1000 for answer in good] or [0], label=label)
+        between.ecdf([gap * 1000 for gap in gaps_s(good)] or [0], label=label)
+        rate.step(range(len(level.tokens_by_second)), level.tokens_by_second, where="post", label=label)
+    first.set(title="Time to first token", xlabel="ms", ylabel="share of requests")
+    between.set(title="Between pieces of text", xlabel="ms", ylabel="share of pieces")
+    rate.set(title="Throughput", xlabel="s since the level began", ylabel="output tokens/s", ylim=(0, None))
+    for axes in (first, between, rate):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _tokens_by_second(answers: Sequence[Answer], began_s: float, wall_s: float) -> list[float]:
+    """Spread each answer's tokens evenly over its pieces, and add up by the second they came in."""
+    seconds = [0.0] * (int(wall_s) + 1)
+    for answer in answers:
+        for piece_s in answer.pieces_s:
+            seconds[int(piece_s - began_s)] += answer.output_tokens / len(answer.pieces_s)
+    return seconds
+
+
+def _quantiles(quantiles: Quantiles | None) -> str:
+    return "-" if quantiles is None else f"{quantiles.p50:.1f} / {quantiles.p90:.1f} / {quantiles.p99:.1f}"

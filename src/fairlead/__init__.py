@@ -1,0 +1,1 @@
+"""Fairlead: a language-model server that gives every user a fair turn."""

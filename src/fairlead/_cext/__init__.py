@@ -1,0 +1,1 @@
+"""Compiled kernels: integers and buffers in, integers and buffers out."""

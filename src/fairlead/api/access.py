@@ -1,0 +1,93 @@
+"""Who calls: API keys, and the tenant that fairness is between. Knows no route and no queue.
+
+The tenant is, in this order:
+
+1. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
+   `safety_identifier`. It is written under the key's own identity, `portal/alice`, so that two trusted
+   keys cannot speak for each other's users, and no named user can pass for a key's user;
+2. the key's user, or a hash of the key if it has none;
+3. with no keys configured, everybody is trusted to name a user: `user/alice`;
+4. the client's address, `address/192.0.2.7`.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from hashlib import sha256
+from hmac import compare_digest
+
+from werkzeug.datastructures import Headers
+
+from fairlead.config import ApiKey
+from fairlead.errors import InvalidApiKey
+
+# Tenants are kept in the queue and written to the log: longer names become hashes.
+MAX_TENANT_LENGTH = 128
+USER_HEADER = "X-OpenWebUI-User-Id"
+
+
+class Access:
+    """The keys this server knows. Without any, everybody may call."""
+
+    def __init__(self, api_keys: Iterable[ApiKey]) -> None:
+        # Digests have one length, so comparing them tells nothing about the length of a key either.
+        self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
+
+    def authenticate(self, headers: Headers) -> ApiKey | None:
+        """Return the caller's key; None if none is needed. Raises `InvalidApiKey`."""
+        if not self._keys:
+            return None
+        presented = _presented_key(headers)
+        if presented is None:
+            raise InvalidApiKey("an API key is needed, as `Authorization: Bearer KEY`")
+        digest = _digest(presented.encode("latin-1"))  # the servers' reading of header bytes, undone
+        found = None
+        for known, api_key in self._keys:  # to the end, whichever matches: the time must not tell
+            if compare_digest(known, digest):
+                found = api_key
+        if found is None:
+            raise InvalidApiKey("this API key is not known here")
+        return found
+
+
+def tenant_of(
+    api_key: ApiKey | None,
+    headers: Headers,
+    address: str | None,
+    *,
+    user: str | None,
+    safety_identifier: str | None,
+) -> str:
+    """Return the tenant, at most `MAX_TENANT_LENGTH` characters; the last two arguments are the body's."""
+    named = headers.get(USER_HEADER) or user or safety_identifier
+    if api_key is not None:
+        identity = api_key.user or f"key-{_digest(api_key.key.encode()).hex()[:16]}"
+        return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
+    return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def _presented_key(headers: Headers) -> str | None:
+    scheme, _, credentials = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return credentials.strip()
+    return headers.get("x-api-key") or None
+
+
+def _network(address: str | None) -> str:
+    """One client has a whole /64 of IPv6 addresses, and must not be a new tenant with each of them."""
+    try:
+        parsed = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"  # a Unix socket, say
+    if parsed.version == 6 and not parsed.is_loopback:
+        return str(ipaddress.ip_network((parsed.packed, 64), strict=False))
+    return str(parsed)
+
+
+def _bounded(tenant: str) -> str:
+    if len(tenant) <= MAX_TENANT_LENGTH:
+        return tenant
+    return f"sha256-{_digest(tenant.encode()).hex()}"
+
+
+def _digest(secret: bytes) -> bytes:
+    return sha256(secret).digest()

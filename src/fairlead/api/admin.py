@@ -1,0 +1,42 @@
+"""What an operator and a load balancer ask: is it alive, is it ready, what is it doing."""
+
+from importlib.metadata import version
+
+from quart import Quart, Response
+
+from fairlead.api.edge import json_response
+from fairlead.api.services import Services
+
+
+class Admin:
+    """`/health`, `/ready`, `/queue`, `/running`, `/version`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def add_to(self, app: Quart) -> None:
+        """Register the routes."""
+        for name in ("health", "ready", "queue", "running", "version"):
+            app.add_url_rule(f"/{name}", view_func=getattr(self, name), methods=["GET"])
+
+    async def health(self) -> Response:
+        """Live: the process answers. Loading is not being ill."""
+        return json_response({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Every model is loaded, so that a job would not wait for one."""
+        if self._services.ready():
+            return json_response({"status": "ready"})
+        return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
+
+    async def queue(self) -> Response:
+        """The queue's totals."""
+        return json_response(self._services.queue_statistics())
+
+    async def running(self) -> Response:
+        """The resident models."""
+        return json_response(self._services.running())
+
+    async def version(self) -> Response:
+        """The program's version."""
+        return json_response({"version": version("fairlead")})

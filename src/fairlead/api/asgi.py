@@ -1,0 +1,82 @@
+"""One request as an ASGI app sees it: `Inbox.receive` and `Stream.app_send`.
+
+Bounded on both sides: what an app does not read stops being parsed for it, and an app that always has
+something to send leaves other tasks their turn. Knows neither bytes nor sockets.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from hypercorn.protocol.http_stream import HTTPStream
+
+# What an app may leave unread before we stop parsing for it. A message costs more than the bytes in it,
+# which counts when a client sends its body in chunks of one byte.
+UNREAD_BYTES = 64 * 1024
+MESSAGE_BYTES = 512
+SENDS_A_TURN = 8
+
+
+class Disconnected(OSError):
+    """The client has gone, or its answer is complete: there is nobody to send to."""
+
+
+class Inbox:
+    """What the client has sent and the app has not yet asked for. A disconnect overtakes the body."""
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        self._messages: deque[dict[str, Any]] = deque()
+        self._bytes = 0
+        self._left = False
+        self._told = False
+        self._arrival = trio.Event()
+        self._on_room = on_room
+
+    @property
+    def full(self) -> bool:
+        """Whether the app has this much to read that it must not be given more."""
+        return self._bytes >= UNREAD_BYTES
+
+    async def put(self, message: dict[str, Any]) -> None:
+        """Add a message. Never waits: it is for the caller not to put more into a full one."""
+        if message["type"] == "http.disconnect":
+            self._left = True
+            self._messages.clear()
+        else:
+            self._messages.append(message)
+            self._bytes += MESSAGE_BYTES + len(message["body"])
+        self._arrival.set()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message: ASGI's `receive`."""
+        if not self._messages:
+            if self._told:
+                await trio.lowlevel.checkpoint()  # an app may ask in a loop
+            elif not self._left:
+                self._arrival = trio.Event()
+                await self._arrival.wait()
+            if self._left:
+                self._told = True
+                return {"type": "http.disconnect"}
+        was_full = self.full
+        message = self._messages.popleft()
+        self._bytes -= MESSAGE_BYTES + len(message["body"])
+        if was_full and not self.full:
+            self._on_room()
+        return message
+
+
+class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
+    """One request's ASGI state. Sending to a client that has gone raises."""
+
+    _sends = 0
+
+    async def app_send(self, message: Any) -> None:
+        """ASGI's `send`. Most sends need not wait, and those to a HEAD never do, so others get a turn."""
+        if self.closed:
+            raise Disconnected
+        await super().app_send(message)
+        self._sends += 1
+        if self._sends % SENDS_A_TURN == 0:
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,199 @@
+"""One client's socket: reading ahead, writing with a deadline, and leaving in good order.
+
+One task reads for as long as the connection lives, also while a request is answered, so that a client that
+leaves is seen at once. Everything the app does runs in the connection's nursery and is cancelled with it.
+An error here ends this connection and no other. Knows no HTTP: that is `protocol`'s.
+
+What counts as leaving: the end of the client's stream (FIN) or a reset. A client that shuts down only its
+sending side looks just like one that has closed, and while a job waits or runs that is the only sign there
+is, so it counts too. A client that has sent more than we read ahead is watched for a reset and for a FIN
+that has arrived; one whose FIN is stuck behind unsent data is noticed when its answer is sent, or stalls.
+"""
+
+import select
+import socket
+import struct
+from contextlib import suppress
+from math import inf
+from typing import Any
+
+import structlog
+import trio
+from hypercorn.events import Closed, RawData
+
+from fairlead.api.asgi import Disconnected
+from fairlead.api.protocol import Protocol, Shared
+
+logger = structlog.get_logger("fairlead.http")
+
+RECEIVE_BYTES = 64 * 1024
+READ_AHEAD_BYTES = 64 * 1024
+LINGER_S = 2.0
+
+
+class Connection:
+    """Serves one accepted, non-blocking TCP socket, and closes it."""
+
+    def __init__(self, shared: Shared, sock: socket.socket, client: tuple[Any, ...]) -> None:
+        self._socket = sock
+        self._stall_s = shared.limits.stall_s
+        self._writing = trio.Lock()
+        self._ahead = 0
+        self._ended = False
+        self._lingers = True
+        self._pause = trio.CancelScope()  # what the reader waits in, when it waits
+        self._shared = shared
+        self._client = (str(client[0]), int(client[1]))
+        self._protocol: Protocol | None = None
+
+    async def run(self) -> None:
+        """Serve until the client leaves, we are asked to end, or something breaks. Raises nothing of that."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._protocol = Protocol(
+                    self._shared,
+                    client=self._client,
+                    server=self._socket.getsockname()[:2],
+                    start_soon=nursery.start_soon,
+                    wake=self._wake,
+                    send=self._on_event,
+                )
+                if not self._ended:
+                    await self._read(self._protocol)
+                await self._protocol.leave()
+                if self._lingers:
+                    self._socket.shutdown(socket.SHUT_WR)
+                nursery.cancel_scope.cancel()
+            if self._lingers:
+                await linger(self._socket)
+        except* OSError:
+            pass  # the client has gone
+        except* Exception as group:
+            logger.exception("connection dropped", client=self._client, exc_info=group)
+        finally:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+    def drain(self) -> None:
+        """End the connection if no request is being answered; else its answer will be its last."""
+        if self._protocol is None or self._protocol.idle:
+            self._lingers = False
+            self._end()
+
+    def abort(self) -> None:
+        """End the connection now, without regard for what has not been sent. Wakes whoever waits for it."""
+        self._lingers = False
+        with suppress(OSError):
+            # A reset, or the kernel would go on trying to deliver.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._end()
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    async def _read(self, protocol: Protocol) -> None:
+        """Read and parse until the connection is to end."""
+        while True:
+            await protocol.advance()
+            if self._ended:
+                return
+            blocked = protocol.blocked
+            if not blocked:
+                self._ahead = 0
+            data = None
+            # No checkpoint since `advance`: whatever happens from here on can wake us.
+            with trio.CancelScope(deadline=inf if blocked else protocol.deadline) as self._pause:
+                data = await self._receive()
+            if data:
+                self._ahead += len(data)
+                protocol.receive(data)
+            elif data is not None:
+                self._lingers = False
+                return
+            elif trio.current_time() >= self._pause.deadline:
+                await protocol.expire()
+
+    async def _receive(self) -> bytes | None:
+        """Wait for the client. Return what it has sent, nothing if it has left, None if there was no news."""
+        if self._ahead >= READ_AHEAD_BYTES:
+            await _hung_up(self._socket)
+            return b""
+        await trio.lowlevel.wait_readable(self._socket)
+        try:
+            return self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _wake(self) -> None:
+        self._pause.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._pause.cancel()
+
+    # Writing ---------------------------------------------------------------------------------------
+
+    async def _on_event(self, event: Any) -> None:
+        """Do what the protocol asks for: Hypercorn's `RawData`, `Closed` and `Updated`."""
+        if type(event) is RawData:
+            await self._write(event.data)
+        elif type(event) is Closed:
+            self._end()
+        elif event.idle and self._protocol is not None:
+            self._pause.deadline = self._protocol.deadline
+        else:
+            self._wake()
+
+    async def _write(self, data: bytes) -> None:
+        """Write all of it. Usually the kernel takes it at once, and this does not wait."""
+        sent = 0
+        if not self._writing.locked():
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._end()
+                raise Disconnected from None
+            if sent == len(data):
+                return
+        await self._write_slowly(memoryview(data)[sent:])
+
+    async def _write_slowly(self, data: memoryview) -> None:
+        """Write as the client reads. Each time the kernel takes more, it has `stall_s` again."""
+        try:
+            async with self._writing:
+                while data:
+                    with trio.fail_after(self._stall_s):
+                        await trio.lowlevel.wait_writable(self._socket)
+                    data = data[self._socket.send(data) :]
+        except trio.TooSlowError:
+            logger.warning("connection dropped", client=self._client, reason="the client does not read")
+            self.abort()
+            raise Disconnected from None
+        except OSError:
+            self._end()
+            raise Disconnected from None
+        except trio.Cancelled:
+            self.abort()  # the other half of what we began can never follow
+            raise
+
+
+async def linger(sock: socket.socket) -> None:
+    """Read what still comes, or closing would reset the connection before our last words are read."""
+    with trio.move_on_after(LINGER_S):
+        await trio.lowlevel.wait_readable(sock)
+        while sock.recv(RECEIVE_BYTES):
+            await trio.lowlevel.wait_readable(sock)
+
+
+async def _hung_up(sock: socket.socket) -> None:
+    """Wait for a reset or the end of the client's stream, leaving what it has sent unread."""
+    if not hasattr(select, "epoll"):
+        await trio.sleep_forever()
+    # Trio waits for bytes, of which there are plenty. An epoll set is itself readable when it has news.
+    with select.epoll() as news:
+        news.register(sock, select.EPOLLRDHUP)
+        await trio.lowlevel.wait_readable(news)

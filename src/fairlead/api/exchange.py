@@ -1,0 +1,139 @@
+"""One request and its answer: the lifetime that everything done for a request belongs to.
+
+An `Exchange` gives its request a nursery. It is cancelled when the client leaves and when the answer has
+been sent, so a route starts a task there and need not stop it. Once a status is on its way an error cannot
+have another: the exchange then returns or raises with its answer unfinished, and the listener cuts the
+connection.
+
+Knows ASGI and Quart, no socket and no route. The limits come with the ASGI scope (`state["limits"]`);
+without them, as under a test client, the defaults hold.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+from quart.utils import encode_headers
+from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers import TrioRequest
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.wrappers import Response as WerkzeugResponse
+
+from fairlead.config import Limits
+from fairlead.errors import BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest
+
+
+class CutStream(Exception):  # not an error: how a body says that its answer is not whole
+    """Raised by a response body after its last chunk: end the connection so that the client notices.
+
+    A chunked answer then lacks its end. (An HTTP/1.0 answer has no mark of its end to leave out.)
+    """
+
+
+class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
+    """A request, with the nursery of all that is done for it and the limits its client is held to."""
+
+    nursery: trio.Nursery
+    limits: Limits
+
+
+class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has no types
+    """Runs one request through a Quart app; to be its `asgi_http_class`, beside `FairleadRequest`."""
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        """Answer the request, or return without an answer if its client leaves first."""
+        request = self._create_request_from_scope(send)
+        request.limits = self._limits = self.scope.get("state", {}).get("limits") or Limits()
+        request.body = request.body_class(request.content_length, request.limits.body_bytes)
+        self._answering = False
+        failure: BaseException | None = None
+        # One app context for the route and its error page: what the route put into `g` is there for both.
+        async with self.app.app_context():
+            try:
+                async with trio.open_nursery() as request.nursery:
+                    request.nursery.start_soon(self._listen, request, receive)
+                    await self._send_response(send, await self.app.handle_request(request))
+                    request.nursery.cancel_scope.cancel()
+            except* Exception as group:  # noqa: BLE001  # a route may raise anything
+                failure = unwrap(group)
+            if failure is not None and not self._answering:
+                await self._send_response(send, await self._error_page(request, failure))
+            elif failure is not None and not isinstance(failure, CutStream):
+                raise failure
+
+    async def _listen(self, request: FairleadRequest, receive: Any) -> None:
+        """Collect the body (no more than its limit) until the client leaves; then so does everything."""
+        while (message := await receive())["type"] != "http.disconnect":
+            request.body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                request.body.set_complete()
+        request.nursery.cancel_scope.cancel()
+
+    async def _send_response(self, send: Any, response: Any) -> None:
+        """Send the answer. It may take as long as it wants to, if only the client reads."""
+        self._answering = True
+        headers = encode_headers(response.headers)
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        if isinstance(response, WerkzeugResponse):  # an error's default page
+            await send({"type": "http.response.body", "body": response.get_data(), "more_body": True})
+        else:
+            async with response.response as body:
+                if self.scope["method"] != "HEAD":  # what a HEAD leaves out may be an endless stream
+                    async for chunk in body:
+                        data = chunk.encode() if isinstance(chunk, str) else chunk
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+        # The end of an answer makes a listener report a disconnect, which cancels this very nursery.
+        with trio.move_on_after(self._limits.stall_s, shield=True):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _error_page(self, request: FairleadRequest, error: BaseException) -> Any:
+        """Answer for an error that was not raised in the route, by the app's own error handlers."""
+        async with self.app.request_context(request) as context:
+            try:
+                page = await self.app.handle_user_exception(error)
+                return await self.app.finalize_request(page, context, from_error_handler=True)
+            except Exception as unhandled:  # noqa: BLE001  # what Quart does with it in a route
+                return await self.app.handle_exception(unhandled)
+
+
+async def read_body(request: FairleadRequest) -> bytes:
+    """Return the whole body, which is then forgotten: it can be read once.
+
+    Raises `BodyTooLarge` as soon as more is announced or has come than `limits.body_bytes`, `BodyTimeout`
+    when it has not come within `limits.body_timeout_s`, and `InvalidRequest` for a compressed one. The
+    listener closes a connection whose body was not read to its end, after the answer.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+    limits = request.limits
+    try:
+        with trio.fail_after(limits.body_timeout_s):
+            body: bytes = await request.body
+    except RequestEntityTooLarge:
+        raise BodyTooLarge(f"the body is larger than {limits.body_bytes} bytes") from None
+    except trio.TooSlowError:
+        raise BodyTimeout(f"the body took longer than {limits.body_timeout_s:g} s to arrive") from None
+    request.body.clear()
+    return body
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """Return what a group of errors is about: the `FairleadError` in it, else its only error, else itself.
+
+    Tasks that end because of an error often raise in turn (a channel closed on them, say); what a client
+    is to be told is the `FairleadError`.
+    """
+    errors = [leaf for leaf in _leaves(error) if not isinstance(leaf, trio.Cancelled)]
+    told = [leaf for leaf in errors if isinstance(leaf, FairleadError)]
+    if told:
+        return told[0]
+    return errors[0] if len(errors) == 1 else error
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error

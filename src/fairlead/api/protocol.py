@@ -1,0 +1,262 @@
+"""One connection's HTTP/1.1: bytes in, ASGI out and back, with Hypercorn's protocol at the core.
+
+Hypercorn's `H11Protocol` parks its reader while an answer is under way, upgrades to HTTP/2 and WebSocket,
+and answers mistakes with an empty page. This one parses as far as it can and returns, speaks HTTP/1.0 and
+1.1 only, and answers every mistake in JSON. It owns the h11 state and the tasks of the app; it knows no
+socket: `send` takes bytes, `Closed` and `Updated` events, and time passes by `deadline` and `expire`.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from time import time
+from typing import Any
+from wsgiref.handlers import format_date_time
+
+import h11
+import structlog
+import trio
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import ASGIHTTPState
+
+from fairlead.api.asgi import Disconnected, Inbox, Stream
+from fairlead.api.refusals import objection, path_of, refusal
+from fairlead.config import Limits
+
+logger = structlog.get_logger("fairlead.http")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the connections of a listener have in common; `config`, `context` and `state` are Hypercorn's."""
+
+    app: Any
+    config: Any
+    context: Any
+    state: dict[str, Any]
+    limits: Limits
+
+
+class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
+    """HTTP/1.x on one connection. Its reader calls `receive`, `advance` and `expire`; the app all else."""
+
+    connection: h11.Connection
+    stream: Stream | None
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        client: tuple[str, int],
+        server: tuple[str, int],
+        start_soon: Callable[..., None],
+        wake: Callable[[], None],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        super().__init__(
+            shared.app,
+            shared.config,
+            shared.context,
+            self,  # as the task group: see spawn_app
+            shared.state,
+            ssl=False,
+            client=client,
+            server=server,
+            send=send,
+        )
+        self._limits = shared.limits
+        self._start_soon = start_soon
+        self._wake = wake
+        self._inbox = Inbox(self._resume)
+        self._begun = False  # some of the next request's head is here
+        self._paused = False  # the request is here to its end, and something after it
+        self._held = b""  # the head of an answer, until it can go out with the body
+        self.ended = False
+        self.deadline = trio.current_time() + shared.limits.header_timeout_s
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.stream is None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether what comes in now must wait for the app: for an answer, or for room in its inbox."""
+        return self.stream is not None and (self._paused or self._inbox.full)
+
+    # The reader's side -----------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Take what has come in. `advance` makes something of it."""
+        if self.stream is None and not self._begun:
+            data = data.lstrip(b"\r\n")  # some clients end a body with an empty line (RFC 9112, 2.2)
+            if not data:
+                return
+            self._begun = True
+            self.deadline = trio.current_time() + self._limits.header_timeout_s
+        self.connection.receive_data(data)
+
+    async def advance(self) -> None:
+        """Parse all that can be parsed now."""
+        while not (self.ended or self.blocked):
+            if self.connection.they_are_waiting_for_100_continue:
+                await self.send(
+                    RawData(self.connection.send(h11.InformationalResponse(status_code=100, headers=[])))
+                )
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                # What follows the colon is the client's own bytes.
+                await self.refuse(error.error_status_hint, str(error).partition(":")[0])
+                return
+            if type(event) is h11.Request:
+                await self._begin(event)
+            elif type(event) is h11.Data and self.stream is not None:
+                await self.stream.handle(Body(STREAM_ID, event.data))
+            elif type(event) is h11.EndOfMessage and self.stream is not None:
+                self.deadline = inf
+                await self.stream.handle(EndBody(STREAM_ID))
+            else:
+                self._paused = event is h11.PAUSED
+                return
+
+    async def expire(self) -> None:
+        """Act on a `deadline` that has passed: an unfinished head is refused, the rest is just ended."""
+        if self.stream is None and self._begun:
+            await self.refuse(408, "the head of the request took too long to arrive")
+        else:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """End the connection; the app is told, and whatever it sends from now on raises `Disconnected`."""
+        self.ended = True
+        await self._close_stream()
+        await self.send(Closed())
+
+    async def refuse(self, status: int, message: str) -> None:
+        """Answer in the app's place if nothing has been answered yet, and end the connection."""
+        unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
+        self.ended = True
+        await self._close_stream()
+        if unanswered:
+            await self.send(RawData(refusal(status, message)))
+        await self.send(Closed())
+
+    async def _begin(self, request: h11.Request) -> None:
+        self._begun = False
+        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        path = path_of(request)
+        problem = objection(request, self._limits)
+        if problem:
+            await self.refuse(*problem)
+            return
+        self.stream = Stream(
+            self.app,
+            self.config,
+            self.context,
+            self,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode().upper(),
+                raw_path=path,
+                state=self.connection_state,
+            )
+        )
+
+    # The app's side --------------------------------------------------------------------------------
+
+    async def spawn_app(
+        self, app: Any, _config: Any, scope: Any, _send: Any
+    ) -> Callable[..., Awaitable[None]]:
+        """Start the app on the request: what Hypercorn's streams ask of their task group."""
+        self._inbox = Inbox(self._resume)
+        self._start_soon(self._run, app, scope, self._inbox.receive, self.stream)
+        return self._inbox.put
+
+    async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
+        try:
+            # Who left in the same moment as this request came is unwound before the request sees anything.
+            await trio.lowlevel.checkpoint()
+            await app(scope, receive, stream.app_send)
+        except* Disconnected:
+            pass
+        except* Exception as group:
+            logger.exception("request failed", path=scope["path"], exc_info=group)
+        if stream.closed:
+            return
+        if stream.state is ASGIHTTPState.REQUEST:
+            await self.refuse(500, "the server failed")
+        else:
+            await self.leave()  # half an answer must not look like a whole one
+
+    def _resume(self) -> None:
+        """There is room in the inbox again; the time the client had to wait for it was not its own."""
+        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        self._wake()
+
+    async def stream_send(self, event: Any) -> None:
+        """Send a part of the answer. A head of known length waits for its body: two parts, one packet."""
+        kind = type(event)
+        if kind is Body:
+            await self._send_now(self.connection.send(h11.Data(data=event.data)))
+        elif kind is EndBody:
+            await self._send_now(self.connection.send(h11.EndOfMessage()))
+        elif kind is StreamClosed:
+            await self._recycle()
+        elif kind is Response:
+            await self._send_head(event)
+
+    async def _send_head(self, response: Response) -> None:
+        headers = [*response.headers, (b"date", _date())]
+        if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
+            headers.append((b"connection", b"close"))  # no next request: we stop, or a body stands before it
+        head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
+        if any(name == b"content-length" for name, _ in response.headers):
+            self._held = head
+        else:
+            await self._send_now(head)
+
+    async def _send_now(self, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data:
+            await self.send(RawData(data))
+
+    async def _recycle(self) -> None:
+        """Make ready for the next request, or end the connection, now that an answer is complete."""
+        await self._close_stream()
+        finished = self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE
+        if not finished or self.context.terminated.is_set():
+            self.ended = True
+            await self.send(Closed())
+            return
+        ahead, _ = self.connection.trailing_data
+        self.deadline = trio.current_time() + self._limits.idle_timeout_s
+        self._paused = False
+        if ahead:  # a new h11 connection, because only `receive` knows of empty lines between requests
+            self.connection = h11.Connection(h11.SERVER, self._limits.header_bytes)
+            self.receive(ahead)
+        else:
+            self.connection.start_next_cycle()
+        await self.send(Updated(idle=not ahead))
+
+
+def _date() -> bytes:
+    return _format_date(int(time()))
+
+
+@lru_cache(maxsize=1)
+def _format_date(second: int) -> bytes:
+    return format_date_time(second).encode()

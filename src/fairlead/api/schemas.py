@@ -1,0 +1,197 @@
+"""The shapes of request bodies, with their ranges. Knows no model: `prepare` checks what depends on one.
+
+Every optional field may also be null, which means the same as absent. Fields that are not listed are
+ignored, because clients send more of them every month.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+_MAX_INT32 = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
+PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_INT32)]
+TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`include_usage`: a last chunk with the counts; `continuous_usage_stats`: counts in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Which form the text is to have; its further fields depend on the type."""
+
+    type: str
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that chat completions and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: PositiveCount | None = None
+    max_tokens: PositiveCount | None = None
+    min_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_MAX_INT32)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # Further out, float32 logits overflow and the sequence would fail in the engine.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
+    ) = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+# Chat ----------------------------------------------------------------------------------------------
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """A piece of a message. Only the type `text` is served; the others are refused by name."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[ContentPart]
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """What an assistant asked a function for; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call that an assistant's message made."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"):
+    name: str | None = None
+
+
+class SystemMessage(_Message, frozen=True, tag="system"):
+    """How the model is to behave."""
+
+    content: Content
+
+
+class DeveloperMessage(_Message, frozen=True, tag="developer"):
+    """OpenAI's newer name for a system message."""
+
+    content: Content
+
+
+class UserMessage(_Message, frozen=True, tag="user"):
+    """What the user says."""
+
+    content: Content
+
+
+class AssistantMessage(_Message, frozen=True, tag="assistant"):
+    """What the model said before: text, calls or both."""
+
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ToolMessage(_Message, frozen=True, tag="tool"):
+    """What a called tool answered."""
+
+    content: Content
+    tool_call_id: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function the model may call; `parameters` is a JSON schema, which only the chat template reads."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """Something the model may use."""
+
+    type: str
+    function: Function
+
+
+class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
+
+    messages: Messages
+    max_completion_tokens: PositiveCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+# Completions ---------------------------------------------------------------------------------------
+
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True):
+    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind)."""
+
+    prompt: str | list[str | TokenId | TokenIds]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: PositiveCount | None = None
+    logprobs: TopLogprobs | None = None
+
+
+# Tokens --------------------------------------------------------------------------------------------
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`: a `prompt`, or `messages` as the chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,229 @@
+"""The listener: accepts connections, at most so many, and drains them when it is told to stop.
+
+Nothing a client does ends it: each connection is a world of its own (`connection`). Shutting down is
+returning: listening stops and idle connections end at once, running answers have `limits.drain_s` to finish,
+and what is left then is cut off, whether its client reads or not.
+
+Knows no route: it serves any ASGI app, and takes care of the app's lifespan. Of Hypercorn it uses the
+protocol and the lifespan; its own accept loop, timers and logs stay out of use.
+"""
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+
+from fairlead.api.connection import Connection, linger
+from fairlead.api.protocol import Shared
+from fairlead.api.refusals import refusal
+from fairlead.config import ConfigError, Limits
+
+logger = structlog.get_logger("fairlead.http")
+
+BACKLOG = 2048
+ACCEPTS_A_TURN = 64  # so that a burst of new clients does not hold up the old ones
+REFUSALS = 64  # clients over the limit that are being told so; the others are just closed on
+OUT_OF_FILES_S = 0.1
+
+# What the kernel may hold for a client that does not read; left to itself it takes megabytes. It also calls a
+# socket writable only when a third is free again, so this is what makes progress of a slow client visible.
+SEND_BUFFER_BYTES = 256 * 1024
+
+# A client whose machine has vanished is noticed after about a minute.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+Address = tuple[str, int]
+
+# Apps may return from their lifespan at once.
+_without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets, one for each address that `host` stands for. Port 0 picks a free one.
+
+    Raises `ConfigError` if there is no such host, and `OSError` naming the address if it cannot be had.
+    """
+    name = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"host: cannot listen on {host!r}, port {port}: {error}") from error
+    sockets: list[socket.socket] = []
+    failure: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        chosen = sockets[0].getsockname()[1] if sockets else port
+        try:
+            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+        except OSError as error:
+            failure = OSError(error.errno, f"cannot listen on {host}, port {chosen}: {error.strerror}")
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # a machine without IPv6, say
+                break
+    else:
+        if sockets:
+            return sockets
+    for sock in sockets:
+        sock.close()
+    assert failure is not None
+    raise failure
+
+
+async def serve_http(
+    app: Callable[..., Any],
+    sockets: Sequence[socket.socket],
+    *,
+    limits: Limits,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI app on listening sockets, and close them, until `shutdown` is set and all is drained.
+
+    Reports the bound addresses once the app has started. Raises what the app's startup raises.
+    """
+    config = _hypercorn_config(limits)
+    state: dict[str, Any] = {}
+    lifespan = Lifespan(ASGIWrapper(app), config, state)
+    async with AsyncExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)  # also if the app does not start
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        await nursery.start(lifespan.handle_lifespan)
+        with _without_lifespan:
+            await lifespan.wait_for_startup()
+        shared = Shared(app, config, WorkerContext(None), {**state, "limits": limits}, limits)
+        await Listener(shared).run(sockets, shutdown, task_status)
+        with _without_lifespan:
+            await lifespan.wait_for_shutdown()
+        nursery.cancel_scope.cancel()
+
+
+class Listener:
+    """Accepts and owns connections."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._connections: set[Connection] = set()
+        self._refusals = 0
+        self._full = False
+
+    async def run(
+        self,
+        sockets: Sequence[socket.socket],
+        shutdown: trio.Event,
+        task_status: trio.TaskStatus[list[Address]],
+    ) -> None:
+        """Listen until `shutdown`, then drain."""
+        async with trio.open_nursery() as cutting_off:
+            async with trio.open_nursery() as connections:
+                try:
+                    async with trio.open_nursery() as accepting:
+                        for sock in sockets:
+                            accepting.start_soon(self._accept, sock, connections)
+                        task_status.started([sock.getsockname()[:2] for sock in sockets])
+                        await shutdown.wait()
+                        accepting.cancel_scope.cancel()
+                finally:
+                    for sock in sockets:
+                        trio.lowlevel.notify_closing(sock)
+                        sock.close()
+                await self._shared.context.terminated.set()
+                for connection in self._connections:
+                    connection.drain()
+                cutting_off.start_soon(self._cut_off, connections)
+            cutting_off.cancel_scope.cancel()
+
+    async def _cut_off(self, connections: trio.Nursery) -> None:
+        await trio.sleep(self._shared.limits.drain_s)
+        logger.warning("drain cut off", connections=len(self._connections))
+        for connection in self._connections:
+            connection.abort()
+        connections.cancel_scope.cancel()
+
+    async def _accept(self, listening: socket.socket, connections: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listening)
+            try:
+                for _ in range(ACCEPTS_A_TURN):
+                    sock, client = listening.accept()
+                    sock.setblocking(False)
+                    self._admit(sock, client, connections)
+            except (BlockingIOError, ConnectionAbortedError):
+                pass
+            except OSError as error:
+                # Out of descriptors: those who are here will leave, and then there is room again.
+                self._say_once("cannot accept connections", error=str(error))
+                await trio.sleep(OUT_OF_FILES_S)
+
+    def _admit(self, sock: socket.socket, client: tuple[Any, ...], connections: trio.Nursery) -> None:
+        if len(self._connections) < self._shared.limits.connections:
+            self._full = False
+            connection = Connection(self._shared, sock, client)
+            self._connections.add(connection)
+            connections.start_soon(self._serve, connection)
+            return
+        self._say_once("too many connections", limit=self._shared.limits.connections)
+        if self._refusals < REFUSALS:
+            self._refusals += 1
+            connections.start_soon(self._refuse, sock)
+        else:
+            sock.close()
+
+    def _say_once(self, event: str, **details: Any) -> None:
+        """Log that there is no room; not again before there was room for one."""
+        if not self._full:
+            self._full = True
+            logger.warning(event, **details)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self._connections.remove(connection)
+
+    async def _refuse(self, sock: socket.socket) -> None:
+        try:
+            with suppress(OSError):
+                sock.send(refusal(503, "too many connections; try again later"))
+                sock.shutdown(socket.SHUT_WR)
+                await linger(sock)
+        finally:
+            self._refusals -= 1
+            trio.lowlevel.notify_closing(sock)
+            sock.close()
+
+
+def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Accepted connections inherit these.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _KEEP_ALIVE:
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _hypercorn_config(limits: Limits) -> HypercornConfig:
+    config = HypercornConfig()
+    config.h11_max_incomplete_size = limits.header_bytes
+    config.errorlog = None  # what there is to say we say ourselves
+    config.accesslog = None
+    return config

@@ -1,0 +1,151 @@
+"""`fairlead run`: one question and its answer, or a conversation. Owns the history and the terminal."""
+
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from fairlead.config import ConfigError
+from fairlead.console.announcer import complain
+from fairlead.console.client import Client, Message, NoServerError, Queued, ServerError
+from fairlead.console.own_server import own_server
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+HELP = """\
+/clear  forget the conversation so far
+/help   show this
+/bye    end, as does Ctrl-D
+Ctrl-C  stop the answer"""
+
+# What a model writes must not move the cursor, retitle the window or answer for the user.
+_CONTROLS = dict.fromkeys({*range(32), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
+
+
+def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str | None) -> int:
+    """Answer `prompt`, or what standard input holds, or converse when that is a terminal.
+
+    Return the exit code. `url` None: the default one, or a server of our own if nobody answers there.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an old terminal must not end the answer at an emoji
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.buffer.read().decode(errors="replace")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("PROMPT: must not be empty")
+    try:
+        with ExitStack() as servers:
+            client, name = _connect(servers, model, url, api_key)
+            if prompt is None:
+                return _Conversation(client, name).hold()
+            _show_answer(client, name, [Message("user", _valid(prompt))], answer=[])
+            return 0
+    except ServerError as error:
+        complain(str(error))
+        return 1
+
+
+def _connect(
+    servers: ExitStack, model: str | None, url: str | None, api_key: str | None
+) -> tuple[Client, str]:
+    """Find the server and the model's name there; start a server only where none was asked for by `url`."""
+    path = Path(model) if model and Path(model).is_dir() else None
+    name = path.resolve().name if path else model
+    client = servers.enter_context(Client(url or DEFAULT_URL, api_key=api_key))
+    try:
+        served = client.models()
+    except NoServerError as absent:
+        if url is not None:
+            raise
+        if model and path is None:
+            raise ServerError(f"{absent}, and {model} is no directory to serve a model from") from None
+        served = []
+    if name in served or (name is None and served):
+        return client, name or served[0]
+    if url is None and (path or not served):
+        return _connect_to_own(servers, path)
+    if name is None:
+        raise ServerError(f"{client.url} serves no model")
+    client.check_model(name)
+    return client, name
+
+
+def _connect_to_own(servers: ExitStack, path: Path | None) -> tuple[Client, str]:
+    url, key = servers.enter_context(own_server(path))
+    client = servers.enter_context(Client(url, api_key=key))
+    return client, client.models()[0]
+
+
+class _Conversation:
+    """Turns at a terminal, until the user ends it. Errors of one turn do not end it."""
+
+    def __init__(self, client: Client, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._history: list[Message] = []
+
+    def hold(self) -> int:
+        """Converse; return the exit code."""
+        import readline  # noqa: F401 - importing it gives `input` its editing keys and history
+
+        print(f"Chatting with {self._model}. /help shows the commands, Ctrl-D ends.")
+        while True:
+            try:
+                line = _valid(input("> ")).strip()
+                if line == "/bye":
+                    return 0
+                self._take_turn(line)
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print("\nCtrl-D or /bye ends.")
+            except ServerError as error:
+                complain(str(error))
+
+    def _take_turn(self, line: str) -> None:
+        match line:
+            case "":
+                pass
+            case "/help":
+                print(HELP)
+            case "/clear":
+                self._history.clear()
+                print("The conversation is forgotten.")
+            case _ if line.startswith("/"):
+                print(f"There is no {line.split(maxsplit=1)[0]}. /help shows the commands.")
+            case _:
+                self._ask(Message("user", line))
+
+    def _ask(self, question: Message) -> None:
+        """Ask, and remember both sides. A stopped answer is remembered as far as it was shown."""
+        answer: list[str] = []
+        try:
+            _show_answer(self._client, self._model, [*self._history, question], answer)
+        except KeyboardInterrupt:
+            print("\n(stopped)")
+        if answer:
+            self._history += question, Message("assistant", "".join(answer))
+
+
+def _show_answer(client: Client, model: str, messages: Sequence[Message], answer: list[str]) -> None:
+    """Write the answer to standard output as it comes, and append its pieces to `answer`."""
+    from rich.console import Console
+
+    controls = _CONTROLS if sys.stdout.isatty() else {}
+    waiting = Console(stderr=True).status("waiting for the answer")
+    with waiting, client.answer(model, messages) as pieces:
+        for piece in pieces:
+            if isinstance(piece, Queued):
+                waiting.update(f"waiting: {piece.position} in the queue, about {piece.wait_s} s")
+                continue
+            waiting.stop()
+            answer.append(piece)
+            sys.stdout.write(piece.translate(controls))
+            sys.stdout.flush()
+    print()
+
+
+def _valid(text: str) -> str:
+    """Replace what was no UTF-8 on its way in; JSON cannot carry it."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

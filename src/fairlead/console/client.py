@@ -1,0 +1,162 @@
+"""A client of any OpenAI-compatible server, as small as the chat needs. Knows HTTP, no terminal.
+
+Whatever goes wrong is a `ServerError` with one line for the user.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Self
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from fairlead.config import is_loopback
+
+READ_TIMEOUT_S = 720.0  # longer than a server lets a request wait and run by default
+ERROR_BODY_BYTES = 64 * 1024
+
+
+class ServerError(Exception):
+    """The server refused, failed or made no sense; the message is one line."""
+
+
+class NoServerError(ServerError):
+    """Nobody listens there."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """The request waits its turn. `wait_s` is the server's estimate."""
+
+    position: int
+    wait_s: int
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: _Error | str | None = None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+class Client:
+    """One server. `url` may be its root or its /v1."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(READ_TIMEOUT_S, connect=5.0),
+            # A proxy that the environment names cannot reach this machine's own loopback.
+            trust_env=not is_loopback(httpx.URL(self.url).host),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Return the names of the served models. Raises `NoServerError` when nobody answers."""
+        with self._request("GET", "/v1/models") as response:
+            try:
+                return [model.id for model in msgspec.json.decode(response.read(), type=_Models).data]
+            except msgspec.MsgspecError:
+                raise ServerError(f"{self.url} is not a language-model server") from None
+
+    def check_model(self, name: str) -> None:
+        """Raise the server's own error unless it serves the model, perhaps under another name."""
+        with self._request("GET", f"/v1/models/{quote(name, safe='')}"):
+            pass
+
+    @contextmanager
+    def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
+        """Ask; give an iterator over the answer's text as it comes. Leaving early cancels the request."""
+        body = {"model": model, "messages": messages, "stream": True}
+        with self._request("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
+            yield _pieces(response.iter_lines())
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[httpx.Response]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            with self._http.stream(method, self.url + path, content=body, headers=headers) as response:
+                if not response.is_success:
+                    raise ServerError(_refusal(response))
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise NoServerError(f"no server answers at {self.url}") from None
+        except httpx.TimeoutException:
+            raise ServerError(f"{self.url} has sent nothing for {READ_TIMEOUT_S:.0f} s") from None
+        except httpx.HTTPError as error:
+            raise ServerError(f"the connection to {self.url} broke: {error}") from None
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str | Queued]:
+    """Read a stream of server-sent events. One that ends without [DONE] was cut off."""
+    for line in lines:
+        if found := re.match(r": *queued position=(\d+) estimated_wait=(\d+)", line):
+            yield Queued(position=int(found[1]), wait_s=int(found[2]))
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        try:
+            chunk = msgspec.json.decode(data, type=_Chunk)
+        except msgspec.MsgspecError:
+            raise ServerError(f"the server sent something that is no answer: {data[:80]}") from None
+        if chunk.error is not None:
+            raise ServerError(_message(chunk.error))
+        yield from (choice.delta.content for choice in chunk.choices if choice.delta.content)
+    raise ServerError("the server cut the answer off")
+
+
+def _refusal(response: httpx.Response) -> str:
+    """Say why in the server's words, or by the status when it has none."""
+    body = b""
+    for part in response.iter_bytes():
+        body += part
+        if len(body) > ERROR_BODY_BYTES:
+            break
+    try:
+        error = msgspec.json.decode(body, type=_Chunk).error
+    except msgspec.MsgspecError:
+        error = None
+    return (
+        _message(error)
+        if error
+        else f"{response.url} answered {response.status_code} {response.reason_phrase}"
+    )
+
+
+def _message(error: _Error | str) -> str:
+    """One line, whatever the server wrote."""
+    return " ".join((error if isinstance(error, str) else error.message).split())

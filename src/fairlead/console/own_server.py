@@ -1,0 +1,70 @@
+"""A server of the chat's own, for as long as the chat lasts: `fairlead serve` as a child process.
+
+Ends with its context; should this process be killed, the child sees its standard input end and stops too.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairlead.console.announcer import Announcer, Loading, Ready, open_announcer, read_line
+from fairlead.console.client import ServerError
+
+STOP_S = 10.0
+
+
+@contextmanager
+def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
+    """Serve `model` (None: the demonstration model) on a free loopback port; give its URL and its API key.
+
+    Shows the progress. Raises `ServerError` with the child's last words if it ends before it is ready.
+    """
+    key = secrets.token_urlsafe(16)  # others may be logged in on this machine
+    command = [sys.executable, "-m", "fairlead", "serve", *([str(model)] if model else [])]
+    child = subprocess.Popen(  # noqa: S603 - our own program
+        [*command, "--host", "127.0.0.1", "--port", "0", "--lifeline"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "FAIRLEAD_API_KEY": key},
+        start_new_session=True,  # Ctrl-C is for the answer, not for the server
+    )
+    with child:
+        try:
+            assert child.stdout is not None
+            with open_announcer(key_needed=True) as announcer:
+                url = _wait_until_ready(child.stdout, announcer)
+            # A pipe that nobody reads would stop the child once it is full of log lines.
+            threading.Thread(target=deque, args=(child.stdout, 0), name="drain", daemon=True).start()
+            yield url, key
+        finally:
+            _stop(child)
+
+
+def _wait_until_ready(lines: Iterable[str], announcer: Announcer) -> str:
+    last_words = "its server ended without a word"
+    for line in lines:
+        match read_line(line):
+            case Ready(url=url):
+                return url
+            case Loading(model=model, fraction=fraction, stage=stage):
+                announcer.loading(model, fraction, stage)
+            case None if line.strip():
+                last_words = line.strip().removeprefix("fairlead: ")
+    raise ServerError(last_words)
+
+
+def _stop(child: "subprocess.Popen[str]") -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()

@@ -1,0 +1,1 @@
+"""Who sits where, and when: the queue, the seats, the estimates."""

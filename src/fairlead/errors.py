@@ -1,0 +1,166 @@
+"""The one tree of errors. Knows no HTTP framework: a hint says what a dialect would answer.
+
+Everything a client can be told is a `FairleadError`; anything else that escapes is our own bug and
+becomes a 500. Only `api/errors.py` reads the hints.
+"""
+
+from typing import ClassVar
+
+
+class FairleadError(Exception):
+    """Something a client is told about.
+
+    Hints: `status` (HTTP), `code` (machine-readable, spec 7), `param` (the field at fault),
+    `retry_after_s` (whole seconds, 1...60), `estimated_wait_s`, `should_retry` (None: the client's own rule).
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    should_retry: ClassVar[bool | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        estimated_wait_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.estimated_wait_s = estimated_wait_s
+
+
+# What the client sent ------------------------------------------------------------------------------
+
+
+class InvalidRequest(FairleadError):
+    """The body lies, or asks for what cannot be; `param` names the field."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class InvalidApiKey(FairleadError):
+    """No key, or none we know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(FairleadError):
+    """A known key that may not do this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(FairleadError):
+    """No such route or request."""
+
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No model of that name is served here."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(FairleadError):
+    """The route exists, with other methods."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class BodyTooLarge(FairleadError):
+    """Over `limits.bodyBytes`."""
+
+    status = 413
+    code = "body_too_large"
+
+
+# Capacity is there, but taken ----------------------------------------------------------------------
+
+
+class QueueFull(FairleadError):
+    """The queue holds `queue.capacity` jobs already."""
+
+    status = 429
+    code = "queue_full"
+
+
+# Time ran out --------------------------------------------------------------------------------------
+
+
+class RequestTimeout(FairleadError):
+    """Ran longer than `requestTimeout`."""
+
+    status = 408
+    code = "request_timeout"
+    should_retry = False
+
+
+class BodyTimeout(FairleadError):
+    """The client took too long to send its request."""
+
+    status = 408
+    code = "body_timeout"
+    should_retry = False
+
+
+class QueueTimeout(FairleadError):
+    """Waited longer than `queue.timeout`."""
+
+    status = 504
+    code = "queue_timeout"
+    should_retry = False
+
+
+# Something of ours broke, or is not there ----------------------------------------------------------
+
+
+class EngineFailed(FairleadError):
+    """One sequence failed in the engine (NaN logits, say); the others go on."""
+
+    status = 500
+    code = "engine_failed"
+
+
+class NodeFailed(FairleadError):
+    """The node died or went away with the job."""
+
+    status = 502
+    code = "node_failed"
+
+
+class LoadFailed(FairleadError):
+    """The model could not be loaded; the message says why."""
+
+    status = 502
+    code = "load_failed"
+
+
+class ModelLoading(FairleadError):
+    """The model is being loaded, and the configuration says not to wait."""
+
+    status = 503
+    code = "model_loading"
+
+
+class NoNode(FairleadError):
+    """No healthy node holds the model."""
+
+    status = 503
+    code = "no_node"
+
+
+class Draining(FairleadError):
+    """The server is shutting down."""
+
+    status = 503
+    code = "draining"

@@ -1,0 +1,93 @@
+"""The values that travel: a Job on its way in, Deltas on their way out. Knows nothing that acts on them."""
+
+from collections.abc import Sequence as ReadOnlySequence
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How one sequence picks its tokens. Ranges are checked at the edge (api/schemas.py).
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
+    drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest.
+    `logit_bias` maps token ids to additions; `stop_token_ids` end the sequence beside the model's own
+    end-of-sequence ids, which `ignore_eos` switches off. No end is accepted before `min_tokens`.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One parsed request, with its tenant.
+
+    `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
+    sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
+    """
+
+    id: str
+    tenant: str
+    model: str
+    prompts: tuple[ReadOnlySequence[int], ...]
+    sampling: Sampling
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences this job becomes in the engine."""
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens in all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A chosen token's log-probability and the likeliest alternatives, best first: (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(msgspec.Struct):
+    """A piece of one choice's answer on its way out. The last one of a choice has a `finish_reason`.
+
+    `text` may lag behind `token_ids`: bytes of an unfinished character and the possible beginning of a
+    stop string are held back until they are decided. Deltas of one choice can be added up by `merge`.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def merge(self, later: "Delta") -> None:
+        """Append what came after this delta, in place."""
+        assert self.index == later.index
+        assert self.finish_reason is None
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason

@@ -1,0 +1,81 @@
+"""The parts that every decoder is made of. They hold weights and know no checkpoint, cache or batch.
+
+Dimensions: T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads,
+D channels a head; I the MLP's inner size; V vocabulary.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name that everybody knows it by
+from torch import Tensor
+
+
+class Attend(Protocol):
+    """Attention over what each token's sequence has said so far: the engine's part, which owns the cache."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Keep `key` and `value` [T, K, D]; return what `query` [T, H, D] finds, as [T, H·D]."""
+
+
+class Linear:
+    """x·Wᵀ + b, for x [T, in] and a weight [out, in].
+
+    On a CPU a bfloat16 weight is kept in oneDNN's own blocked order: reading it so is up to twice as
+    fast as reordering it at each call, and a row's result does not depend on how many rows there are.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _onednn_bfloat16()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight  # noqa: SLF001
+        self._bias = bias
+
+    @property
+    def owns_a_copy(self) -> bool:
+        """Whether the weight given to it is still somebody else's, because this one was rearranged."""
+        return self._packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed:
+            operator = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  no public name reaches packed weights
+            result: Tensor = operator(x.contiguous(), self._weight, self._bias, "none", [], "")
+            return result
+        return F.linear(x, self._weight, self._bias)
+
+
+class RMSNorm:
+    """x / rms(x) · weight over the last dimension, in float32 inside."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight = weight
+        self._epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+
+
+class Embedding:
+    """A row of the table [V, C] for each token id [T]."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self.table.index_select(0, token_ids)
+
+
+class GatedMLP:
+    """down(SiLU(gate(x)) · up(x)), gate and up in one weight [2·I, C]."""
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, -1)  # [T, I] each
+        return self._down(F.silu(gate).mul_(up))
+
+
+def _onednn_bfloat16() -> bool:
+    """Whether this torch has oneDNN, and it computes bfloat16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001

@@ -1,0 +1,101 @@
+"""Llama 2, 3 and what is built like them: rotary grouped-query attention, gated MLP, RMSNorm before each.
+
+T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads, D channels a
+head; V vocabulary.
+"""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from fairlead.models.config import Config
+from fairlead.models.layers import Attend, Embedding
+from fairlead.models.rope import Rotary, rotate
+from fairlead.models.shape import ModelShape, read_shape
+from fairlead.models.weights import Weights
+
+
+class LlamaAttention:
+    """Queries, keys and values of one layer; what they find is the engine's part."""
+
+    def __init__(self, shape: ModelShape, weights: Weights, prefix: str, layer: int) -> None:
+        self.layer = layer
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        rows = {
+            f"{prefix}.q_proj": shape.heads * shape.head_dim,
+            f"{prefix}.k_proj": shape.kv_heads * shape.head_dim,
+            f"{prefix}.v_proj": shape.kv_heads * shape.head_dim,
+        }
+        self.qkv = weights.linear(rows, shape.hidden_size, bias=shape.qkv_bias)
+        self.output = weights.linear(
+            {f"{prefix}.o_proj": shape.hidden_size}, shape.heads * shape.head_dim, bias=shape.output_bias
+        )
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)  # [T, H + 2·K, D]
+        query_key, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
+        query_key = rotate(self.normalize(query_key), angles)  # [T, H + K, D]
+        query, key = query_key[:, : self.heads], query_key[:, self.heads :]
+        return self.output(attend(self.layer, query, key, value))  # [T, H·D] → [T, C]
+
+    def normalize(self, query_key: Tensor) -> Tensor:
+        """Before the rotation, [T, H + K, D] → the same. Llama leaves queries and keys as they are."""
+        return query_key
+
+
+class LlamaBlock:
+    """Attention, then the MLP; each reads the normalised stream and adds to it."""
+
+    def __init__(self, attention: LlamaAttention, shape: ModelShape, weights: Weights, prefix: str) -> None:
+        C = shape.hidden_size  # noqa: N806
+        self.attention = attention
+        self.attention_norm = weights.norm(f"{prefix}.input_layernorm", C, shape.norm_epsilon)
+        self.mlp = weights.mlp(f"{prefix}.mlp", C, shape.intermediate_size, bias=shape.mlp_bias)
+        self.mlp_norm = weights.norm(f"{prefix}.post_attention_layernorm", C, shape.norm_epsilon)
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), angles, attend)  # [T, C]
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class LlamaForCausalLM:
+    """The whole network: token ids and positions in, logits out."""
+
+    attention: ClassVar[type[LlamaAttention]] = LlamaAttention
+
+    @classmethod
+    def read_shape(cls, config: Config) -> ModelShape:
+        """What this family's `config.json` says."""
+        bias = config.flag("attention_bias", default=False)
+        mlp_bias = config.flag("mlp_bias", default=False)
+        return read_shape(config, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+    def __init__(self, shape: ModelShape, weights: Weights) -> None:
+        self.shape = shape
+        self.embedding = Embedding(
+            weights.tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        )
+        self.rotary = Rotary(shape.rope, shape.head_dim, dtype=weights.dtype, device=weights.device)
+        self.blocks = [
+            LlamaBlock(
+                self.attention(shape, weights, f"model.layers.{layer}.self_attn", layer),
+                shape,
+                weights,
+                f"model.layers.{layer}",
+            )
+            for layer in range(shape.layers)
+        ]
+        self.norm = weights.norm("model.norm", shape.hidden_size, shape.norm_epsilon)
+        self.head = weights.head("lm_head", self.embedding, tied=shape.tied)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalised."""
+        x = self.embedding(token_ids)  # [T, C]
+        angles = self.rotary.angles(positions)  # 2 × [T, 1, D]
+        for block in self.blocks:
+            x = block(x, angles, attend)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every next token, for those rows of `hidden` that are wanted: [T, C] → [T, V]."""
+        return self.head(self.norm(hidden))

@@ -1,0 +1,85 @@
+"""From a directory of Hugging Face's layout to a model in memory.
+
+Promises a model whose every tensor was in the checkpoint, with the right shape, and a checkpoint whose
+every tensor is in the model; anything else is a `LoadFailed` that names the file and the key or tensor.
+Runs nothing from the directory and unpickles nothing.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from fairlead.errors import LoadFailed
+from fairlead.models.config import Config
+from fairlead.models.registry import Model, architecture
+from fairlead.models.weights import Weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A model with its weights. `weight_bytes` are in `device`'s memory."""
+
+    model: Model
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+
+
+def load_model(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: str = "auto",
+    report: Callable[[float], None] = lambda _: None,
+) -> Loaded:
+    """Load the model in `directory`; `report` hears of the fraction read at least every 5 %.
+
+    `dtype` is a name of `DTYPES`, or "auto" for the checkpoint's own where the device computes it.
+    """
+    if not directory.is_dir():
+        raise LoadFailed(f"{directory}: no such directory")
+    config = Config.read(directory / "config.json")
+    if "auto_map" in config:
+        raise config.fails("auto_map", "the model needs code from its repository, which is never run")
+    kind = architecture(config)
+    shape = kind.read_shape(config)
+    chosen = choose_dtype(config, dtype, device)
+    eos_token_ids = read_eos_token_ids(config)
+    with Weights(directory, dtype=chosen, device=device, report=report) as weights:
+        model = kind(shape, weights)
+        weights.finish()
+        return Loaded(model, chosen, eos_token_ids, weights.bytes_placed)
+
+
+def choose_dtype(config: Config, name: str, device: torch.device) -> torch.dtype:
+    """What to compute in: what is asked for, or the checkpoint's dtype if the processor has a unit for it.
+
+    No CPU multiplies float16 at speed, and only some bfloat16: auto then takes bfloat16, and else float32.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise LoadFailed(f"dtype {name!r} is not supported (auto, {', '.join(DTYPES)} are)")
+        return DTYPES[name]
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    stored = config.text(key, "float32").removeprefix("torch.")
+    if stored not in DTYPES:
+        raise config.fails(key, f"{stored!r} is not supported ({', '.join(DTYPES)} are)")
+    if device.type == "cpu" and stored != "float32":
+        return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
+    return DTYPES[stored]
+
+
+def cpu_computes_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware (AMX, AVX-512 BF16, or Arm's own)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16", "arm_bf16"))
+
+
+def read_eos_token_ids(config: Config) -> tuple[int, ...]:
+    """The ids that end a sequence: of `generation_config.json` where it names any, else of `config.json`."""
+    path = config.path.with_name("generation_config.json")
+    generation = Config.read(path).token_ids("eos_token_id") if path.is_file() else ()
+    return generation or config.token_ids("eos_token_id")

@@ -1,0 +1,13 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and optional windows in upper layers."""
+
+from fairlead.models.config import Config
+from fairlead.models.llama import LlamaForCausalLM
+from fairlead.models.shape import ModelShape, read_layer_windows, read_shape
+
+
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """Llama's network; the biases are the family's own and have no key."""
+
+    @classmethod
+    def read_shape(cls, config: Config) -> ModelShape:
+        return read_shape(config, windows=read_layer_windows(config), qkv_bias=True)

@@ -1,0 +1,150 @@
+"""Rotary position embeddings: which variant a checkpoint asks for, and its frequencies.
+
+A pair of a head's channels (i, i + D/2) is turned by the angle position · frequency_i. The variants
+differ only in the frequencies, so that a longer context than the one trained on stays in range.
+"""
+
+import math
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fairlead.models.config import Config
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant of rotary embedding, `kind` of "default", "linear", "llama3" or "yarn".
+
+    `factor`: how much longer the context is than the one trained on, `original_positions` tokens.
+    `low`, `high`: the bounds between which llama3 and yarn blend the stretched and the trained
+    frequencies (llama3: turns over the original context, times 1; yarn: full rotations, slow and fast).
+    `scale` is applied to cosine and sine.
+    """
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    original_positions: int = 0
+    low: float = 1.0
+    high: float = 1.0
+    scale: float = 1.0
+    truncate: bool = True
+
+
+def read_rope(config: Config, *, max_positions: int) -> Rope:
+    """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+    key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
+    if key is None:
+        return Rope(theta=config.number("rope_theta", 10_000.0))
+    section = config.section(key)
+    theta = section.number("rope_theta", config.number("rope_theta", 10_000.0))
+    for source in (config, section):
+        if source.number("partial_rotary_factor", 1.0) != 1:
+            raise source.fails("partial_rotary_factor", "rotating only some channels is not supported")
+    kind = section.text("rope_type", section.text("type", "default"))
+    original_positions = section.integer("original_max_position_embeddings", max_positions)
+    match kind:
+        # dynamic changes the frequencies beyond max_position_embeddings only, where nobody gets here.
+        case "default" | "dynamic":
+            return Rope(theta=theta)
+        case "linear":
+            return Rope(theta=theta, kind=kind, factor=section.number("factor"))
+        case "llama3":
+            low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            if low >= high:
+                raise section.fails("high_freq_factor", f"must be above low_freq_factor, {low}")
+            return Rope(
+                theta=theta,
+                kind=kind,
+                factor=section.number("factor"),
+                original_positions=original_positions,
+                low=low,
+                high=high,
+            )
+        case "yarn":
+            factor = section.number("factor", max_positions / original_positions)
+            return Rope(
+                theta=theta,
+                kind=kind,
+                factor=factor,
+                original_positions=original_positions,
+                low=section.number("beta_slow", 1.0),
+                high=section.number("beta_fast", 32.0),
+                scale=_yarn_scale(section, factor),
+                truncate=section.flag("truncate", default=True),
+            )
+    raise section.fails(
+        "rope_type", f"{kind!r} is not supported (default, linear, dynamic, llama3, yarn are)"
+    )
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position for each pair of channels: [head_dim / 2], float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    trained = 1.0 / rope.theta**exponents
+    match rope.kind:
+        case "linear":
+            return trained / rope.factor
+        case "llama3":
+            turns = rope.original_positions * trained / (2 * math.pi)
+            kept = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+            return torch.lerp(trained / rope.factor, trained, kept)
+        case "yarn":
+            return torch.lerp(trained, trained / rope.factor, _yarn_ramp(rope, head_dim))
+    return trained
+
+
+class Rotary:
+    """Turns queries and keys by their positions."""
+
+    def __init__(self, rope: Rope, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
+        self._scale = rope.scale
+        self._dtype = dtype
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine, each [tokens, 1, head_dim], of `positions` [tokens]: once a step.
+
+        Float32 throughout before the last rounding: a bfloat16 angle is wrong by whole turns.
+        """
+        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        cosine, sine = angles.cos() * self._scale, angles.sin() * self._scale
+        both = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+        return both[0][:, None].to(self._dtype), both[1][:, None].to(self._dtype)
+
+
+def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn [tokens, heads, head_dim] by `Rotary.angles`: x·cos + swap(x)·sin, signs in the table."""
+    cosine, sine = angles
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return torch.addcmul(heads * cosine, swapped, sine)
+
+
+def _yarn_scale(section: Config, factor: float) -> float:
+    """How much attention is sharpened for the stretch: YaRN's 0.1·ln(factor) + 1, or what the file says."""
+
+    def sharpness(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if "attention_factor" in section:
+        return section.number("attention_factor")
+    if "mscale" in section and "mscale_all_dim" in section:
+        return sharpness(section.number("mscale")) / sharpness(section.number("mscale_all_dim"))
+    return sharpness(1.0)
+
+
+def _yarn_ramp(rope: Rope, head_dim: int) -> Tensor:
+    """0 where a channel turns often enough to keep its frequency, 1 where it is stretched, a ramp between."""
+
+    def channel(rotations: float) -> float:
+        turns = rope.original_positions / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = channel(rope.high), channel(rope.low)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step, without a division by zero
+    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

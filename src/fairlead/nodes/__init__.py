@@ -1,0 +1,1 @@
+"""What generates: one protocol, several kinds."""

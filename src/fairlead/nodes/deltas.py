@@ -1,0 +1,79 @@
+"""The channel a job's answer comes through: written synchronously, once a step; read at the client's pace.
+
+What has not been read is merged, choice by choice, so a client slower than the model gets fewer, larger
+deltas and the channel never holds more than one job's answer. Writing cannot block, so one slow client
+never holds up a step.
+"""
+
+import trio
+
+from fairlead.errors import FairleadError
+from fairlead.job import Delta
+
+
+class Deltas:
+    """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`."""
+
+    def __init__(self, choices: int) -> None:
+        self._open_choices = choices
+        self._waiting: dict[int, Delta] = {}
+        self._error: FairleadError | None = None
+        self._news = trio.Event()
+        self._first = trio.Event()
+        self._ended = trio.Event()
+
+    # The node's side: synchronous -------------------------------------------------------------------
+
+    def put(self, delta: Delta) -> None:
+        """Add a piece of the answer. After the end it is dropped: the node may not know of it yet."""
+        if self._ended.is_set():
+            return
+        earlier = self._waiting.get(delta.index)
+        if earlier is None:
+            self._waiting[delta.index] = delta
+        else:
+            earlier.merge(delta)
+        if delta.finish_reason is not None:
+            self._open_choices -= 1
+            if not self._open_choices:
+                self._ended.set()
+        self._wake()
+
+    def fail(self, error: FairleadError) -> None:
+        """End the answer with an error, which the reader gets after what is already there."""
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+            self._wake()
+
+    # The reader's side ------------------------------------------------------------------------------
+
+    async def started(self) -> None:
+        """Wait until there is something to read, or raise the error if that is all there is."""
+        await self._first.wait()
+        if self._error is not None and not self._waiting:
+            raise self._error
+
+    async def take(self) -> list[Delta]:
+        """Wait for news; return all of it, at most one delta a choice. An empty list is the end.
+
+        Raises the error of `fail` once everything before it was taken.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended.is_set():
+                return []
+            self._news = trio.Event()
+            await self._news.wait()
+        taken = list(self._waiting.values())
+        self._waiting.clear()
+        return taken
+
+    async def ended(self) -> None:
+        """Wait until nothing more will be put. Does not raise: the error is the reader's."""
+        await self._ended.wait()
+
+    def _wake(self) -> None:
+        self._first.set()
+        self._news.set()

@@ -1,0 +1,68 @@
+"""One choice's tokens to the text its client sees. Knows neither other choices nor where the deltas go."""
+
+from collections.abc import Sequence
+
+from fairlead.job import Delta, FinishReason
+from fairlead.text.detokenizer import Detokenizer
+from fairlead.text.stops import StopStrings
+from fairlead.text.tokenizer import Tokenizer
+from fairlead.worker.wire import Output
+
+
+class ChoiceText:
+    """Turns the outputs of one sequence into the deltas of choice `index`.
+
+    `eos_token_ids` are the model's own ends, which are no news to the client: only another stop token is told
+    as `stop_reason`. `context` are ids the text goes on from, as for `Detokenizer`.
+    """
+
+    __slots__ = ("_detokenizer", "_ended", "_eos_token_ids", "_index", "_stops")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        index: int,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        context: Sequence[int] = (),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, context=context)
+        self._stops = StopStrings(stops)
+        self._index = index
+        self._eos_token_ids = eos_token_ids
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the choice has had its last delta. By a stop string that is before the engine knows."""
+        return self._ended
+
+    def push(self, output: Output) -> Delta | None:
+        """Return what the output adds to the answer, None if nothing. Its `error` is the caller's to see to.
+
+        The token that ended the sequence counts in `token_ids` but is never text, special or not.
+        """
+        if self._ended or not (output.token_ids or output.finish_reason):
+            return None
+        shown = output.token_ids if output.stop_token is None else output.token_ids[:-1]
+        text = self._detokenizer.push(shown)
+        if output.finish_reason is not None:
+            text += self._detokenizer.flush()
+        text, hit = self._stops.push(text)
+        # Copies: deltas are merged in place.
+        delta = Delta(self._index, text, [*output.token_ids], [*output.logprobs])
+        if hit is not None:
+            self._end(delta, "stop", hit)
+        elif output.finish_reason is not None:
+            delta.text += self._stops.flush()
+            self._end(delta, output.finish_reason, self._told(output.stop_token))
+        return delta
+
+    def _end(self, delta: Delta, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
+        delta.finish_reason = finish_reason
+        delta.stop_reason = stop_reason
+        self._ended = True
+
+    def _told(self, stop_token: int | None) -> int | None:
+        return None if stop_token in self._eos_token_ids else stop_token

@@ -1,0 +1,195 @@
+"""A chat as one text, the way the model's author wrote it down in Jinja.
+
+Agrees with transformers' `apply_chat_template`. Whatever goes wrong in rendering is an `InvalidRequest`.
+Knows no tokens.
+
+Which form a message's content takes is found out when the template is loaded, by rendering a probe. A
+template that shows the text of `[{"type": "text", "text": ...}]`, and not its notation, is given lists as
+lists; any other gets their texts joined by line breaks. One that knows only lists is given strings as lists.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.exceptions import SecurityError
+
+from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
+from fairlead.text.sandbox import Refusal, environment
+
+MAX_RENDERED_CHARS = 64 * 1024 * 1024
+_MAX_REASON_CHARS = 500
+_PROBE = "fairlead probe"
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """Renders messages. `tool_source` is used instead of `source` when there are tools.
+
+    Raises `jinja2.TemplateError` for a template that is not Jinja; `load` says which file it is in.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
+        self._template = environment.from_string(source)
+        self._tool_template = environment.from_string(tool_source) if tool_source else self._template
+        self._special_tokens = dict(special_tokens or {})
+        self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        self._takes_strings = self._shows(_PROBE) or not self._takes_parts
+
+    @classmethod
+    def load(cls, directory: Path) -> "ChatTemplate | None":
+        """Return the directory's template, None if it has none; `LoadFailed` names the file at fault.
+
+        As in transformers, chat_template.jinja goes before tokenizer_config.json; chat_template.json is last.
+        """
+        for path, templates in _candidates(directory):
+            named = _by_name(templates)
+            source = named.get("default") or next(iter(named.values()), None)
+            if source is None:
+                continue
+            try:
+                return cls(
+                    source,
+                    special_tokens=read_special_tokens(directory),
+                    tool_source=named.get("tool_use"),
+                )
+            except jinja2.TemplateSyntaxError as error:
+                raise LoadFailed(f"{path}: chat template, line {error.lineno}: {error.message}") from error
+            except (jinja2.TemplateError, RecursionError) as error:
+                raise LoadFailed(f"{path}: chat template: {error}") from error
+        return None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return the chat as text, at the end of which the model is to write (`add_generation_prompt`).
+
+        `variables` are the template's own ("enable_thinking"). They cannot replace the arguments before them.
+        Raises `InvalidRequest` when the template refuses the messages, fails over them, or never ends.
+        """
+        template = self._tool_template if tools else self._template
+        try:
+            names = {
+                **self._special_tokens,
+                **variables,
+                "documents": variables.get("documents"),
+                "messages": [self._prepared(message) for message in messages],
+                "tools": tools or None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            return _bounded_text(template.generate(names))
+        except InvalidRequest:
+            raise
+        except Refusal as error:
+            reason = f"the model's chat template refuses these messages: {error}"
+        except SecurityError as error:
+            reason = f"the model's chat template does what it may not: {error}"
+        except RecursionError:
+            reason = "the messages are nested too deeply for the model's chat template"
+        except Exception as error:  # noqa: BLE001 — an expression in a template can raise anything
+            reason = f"the model's chat template fails over these messages: {type(error).__name__}: {error}"
+        # A reason may quote the client, who may have sent what no answer can hold (half a surrogate pair).
+        printable = reason[:_MAX_REASON_CHARS].encode(errors="replace").decode()
+        raise InvalidRequest(printable, param="messages")
+
+    def _prepared(self, message: Message) -> Message:
+        """Return the message as templates expect it: content in the form they take, arguments as objects."""
+        prepared = {**message, "content": self._content(message.get("content"))}
+        if calls := message.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        return prepared
+
+    def _content(self, content: Any) -> Any:
+        if content is None:
+            content = ""  # an assistant that only called tools
+        if isinstance(content, str):
+            return content if self._takes_strings else [{"type": "text", "text": content}]
+        texts = _texts(content)
+        return [{"type": "text", "text": text} for text in texts] if self._takes_parts else "\n".join(texts)
+
+    def _shows(self, content: Any) -> bool:
+        """Tell whether the template writes the probe's text without the notation it is wrapped in."""
+        names = {**self._special_tokens, "add_generation_prompt": True, "tools": None, "documents": None}
+        try:
+            pieces = self._template.generate(names, messages=[{"role": "user", "content": content}])
+            text = _bounded_text(pieces)
+        except Exception:  # noqa: BLE001 — it does not take this form, whatever its reason
+            return False
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+
+def _candidates(directory: Path) -> Iterator[tuple[Path, Templates | None]]:
+    """Yield the files that may hold a template, best first, with what they hold."""
+    if (path := directory / "chat_template.jinja").exists():
+        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        yield path, {"default": read_text(path)} | {file.stem: read_text(file) for file in more}
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        if (path := directory / name).exists():
+            yield path, read_json(path, TokenizerConfig).chat_template
+
+
+def _by_name(templates: Templates | None) -> dict[str, str]:
+    match templates:
+        case None:
+            return {}
+        case str():
+            return {"default": templates}
+        case dict():
+            return templates
+        case _:
+            return {entry.name: entry.template for entry in templates}
+
+
+def _texts(parts: Any) -> list[str]:
+    """Return the texts of a message's content parts; a part that is no text is an `InvalidRequest`."""
+    if not isinstance(parts, list):
+        raise InvalidRequest("a message's content must be a string or a list of parts", param="messages")
+    texts = []
+    for part in parts:
+        match part:
+            case str(text) | {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise InvalidRequest("this model takes text only, in parts of type text", param="messages")
+    return texts
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Return the tool call with its arguments, JSON text in OpenAI's form, as the object templates expect."""
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = json.loads(text)
+            except (ValueError, RecursionError):
+                return call  # the model's own slip, told back to it: the template sees what it wrote
+            return {**call, "function": {**function, "arguments": arguments}}
+        case _:
+            return call
+
+
+def _bounded_text(pieces: Iterator[str]) -> str:
+    text, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_RENDERED_CHARS:
+            raise InvalidRequest(
+                "the model's chat template makes too long a text of these messages", param="messages"
+            )
+        text.append(piece)
+    return "".join(text)

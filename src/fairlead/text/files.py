@@ -1,0 +1,86 @@
+"""Reads the JSON files of a model's directory. Whatever is wrong is a `LoadFailed` that names the file.
+
+Knows which fields the text room wants, not what they are for.
+"""
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fairlead.errors import LoadFailed
+
+T = TypeVar("T")
+
+
+class AddedToken(msgspec.Struct):
+    """A special token spelled as an object; only its text matters here."""
+
+    content: str
+
+
+class NamedTemplate(msgspec.Struct):
+    """One of several chat templates in one file."""
+
+    name: str
+    template: str
+
+
+Templates = str | list[NamedTemplate] | dict[str, str]
+
+
+class TokenizerConfig(msgspec.Struct):
+    """What we read of tokenizer_config.json and special_tokens_map.json."""
+
+    chat_template: Templates | None = None
+    bos_token: str | AddedToken | None = None
+    eos_token: str | AddedToken | None = None
+    unk_token: str | AddedToken | None = None
+    sep_token: str | AddedToken | None = None
+    pad_token: str | AddedToken | None = None
+    cls_token: str | AddedToken | None = None
+    mask_token: str | AddedToken | None = None
+
+    def special_tokens(self) -> dict[str, str]:
+        """Map the names that are set ("eos_token") to their text."""
+        names = (name for name in self.__struct_fields__ if name.endswith("_token"))
+        tokens = {name: getattr(self, name) for name in names}
+        return {
+            name: token.content if isinstance(token, AddedToken) else token
+            for name, token in tokens.items()
+            if token is not None
+        }
+
+
+def read_text(path: Path) -> str:
+    """Return the file's text; a file that is missing, unreadable or not UTF-8 is a `LoadFailed`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise LoadFailed(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadFailed(f"{path} cannot be read: {error}") from error
+
+
+def read_json(path: Path, form: type[T]) -> T:
+    """Return the file as a value of type `form`; fields it does not name are ignored.
+
+    Python's own parser, because these files may hold the Infinity that strict JSON has no word for.
+    """
+    text = read_text(path)
+    try:
+        return msgspec.convert(json.loads(text), type=form)
+    except msgspec.ValidationError as error:
+        raise LoadFailed(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadFailed(f"{path} is not JSON: {error}") from error
+
+
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """Return the special tokens by name. tokenizer_config.json overrides special_tokens_map.json."""
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path := directory / name).exists():
+            tokens |= read_json(path, TokenizerConfig).special_tokens()
+    return tokens

@@ -1,0 +1,178 @@
+"""What the parent knows of a model: its vocabulary, its chat template, its limits and its author's defaults.
+
+Read once from a local Hugging Face directory, never changed. Knows no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.chat_template import ChatTemplate, Message
+from fairlead.text.files import read_json, read_special_tokens
+from fairlead.text.tokenizer import Tokenizer
+
+_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True):
+    """How a request samples where it does not say; the field names are OpenAI's and vLLM's."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """One model as text sees it. `max_model_len` in tokens, prompt + output; `created` in Unix time."""
+
+    name: str
+    path: Path
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    defaults: GenerationDefaults
+    created: int
+
+    @classmethod
+    def load(cls, path: Path, *, name: str, max_model_len: int | None = None) -> "TextModel":
+        """Read the directory; `LoadFailed` names the file at fault. `max_model_len` only lowers the limit."""
+        if not path.is_dir():
+            raise LoadFailed(f"{path} is not a directory")
+        config_path = path / "config.json"
+        config = read_json(config_path, _Config)
+        generation_path = path / "generation_config.json"
+        generation = read_json(generation_path, _Generation) if generation_path.exists() else _Generation()
+        tokenizer = Tokenizer.load(path)
+        return cls(
+            name=name,
+            path=path,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate.load(path),
+            eos_token_ids=_eos_token_ids(path, config, generation, tokenizer),
+            max_model_len=_max_model_len(config_path, config, max_model_len),
+            defaults=generation.defaults(),
+            created=int(config_path.stat().st_mtime),
+        )
+
+    def encode_prompt(self, text: str, *, param: str = "prompt") -> list[int]:
+        """Return a completion prompt's ids; `InvalidRequest` of `param` if it cannot fit, or is no text.
+
+        Far too long a text is refused at once; one that may fit costs up to a microsecond a character.
+        """
+        return self._encode(text, add_special_tokens=True, param=param)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return a chat's ids; `variables` are the template's own. `InvalidRequest` as in `encode_prompt`.
+
+        The template writes the special tokens itself, so none are added.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
+        variables = variables or {}
+        if taken := _OURS & variables.keys():
+            raise InvalidRequest(
+                f"{min(taken)} is not a variable of the template's own", param="chat_template_kwargs"
+            )
+        text = self.chat_template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+        return self._encode(text, add_special_tokens=False, param="messages")
+
+    def check_prompt(self, ids: Sequence[int], *, param: str = "prompt") -> None:
+        """Raise `InvalidRequest` of `param` unless these are ids of this model, at least one, and fit."""
+        if not ids:
+            raise InvalidRequest("the prompt is empty", param=param)
+        if len(ids) + 1 > self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(ids)} tokens; with at least one for the answer, "
+                f"{self.max_model_len} is all that the model takes",
+                param=param,
+            )
+        if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
+            )
+
+    def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        if not self.tokenizer.may_fit(text, self.max_model_len - 1):
+            raise InvalidRequest(
+                f"{len(text)} characters cannot fit the {self.max_model_len} tokens that the model takes",
+                param=param,
+            )
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
+        self.check_prompt(ids, param=param)
+        return ids
+
+
+TokenIds = int | list[int] | None
+
+
+class _Limits(msgspec.Struct):
+    max_position_embeddings: int | None = None
+    n_positions: int | None = None
+
+
+class _Config(_Limits):
+    """What we read of config.json. A model that also sees keeps the text model's part in `text_config`."""
+
+    eos_token_id: TokenIds = None
+    text_config: _Limits | None = None
+
+    def limit(self) -> int | None:
+        parts = [self, self.text_config or _Limits()]
+        limits = (limit for part in parts for limit in (part.max_position_embeddings, part.n_positions))
+        return next((limit for limit in limits if limit is not None), None)
+
+
+class _Generation(msgspec.Struct):
+    """What we read of generation_config.json."""
+
+    eos_token_id: TokenIds = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def defaults(self) -> GenerationDefaults:
+        """Return what the author wrote down, unless that was for greedy decoding."""
+        if self.do_sample is False:
+            return GenerationDefaults()
+        written = {name: getattr(self, name) for name in GenerationDefaults.__struct_fields__}
+        return GenerationDefaults(**{name: value for name, value in written.items() if value is not None})
+
+
+def _eos_token_ids(
+    path: Path, config: _Config, generation: _Generation, tokenizer: Tokenizer
+) -> frozenset[int]:
+    written = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
+    ids = {written} if isinstance(written, int) else set(written or ())
+    token = read_special_tokens(path).get("eos_token")
+    if token is not None and (token_id := tokenizer.token_id(token)) is not None:
+        ids.add(token_id)
+    return frozenset(ids)
+
+
+def _max_model_len(path: Path, config: _Config, wanted: int | None) -> int:
+    limits = [limit for limit in (config.limit(), wanted) if limit is not None]
+    if not limits:
+        raise LoadFailed(f"{path} has no max_position_embeddings: say how long a text the model takes")
+    if min(limits) < 2:
+        raise LoadFailed(f"{path}: a model of {min(limits)} tokens has no room for a prompt and an answer")
+    return min(limits)

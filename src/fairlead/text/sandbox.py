@@ -1,0 +1,85 @@
+"""What a chat template may use: Jinja in a sandbox, and the names transformers gives it.
+
+The template comes with the model, the messages from a client; neither may get out.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class Refusal(jinja2.TemplateError):
+    """Raised by a template's own `raise_exception`."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant wrote, for training; here it only encloses it."""
+
+    tags = {"generation"}  # noqa: RUF012 — Jinja's own declaration
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """Jinja's `namespace`, which Python must not be able to take for something else by its `__class__`."""
+
+    # No parameter is called self, so that an attribute can be.
+    def __init__(*arguments: Any, **attributes: Any) -> None:
+        namespace, *rest = arguments
+        Namespace.__init__(namespace)
+        for name, value in dict(*rest, **attributes).items():
+            namespace[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace may not have an attribute {name}")
+        super().__setitem__(name, value)
+
+
+def _raise_exception(message: str) -> None:
+    raise Refusal(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _new_dict(*arguments: Any, **items: Any) -> dict[Any, Any]:
+    """`dict` without the class behind it, whose methods change any dictionary they are given."""
+    return dict(*arguments, **items)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML, which a model never saw in training."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+)
+environment.filters["tojson"] = _to_json
+environment.globals |= {
+    "dict": _new_dict,
+    "namespace": _Namespace,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}

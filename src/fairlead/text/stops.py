@@ -1,0 +1,58 @@
+"""Finds the strings that end an answer, in text that comes in pieces. Knows no tokens.
+
+Promises that the pieces' borders make no difference: the stop string that is complete first wins (of two that
+are complete at the same character, the longer), and nothing from its beginning on is ever given out.
+"""
+
+import re
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Looks for any of `stops`; an empty one stops nothing. Holds back less than the longest."""
+
+    __slots__ = ("_beginnings", "_held", "_stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(filter(None, stops))
+        self._beginnings = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}))
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Add text; return what is safe to send, and the stop string that was hit, if any.
+
+        After a hit the text before it has all been given out; what came behind is gone.
+        """
+        if not self._stops:
+            return text, None
+        if not self._held and not self._beginnings.search(text):
+            return text, None  # most text by far
+        text = self._held + text
+        if (hit := self._first_hit(text)) is not None:
+            start, stop = hit
+            self._held = ""
+            return text[:start], stop
+        safe = self._safe_chars(text)
+        self._held = text[safe:]
+        return text[:safe], None
+
+    def flush(self) -> str:
+        """End the text; return what was held back: no stop string became of it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_hit(self, text: str) -> tuple[int, str] | None:
+        """Return where the stop string that is complete first begins, and which it is."""
+        hits = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(hits)[1:] if hits else None
+
+    def _safe_chars(self, text: str) -> int:
+        """Return how many characters come before the earliest possible beginning of a stop string."""
+        safe = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1), safe)
+            while start >= 0 and not stop.startswith(text[start:]):
+                start = text.find(stop[0], start + 1, safe)
+            if start >= 0:
+                safe = start
+        return safe

@@ -1,0 +1,165 @@
+"""A model's vocabulary: text to token ids and back. Wraps the Rust `tokenizers` library.
+
+Promises that no text and no id a client can send makes it panic: text it cannot encode is an
+`InvalidRequest`, an id it does not know is no text. Knows nothing of chats, streams or limits.
+"""
+
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from fairlead.errors import InvalidRequest, LoadFailed
+
+FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """Text to ids and back, for one vocabulary. Safe to use from several threads.
+
+    `vocab_size`: the highest id + 1. `special_ids`: ids that are control, not text. `byte_ids`: ids that
+    stand for one byte each ("<0x0A>") and make up characters that the vocabulary lacks. `byte_level`: every
+    token is a string of bytes. `longest_token_chars`: no token covers more characters of text than this.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, decoder_kinds: frozenset[str]) -> None:
+        # A limit or padding that was saved with the tokenizer belonged to its training.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.longest_token_chars: int = max(map(len, vocabulary), default=0)
+        self.special_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self.byte_level: bool = "ByteLevel" in decoder_kinds <= {"ByteLevel", "Fuse", "Sequence"}
+        self._bytes_by_fallback_id = _fallback_bytes(vocabulary) if "ByteFallback" in decoder_kinds else {}
+        self.byte_ids: frozenset[int] = frozenset(self._bytes_by_fallback_id)
+        self._anchor = next(filter(self._is_plain, range(self.vocab_size)), None)
+        self._bytes_by_id: dict[int, bytes] = {}  # filled as tokens are met
+
+    @classmethod
+    def load(cls, directory: Path) -> "Tokenizer":
+        """Read the directory's tokenizer.json; `LoadFailed` names the file when it is missing or broken."""
+        path = directory / FILE
+        try:
+            content = path.read_bytes()
+            declared = msgspec.json.decode(content, type=_Declared)
+            # The library raises nothing narrower than Exception.
+            return cls(
+                tokenizers.Tokenizer.from_buffer(content), decoder_kinds=frozenset(_kinds(declared.decoder))
+            )
+        except FileNotFoundError:
+            raise LoadFailed(f"{path} is missing") from None
+        except Exception as error:
+            raise LoadFailed(f"{path} is broken: {error}") from error
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = None) -> list[int]:
+        """Return the text's ids; text that cannot be encoded is an `InvalidRequest` of `param`.
+
+        `add_special_tokens` puts those around it that the model's author wants (a beginning of sequence).
+        A special token's text inside `text` becomes that token, as everywhere in the Hugging Face world:
+        completion prompts rely on it. A few MB/s, without the GIL: a long text may go to a worker thread.
+        (Measured with tokenizers 0.23: `encode` keeps the GIL all the time, `encode_batch_fast` lets it go.)
+        """
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError:
+            raise InvalidRequest(
+                "the text is not Unicode: it holds half of a surrogate pair", param=param
+            ) from None
+        except Exception as error:  # the library raises nothing narrower
+            raise InvalidRequest(f"the text cannot be tokenized: {error}", param=param) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the ids' text; unknown ids are no text, bytes that are not UTF-8 become U+FFFD."""
+        size = self.vocab_size
+        known = [token_id for token_id in ids if 0 <= token_id < size]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def knows(self, token_id: int) -> bool:
+        """Tell whether there is a token of that id."""
+        return 0 <= token_id < self.vocab_size and self._tokenizer.id_to_token(token_id) is not None
+
+    def token(self, token_id: int) -> str:
+        """Return the token's text within a longer text (a leading space is kept); "" if there is none."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what the token adds to a text's UTF-8, perhaps only part of a character; b"" if unknown."""
+        if (found := self._bytes_by_id.get(token_id)) is None:
+            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+            if token is None:
+                return b""  # not kept: clients can make up any number of these
+            found = self._bytes_by_id[token_id] = self._work_out_bytes(token_id, token)
+        return found
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of the token spelled exactly so in the vocabulary."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def may_fit(self, text: str, max_tokens: int) -> bool:
+        """Tell at no cost whether a text of this length could be `max_tokens` tokens or fewer.
+
+        Too strict only where a normalizer throws most of a text away (a megabyte of blanks).
+        """
+        return len(text) <= max_tokens * self.longest_token_chars
+
+    def _work_out_bytes(self, token_id: int, token: str) -> bytes:
+        if self.byte_level:
+            return _spelled_bytes(token)
+        if (byte := self._bytes_by_fallback_id.get(token_id)) is not None:
+            return byte
+        if token_id in self.special_ids or self._anchor is None:
+            return token.encode()
+        # Decoders treat the first token of a text differently, so it is decoded as the second.
+        first = self.decode([self._anchor])
+        return self.decode([self._anchor, token_id])[len(first) :].encode()
+
+    def _is_plain(self, token_id: int) -> bool:
+        return token_id not in self.byte_ids and self.decode([token_id]).isalnum()
+
+
+class _Declared(msgspec.Struct):
+    """What we read of tokenizer.json beside the library."""
+
+    decoder: dict[str, Any] | None = None
+
+
+def _kinds(decoder: dict[str, Any] | None) -> Iterable[str]:
+    """Yield the types of a decoder and of those it is a sequence of."""
+    if decoder is not None:
+        yield decoder["type"]
+        for inner in decoder.get("decoders", ()):
+            yield from _kinds(inner)
+
+
+def _fallback_bytes(vocabulary: dict[str, int]) -> dict[int, bytes]:
+    spellings = ((f"<0x{byte:02{case}}>", bytes([byte])) for byte in range(256) for case in "Xx")
+    return {vocabulary[token]: byte for token, byte in spellings if token in vocabulary}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return how byte-level vocabularies spell bytes: visible Latin-1 as itself, the rest from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    stand_ins = count(0x100)
+    return {chr(byte if byte in visible else next(stand_ins)): byte for byte in range(256)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _spelled_bytes(token: str) -> bytes:
+    """Return a byte-level token's bytes. Added tokens may be plain text: one letter outside is enough."""
+    try:
+        return bytes([_ALPHABET[letter] for letter in token])
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,1 @@
+"""A model in a child process: the frames, and both ends."""

@@ -1,0 +1,295 @@
+"""The parent's side of a model's child process: its lifetime, and the sequences it runs for us.
+
+A `Worker` is one life of one child: `run` starts it and ends with it. Submitting and aborting are
+synchronous; outputs come by callback, all of a step in one wake-up. Knows no model, no text and no job.
+"""
+
+import contextlib
+import itertools
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, LoadFailed, NodeFailed
+from fairlead.job import Sampling
+from fairlead.worker import wire
+
+COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
+END_WAIT_S = 5.0
+LOG_WAIT_S = 1.0
+READ_BYTES = 1 << 18
+LOG_LINES = 50
+LOG_LINE_BYTES = 2000
+
+
+class _Open(NamedTuple):
+    receive: Callable[[wire.Output], None]
+    failed: Callable[[FairleadError], None]
+
+
+class Worker:
+    """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
+
+    `on_progress` is told how far loading has come (0…1) and what is being done. `command` starts a child;
+    `--fd N` is added to it.
+    """
+
+    def __init__(
+        self,
+        spec: wire.WorkerSpec,
+        *,
+        command: Sequence[str] = COMMAND,
+        on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+    ) -> None:
+        self.on_progress = on_progress
+        self.pid: int | None = None
+        self.statistics = wire.EngineStatistics()
+        self._spec = spec
+        self._command = command
+        self._keys = itertools.count(1)
+        self._open: dict[int, _Open] = {}
+        self._ready: wire.Ready | None = None
+        self._load_error: str | None = None
+        self._socket: socket.socket | None = None
+        self._unsent = bytearray()
+        self._unsent_waits = trio.lowlevel.ParkingLot()
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+
+    # Sequences: synchronous --------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        receive: Callable[[wire.Output], None],
+        failed: Callable[[FairleadError], None],
+    ) -> int:
+        """Start a sequence and return its key. `NodeFailed` when the child is not ready, or gone.
+
+        `receive` is called with each output; the last one has a `finish_reason`. `failed` is called at most
+        once, instead of further outputs: `EngineFailed` when this sequence failed, `NodeFailed` when the
+        child went away. Neither is called after the end, and neither may raise. `InvalidRequest` when the
+        prompt could never be sent.
+        """
+        if self._ready is None:
+            raise NodeFailed("the model's process is not running")
+        if len(prompt) >= self._ready.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, the model takes {self._ready.max_model_len - 1}",
+                param="prompt",
+            )
+        try:
+            packed = wire.pack_tokens(prompt)
+        except struct.error:
+            raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
+        key = next(self._keys)
+        self._send(wire.Submit(key, packed, sampling))
+        self._open[key] = _Open(receive, failed)
+        return key
+
+    def abort(self, key: int) -> None:
+        """End a sequence; nothing is called for it from now on. Safe at any time, for any key."""
+        if self._open.pop(key, None) is not None and self._ready is not None:
+            self._send(wire.Abort(key))
+
+    # The child's life --------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[wire.Ready] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the child, `started()` when its model is loaded, and carry its messages until it ends.
+
+        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards: it never
+        returns. Cancelling ends the child: SIGTERM, after 5 s SIGKILL. However it ends, each open sequence
+        has failed then.
+        """
+        assert self._socket is None, "a worker has one life"
+        self._socket, theirs = socket.socketpair()
+        with self._socket:
+            self._socket.setblocking(False)
+            with theirs:
+                process = await self._start(theirs)
+            try:
+                was_ready = await self._live(process, task_status)
+                reason = f"the model's process {_ending(process)}"
+                if was_ready:
+                    reason = "; ".join([reason, *self._log_end(1)])
+                    self._fail_open(reason)
+                    raise NodeFailed(reason)
+                raise LoadFailed(
+                    self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)])
+                )
+            finally:
+                self._ready = None
+                self._fail_open("the model's process was stopped")
+                self._socket.close()
+                await _end(process)
+
+    async def _start(self, theirs: socket.socket) -> trio.Process:
+        # Its stdin is a pipe of which nothing ever comes: its end tells the child that we have died.
+        try:
+            process = await trio.lowlevel.open_process(
+                [*self._command, "--fd", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            raise LoadFailed(f"the model's process cannot be started: {error}") from error
+        self.pid = process.pid
+        return process
+
+    async def _live(self, process: trio.Process, task_status: trio.TaskStatus[wire.Ready]) -> bool:
+        """Carry messages until the child is gone; return whether it had become ready."""
+        assert self._socket is not None
+        async with trio.open_nursery() as nursery:
+            log_read = trio.Event()
+            nursery.start_soon(self._relay_log, process.stdout, log_read)
+            nursery.start_soon(self._write)
+            self._send(self._spec)
+            await self._read(task_status)
+            was_ready, self._ready = self._ready is not None, None
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            with trio.move_on_after(END_WAIT_S):
+                await process.wait()
+            with trio.move_on_after(LOG_WAIT_S):
+                await log_read.wait()
+            nursery.cancel_scope.cancel()
+        return was_ready
+
+    async def _read(self, task_status: trio.TaskStatus[wire.Ready]) -> None:
+        """Take the child's messages until its end of the socket closes, or what it sends makes no sense."""
+        assert self._socket is not None
+        splitter = wire.FrameSplitter()
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return
+            if not data:
+                return
+            try:
+                messages = [wire.to_parent_decoder.decode(frame) for frame in splitter.feed(data)]
+            except (ValueError, msgspec.MsgspecError) as error:
+                self._log.append(f"it sent what is no message: {error}")
+                return
+            for message in messages:
+                self._take(message, task_status)
+
+    def _take(self, message: wire.ToParent, task_status: trio.TaskStatus[wire.Ready]) -> None:
+        match message:
+            case wire.Step(outputs, statistics):
+                self.statistics = statistics
+                for output in outputs:
+                    self._deliver(output)
+            case wire.Progress(fraction, stage):
+                self.on_progress(fraction, stage)
+            case wire.LoadFailed(reason):
+                self._load_error = reason
+            case wire.Ready():
+                self._ready = message
+                task_status.started(message)
+
+    def _deliver(self, output: wire.Output) -> None:
+        sequence = self._open.get(output.key)
+        if sequence is None:
+            return  # aborted, and the child did not know yet
+        if output.error is not None or output.finish_reason is not None:
+            del self._open[output.key]
+        if output.error is not None:
+            sequence.failed(EngineFailed(output.error))
+        else:
+            sequence.receive(output)
+
+    def _fail_open(self, reason: str) -> None:
+        """Fail what is open, first come first; each once, and none that another's callback aborts."""
+        while self._open:
+            self._open.pop(next(iter(self._open))).failed(NodeFailed(reason))
+
+    # Writing -----------------------------------------------------------------------------------------
+
+    def _send(self, message: wire.WorkerSpec | wire.ToChild) -> None:
+        """Send at once if the socket takes it. What waits is bounded by the sequences we have seats for."""
+        others_wait = bool(self._unsent)
+        self._unsent += wire.encode_frame(message)
+        if not others_wait:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._socket is not None
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            self._unsent_waits.unpark()
+        except OSError:
+            self._unsent.clear()  # the child is gone, which the reader sees too
+
+    async def _write(self) -> None:
+        assert self._socket is not None
+        while True:
+            if not self._unsent:
+                await self._unsent_waits.park()
+            await trio.lowlevel.wait_writable(self._socket)
+            self._flush()
+
+    # What the child prints ---------------------------------------------------------------------------
+
+    async def _relay_log(self, stream: trio.abc.ReceiveStream | None, ended: trio.Event) -> None:
+        """Pass the child's lines on to our stderr and keep the last ones: they say why it died."""
+        assert stream is not None
+        rest = b""
+        async for data in stream:
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > LOG_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._log_line(line)
+        if rest:
+            self._log_line(rest)
+        ended.set()
+
+    def _log_line(self, line: bytes) -> None:
+        text = line[:LOG_LINE_BYTES].decode(errors="replace").rstrip()
+        self._log.append(text)
+        with contextlib.suppress(OSError, ValueError):  # nobody may be there to read our stderr
+            sys.stderr.write(f"{text}\n")
+
+    def _log_end(self, lines: int) -> list[str]:
+        return [line for line in self._log if line][-lines:]
+
+
+def _ending(process: trio.Process) -> str:
+    status = process.returncode
+    if status is None:
+        return "closed its connection but did not end"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
+
+
+async def _end(process: trio.Process) -> None:
+    """End the process if it has not, and reap it. Shielded; takes at most twice `END_WAIT_S`."""
+    with trio.CancelScope(shield=True):
+        for end in (process.terminate, process.kill):
+            end()
+            with trio.move_on_after(END_WAIT_S):
+                await process.wait()
+                break
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            await stream.aclose()

@@ -1,0 +1,207 @@
+"""A model's child process: loads it, then steps its engine until the parent's end of the socket closes.
+
+One thread, no async: read what came, run one step, write one frame. Promises to end with its parent,
+however that ends, and to use no CPU while there is nothing to do. Torch comes in with the model, after
+the first frame is read.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import fcntl
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Runner
+from fairlead.errors import LoadFailed
+from fairlead.worker import wire
+
+READ_BYTES = 1 << 20
+LIFELINE = 0
+
+
+class Loaded(Protocol):
+    """A model that is ready to run, and the limits it was loaded with (see `Engine`)."""
+
+    @property
+    def runner(self) -> Runner: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def max_batched_tokens(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def blocks_total(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+
+
+Report = Callable[[float, str], None]
+Load = Callable[[wire.WorkerSpec, Report], Loaded]
+
+
+class ParentGone(Exception):
+    """The parent closed its end of the socket, or died."""
+
+
+class Channel:
+    """The child's end of the socket: whole messages in, frames out. Everything raises `ParentGone`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._splitter = wire.FrameSplitter()
+
+    def read(self, *, block: bool) -> list[bytes]:
+        """Return the messages that have come, none perhaps; with `block`, wait until there is something."""
+        try:
+            data = self._connection.recv(READ_BYTES, 0 if block else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except ConnectionError as error:
+            raise ParentGone from error
+        if not data:
+            raise ParentGone
+        return list(self._splitter.feed(data))
+
+    def write(self, message: wire.ToParent) -> None:
+        """Send a message; wait while the parent is slow to read."""
+        try:
+            self._connection.sendall(wire.encode_frame(message))
+        except ConnectionError as error:
+            raise ParentGone from error
+
+
+def main(load: Load | None = None) -> int:
+    """Run a child on the socket that `--fd` names; return its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the whole group; the parent decides
+    faulthandler.enable()
+    parser = argparse.ArgumentParser(description="A model's process; fairlead starts it.")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the parent")
+    connection = socket.socket(fileno=parser.parse_args().fd)
+    try:
+        _die_with_the_parent()
+        return serve(Channel(connection), load or _load)
+    except ParentGone:
+        return 0
+    finally:
+        connection.close()
+
+
+def serve(channel: Channel, load: Load) -> int:
+    """Load what the first message asks for and generate for the parent until it is gone."""
+    messages: list[bytes] = []
+    while not messages:
+        messages = channel.read(block=True)
+    spec = wire.spec_decoder.decode(messages.pop(0))
+    try:
+        model = load(spec, lambda fraction, stage: channel.write(wire.Progress(fraction, stage)))
+    except LoadFailed as error:
+        channel.write(wire.LoadFailed(error.message))
+        return 1
+    except ParentGone:
+        raise
+    except Exception as error:  # noqa: BLE001  the parent tells the waiters, whatever it was
+        traceback.print_exception(error)
+        channel.write(wire.LoadFailed(f"{type(error).__name__}: {error}"))
+        return 1
+    engine = Engine(
+        model.runner,
+        slots=model.slots,
+        max_batch=model.max_batch,
+        max_batched_tokens=model.max_batched_tokens,
+        max_model_len=model.max_model_len,
+        blocks_total=model.blocks_total,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        draw_seed=_draw_seed,
+        report_failure=traceback.print_exception,
+    )
+    channel.write(_ready(model))
+    while True:
+        _obey(engine, messages)
+        if messages or not engine.idle:
+            outputs = engine.step()
+            channel.write(wire.Step(outputs, engine.statistics()))
+        messages = channel.read(block=engine.idle)
+
+
+def _obey(engine: Engine, messages: list[bytes]) -> None:
+    for message in messages:
+        match wire.to_child_decoder.decode(message):
+            case wire.Submit(key, prompt, sampling):
+                engine.submit(key, wire.unpack_tokens(prompt), sampling)
+            case wire.Abort(key):
+                engine.abort(key)
+
+
+def _ready(model: Loaded) -> wire.Ready:
+    return wire.Ready(
+        slots=model.slots,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        blocks_total=model.blocks_total,
+        block_size=model.block_size,
+        device=model.device,
+        dtype=model.dtype,
+        weight_bytes=model.weight_bytes,
+        kv_cache_bytes=model.kv_cache_bytes,
+    )
+
+
+def _load(spec: wire.WorkerSpec, report: Report) -> Loaded:
+    # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
+    # beside one busy process a step took 14 times as long. Read when torch is imported, not before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from fairlead.engine.runner import load_runner
+
+    return load_runner(spec, report)
+
+
+def _draw_seed() -> int:
+    """63 bits: what torch's generators take."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+def _die_with_the_parent() -> None:
+    """Ask the kernel to kill us when the parent's end of our stdin closes, even within a long step.
+
+    Not by PR_SET_PDEATHSIG: that is tied to the parent's *thread*, and Trio starts processes from worker
+    threads that end after some idle seconds. A system that sends no SIGIO for pipes leaves us with the
+    socket's end, seen between steps.
+    """
+    if not stat.S_ISFIFO(os.fstat(LIFELINE).st_mode):
+        return  # started by hand
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([LIFELINE], [], [], 0)[0]:
+        raise ParentGone  # before we had asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Frames between the parent and a model's child process: msgpack, length first, never pickle.
+
+Both sides trust each other's form (a malformed frame is a bug), but every frame has a bound. The
+socketpair is the child's only tie: its end, on either side, ends the child.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from fairlead.job import FinishReason, Sampling, TokenLogprob
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is to load, and within which limits. Sent as the first frame; None: choose what fits.
+
+    `max_model_len` in tokens, `kv_cache_bytes` in bytes. `threads` are torch's intra-op threads.
+    """
+
+    path: str
+    device: str = "auto"
+    dtype: str = "auto"
+    slots: int | None = None
+    max_batch: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    kv_cache_bytes: int | None = None
+    block_size: int = 16
+    threads: int | None = None
+
+
+# Parent → child ------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A new sequence. `key` is the parent's, never reused; `prompt` is little-endian int32."""
+
+    key: int
+    prompt: bytes
+    sampling: Sampling
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Nobody wants this sequence any more. For a key that has ended it means nothing."""
+
+    key: int
+
+
+# Child → parent ------------------------------------------------------------------------------------
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Loading has come this far: 0…1."""
+
+    fraction: float
+    stage: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have."""
+
+    slots: int
+    max_model_len: int
+    vocab_size: int
+    blocks_total: int
+    block_size: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_cache_bytes: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
+    """The model cannot be loaded, for this reason; the child ends after it."""
+
+    message: str
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What one step made for one sequence. `finish_reason` or `error` says that it was the last.
+
+    `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`.
+    """
+
+    key: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] = []
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's own counts after a step. `pending` sequences wait for a slot or for blocks."""
+
+    running: int = 0
+    pending: int = 0
+    slots_free: int = 0
+    blocks_free: int = 0
+    blocks_total: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """One engine step: one frame for all sequences together. Aborts alone also make one, without outputs."""
+
+    outputs: list[Output]
+    statistics: EngineStatistics
+
+
+ToChild = Submit | Abort
+ToParent = Progress | Ready | LoadFailed | Step
+
+spec_decoder = msgspec.msgpack.Decoder(WorkerSpec)
+to_child_decoder = msgspec.msgpack.Decoder(ToChild)
+to_parent_decoder = msgspec.msgpack.Decoder(ToParent)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
+    """Return the message with its length in front; one of more than `MAX_FRAME_BYTES` is a bug."""
+    payload = _encoder.encode(message)
+    assert len(payload) <= MAX_FRAME_BYTES
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as `Submit.prompt`; `struct.error` when one is no 32-bit integer."""
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+
+
+def unpack_tokens(prompt: bytes) -> list[int]:
+    """Return the token ids of `Submit.prompt`."""
+    return list(struct.unpack(f"<{len(prompt) // 4}i", prompt))
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames. Holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add bytes as they came; yield each payload that is whole now."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes, over the bound of {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]

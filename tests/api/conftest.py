@@ -1,0 +1,250 @@
+"""A small real model, a gateway that plays a script, and a client that speaks ASGI to the application."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import structlog
+import tokenizers
+import trio
+import trio.testing
+from structlog.testing import LogCapture
+
+from fairlead.api.routes import create_app
+from fairlead.api.services import Services
+from fairlead.config import ApiKey, Config, Limits, ModelConfig
+from fairlead.errors import FairleadError
+from fairlead.job import Delta, Job
+from fairlead.nodes.deltas import Deltas
+from fairlead.text.model import TextModel
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if mood is defined %}({{ mood }}){% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> TextModel:
+    directory = tmp_path_factory.mktemp("small")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<eos>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write = lambda name, content: (directory / name).write_text(json.dumps(content))  # noqa: E731
+    write("config.json", {"max_position_embeddings": 4096, "eos_token_id": 0})
+    write("generation_config.json", {"do_sample": True, "temperature": 0.7, "top_k": 20})
+    write("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": "<eos>"})
+    return TextModel.load(directory, name="small")
+
+
+@dataclass
+class FakeAnswer:
+    deltas: Deltas
+    estimated_wait_s: int | None = None
+    queue_position: int | None = None
+
+
+Step = list[Delta] | FairleadError | None
+Script = Callable[[Job], Iterable[Step]]
+
+
+@dataclass
+class FakeGateway:
+    """Puts each step of the script into the deltas and waits until it is taken; at None it stands still."""
+
+    script: Script
+    refusal: Exception | None = None
+    estimated_wait_s: int | None = None
+    queue_position: int | None = None
+    jobs: list[Job] = field(default_factory=list)
+    ended: int = 0
+
+    @property
+    def job(self) -> Job:
+        (job,) = self.jobs
+        return job
+
+    async def serve(self, job: Job, *, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        self.jobs.append(job)
+        if self.refusal is not None:
+            raise self.refusal
+        answer = FakeAnswer(Deltas(job.sequences), self.estimated_wait_s, self.queue_position)
+        begun = False
+        try:
+            for step in self.script(job):
+                await self._play(step, answer.deltas)
+                if not begun:
+                    task_status.started(answer)
+                    begun = True
+                await trio.testing.wait_all_tasks_blocked()
+        finally:
+            self.ended += 1
+
+    async def _play(self, step: Step, deltas: Deltas) -> None:
+        if step is None:
+            await trio.sleep_forever()
+        elif isinstance(step, FairleadError):
+            deltas.fail(step)
+        else:
+            for delta in step:
+                deltas.put(delta)
+
+
+def hello_world(job: Job) -> list[Step]:
+    """Every choice says "Hello" and then " world"."""
+    choices = range(job.sequences)
+    return [
+        [Delta(index, "Hello", [10]) for index in choices],
+        [Delta(index, " world", [11, 12]) for index in choices],
+        [Delta(index, "", [0], finish_reason="stop") for index in choices],
+    ]
+
+
+@dataclass
+class Reply:
+    """What came over ASGI. `pieces`: the body as it was sent; `whole`: the answer was ended, not cut."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    pieces: list[bytes] = field(default_factory=list)
+    whole: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[bytes]:
+        """The data of the server-sent events."""
+        *events, rest = self.body.split(b"\n\n")
+        assert rest == b""
+        assert all(event.startswith(b"data: ") for event in events)
+        return [event.removeprefix(b"data: ") for event in events]
+
+    @property
+    def chunks(self):
+        """The events of a stream that ended well, without its end mark."""
+        *events, end = self.events
+        assert end == b"[DONE]"
+        return [json.loads(event) for event in events]
+
+
+class Client:
+    """Sends one request at a time straight into the application."""
+
+    def __init__(self, app, gateway: FakeGateway) -> None:
+        self.app = app
+        self.gateway = gateway
+
+    async def get(self, path: str, **options) -> Reply:
+        return await self.send("GET", path, b"", **options)
+
+    async def post(self, path: str, content, **options) -> Reply:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return await self.send("POST", path, body, **options)
+
+    async def send(self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), left=None) -> Reply:
+        reply = Reply()
+        left = trio.Event() if left is None else left
+        received = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            if len(received) == 1:
+                await left.wait()
+            return received.pop()
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+            else:
+                reply.whole = not message.get("more_body", False)
+                if message["body"]:
+                    reply.pieces.append(message["body"])
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (name.lower().encode(), value.encode("latin-1")) for name, value in dict(headers).items()
+            ],
+            "client": client,
+            "server": ("127.0.0.1", 8000),
+            "state": {"limits": Limits()},
+            "extensions": {},
+        }
+        await self.app(scope, receive, send)
+        return reply
+
+
+def client_of(model: TextModel, *api_keys: ApiKey, **changes) -> Client:
+    """Return a client of an application with these keys; `changes` replace the other services."""
+    gateway = FakeGateway(hello_world)
+    card = ModelConfig(path=Path(), name=model.name)
+    services = {
+        "config": Config(models=(card,), api_keys=api_keys, limits=Limits(sequences=8)),
+        "gateway": gateway,
+        "models": {model.name: model},
+        "aliases": {"tiny": model.name},
+        "ready": lambda: True,
+        "queue_statistics": lambda: {"waiting": 2, "running": 1, "capacity": 100, "seats": 1},
+        "running": lambda: [{"model": model.name, "state": "ready"}],
+        **changes,
+    }
+    return Client(create_app(Services(**services)), gateway)
+
+
+@pytest.fixture
+def client(model) -> Client:
+    return client_of(model)
+
+
+@pytest.fixture
+def client_with(model) -> Callable[..., Client]:
+    """A client of an application with keys, or with other services."""
+    return lambda *api_keys, **changes: client_of(model, *api_keys, **changes)
+
+
+@pytest.fixture
+def chat() -> Callable[..., dict]:
+    """A chat request's body."""
+    return lambda **fields: {"model": "small", "messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+@pytest.fixture
+def log():
+    """What is logged while the test runs."""
+    capture = LogCapture()
+    earlier = structlog.get_config()["processors"]
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, capture])
+    yield capture.entries
+    structlog.configure(processors=earlier)

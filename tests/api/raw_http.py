@@ -1,0 +1,273 @@
+"""A listener on a free port, and a client that sends bytes: nothing here knows how to be polite."""
+
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import trio
+
+from fairlead.api.server import bind, serve_http
+from fairlead.config import Limits
+
+# Generous: what is waited for takes milliseconds, unless the machine is busy or the test fails.
+PATIENCE_S = 20
+
+# Short enough to wait for, for those tests that wait for a limit.
+SHORT = Limits(
+    header_bytes=4096,
+    headers=20,
+    header_timeout_s=0.3,
+    body_timeout_s=0.3,
+    idle_timeout_s=0.3,
+    stall_s=0.3,
+    drain_s=0.3,
+)
+
+
+class Answer(NamedTuple):
+    """One answer as it came; `whole` if its framing says so."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error in OpenAI's form."""
+        return json.loads(self.body)["error"]
+
+
+class Client:
+    """One connection to the listener."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self.socket = sock
+        self._received = b""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+        while data:
+            data = data[await self.socket.send(data) :]
+
+    async def answer(self, *, head: bool = False) -> Answer:
+        """Read one answer."""
+        while b"\r\n\r\n" not in self._received:
+            if not await self._receive():
+                raise EOFError(self._received)
+        top, _, self._received = self._received.partition(b"\r\n\r\n")
+        lines = top.decode().split("\r\n")
+        status = int(lines[0].split(" ")[1])
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        if status == 100 or head:
+            return Answer(status, headers, b"", whole=True)
+        if headers.get("transfer-encoding") == "chunked":
+            return Answer(status, headers, *await self._chunks())
+        if "content-length" in headers:
+            return Answer(status, headers, *await self._exactly(int(headers["content-length"])))
+        while await self._receive():
+            pass
+        return Answer(status, headers, self._received, whole=True)
+
+    async def ask(self, data: bytes) -> Answer:
+        """Send a request and read its answer."""
+        await self.send(data)
+        return await self.answer()
+
+    async def chunk(self) -> bytes:
+        """Read whatever comes next of an answer's body."""
+        if not self._received:
+            await self._receive()
+        data, self._received = self._received, b""
+        return data
+
+    async def end(self) -> bytes:
+        """Read until the server closes. A reset is also an end."""
+        while await self._receive():
+            pass
+        return self._received
+
+    def reset(self) -> None:
+        """Close as a killed process does that had something left to read."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    async def _receive(self) -> bool:
+        try:
+            data = await self.socket.recv(65536)
+        except ConnectionError:
+            return False
+        self._received += data
+        return bool(data)
+
+    async def _exactly(self, length: int) -> tuple[bytes, bool]:
+        while len(self._received) < length:
+            if not await self._receive():
+                return self._received, False
+        body, self._received = self._received[:length], self._received[length:]
+        return body, True
+
+    async def _chunks(self) -> tuple[bytes, bool]:
+        body = b""
+        while True:
+            while b"\r\n" not in self._received:
+                if not await self._receive():
+                    return body, False
+            size, _, self._received = self._received.partition(b"\r\n")
+            chunk, whole = await self._exactly(int(size, 16) + 2)
+            body += chunk[:-2]
+            if not whole or size == b"0":
+                return body, whole
+
+
+class Server:
+    """A listener that runs. `shutdown` begins its end, `ended` is set when `serve_http` has returned."""
+
+    def __init__(self, address: tuple[str, int], shutdown: trio.Event, ended: trio.Event) -> None:
+        self.address = address
+        self.shutdown = shutdown
+        self.ended = ended
+        self._clients = ExitStack()
+
+    async def connect(self, *, receive_buffer: int | None = None) -> Client:
+        """Return a new connection; a small receive buffer soon makes the server wait for us to read."""
+        sock = trio.socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._clients.enter_context(sock)
+        await sock.connect(self.address)
+        return Client(sock)
+
+    def close_clients(self) -> None:
+        """Close all connections that were made here and are still open."""
+        self._clients.close()
+
+    async def ask(self, data: bytes) -> Answer:
+        """Return the answer to a request on a connection of its own."""
+        client = await self.connect()
+        with client.socket:
+            return await client.ask(data)
+
+
+@asynccontextmanager
+async def serving(
+    app: Callable[..., Awaitable[None]],
+    limits: Limits | None = None,
+    *,
+    drained: bool = True,
+    patience_s: float = PATIENCE_S,
+):
+    """Serve `app`. Leaving drains: a listener that does not end fails the test."""
+    ended = trio.Event()
+    shutdown = trio.Event()
+
+    async def run(*, task_status):
+        sockets = bind("127.0.0.1", 0)
+        serve = partial(serve_http, app, sockets, limits=limits or Limits(), shutdown=shutdown)
+        await serve(task_status=task_status)
+        ended.set()
+
+    with trio.fail_after(patience_s):
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(run)
+            server = Server(addresses[0], shutdown, ended)
+            try:
+                yield server
+            finally:
+                server.close_clients()
+            shutdown.set()
+            if not drained:
+                nursery.cancel_scope.cancel()
+
+
+def get(path: str = "/", *headers: str, version: str = "1.1") -> bytes:
+    """Return a GET request."""
+    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: test", *headers, "", ""]).encode()
+
+
+def post(body: bytes, path: str = "/", *headers: str) -> bytes:
+    """Return a POST request."""
+    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+class Apps:
+    """Small ASGI apps by path, and what has happened to them."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.waiting = trio.Event()
+        self.told = trio.Event()  # a request's app was told that its client has left
+        self.go = trio.Event()
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        self.requests.append(scope["path"])
+        answer = getattr(self, scope["path"].strip("/"), self.hello)
+        await answer(receive, send)
+
+    async def hello(self, receive, send) -> None:
+        """Answer at once, whatever the path."""
+        await reply(send, b"hello")
+
+    async def echo(self, receive, send) -> None:
+        """Answer with the body."""
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                await reply(send, body)
+                return
+
+    async def wait(self, receive, send) -> None:
+        """Wait, as for a seat, without reading; answer when the test says `go`."""
+        self.waiting.set()
+        try:
+            await self.go.wait()
+        except trio.Cancelled:
+            self.told.set()
+            raise
+        await reply(send, b"waited")
+
+    async def flood(self, receive, send) -> None:
+        """Stream without end, as fast as it is taken."""
+        await start(send)
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+        finally:
+            self.told.set()
+
+    async def drip(self, receive, send) -> None:
+        """Stream one chunk, then wait for `go`, then the last."""
+        await start(send)
+        await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+        self.waiting.set()
+        await self.go.wait()
+        await send({"type": "http.response.body", "body": b"last", "more_body": False})
+
+    async def fail(self, receive, send) -> None:
+        """Fail before an answer."""
+        raise ExceptionGroup("two", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])])
+
+    async def fail_later(self, receive, send) -> None:
+        """Fail in the middle of an answer."""
+        await start(send)
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("late")
+
+
+async def start(send, headers=()) -> None:
+    """Begin an answer."""
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def reply(send, body: bytes) -> None:
+    """Answer at once."""
+    await start(send, [(b"content-length", b"%d" % len(body))])
+    await send({"type": "http.response.body", "body": body, "more_body": False})

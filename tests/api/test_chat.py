@@ -1,0 +1,347 @@
+"""POST /v1/chat/completions: what goes in as a Job, and what comes out, whole and streamed."""
+
+import json
+
+import pytest
+import trio
+import trio.testing
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from fairlead.errors import NodeFailed, RequestTimeout
+from fairlead.job import Delta, Sampling, TokenLogprob
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_an_answer_is_what_the_openai_client_expects(client, chat):
+    reply = await client.post(CHAT, chat(n=2))
+    answer = ChatCompletion.model_validate_json(reply.body, strict=True)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert answer.id == client.gateway.job.id
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == "small"
+    assert answer.system_fingerprint is None
+    assert ["Hello world"] * 2 == [choice.message.content for choice in answer.choices]
+    assert [0, 1] == [choice.index for choice in answer.choices]
+    assert {"stop"} == {choice.finish_reason for choice in answer.choices}
+    prompt_tokens = client.gateway.job.prompt_tokens
+    assert answer.usage.prompt_tokens == prompt_tokens
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == prompt_tokens + 8
+
+
+async def test_a_stream_is_these_bytes(client, chat):
+    reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
+    job = client.gateway.job
+    created = reply.chunks[0]["created"]
+    head = (
+        f'data: {{"id":"{job.id}","object":"chat.completion.chunk","created":{created},'
+        '"model":"small","system_fingerprint":null,"choices":['
+    )
+    tail = '},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
+    prompt, total = job.prompt_tokens, job.prompt_tokens + 4
+    usage = f'{{"prompt_tokens":{prompt},"completion_tokens":4,"total_tokens":{total}}}'
+    expected = [
+        head + '{"index":0,"delta":{"role":"assistant","content":""' + tail,
+        head + '{"index":0,"delta":{"content":"Hello"' + tail,
+        head + '{"index":0,"delta":{"content":" world"' + tail,
+        head
+        + '{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'
+        '"usage":null}\n\n',
+        head + '],"usage":' + usage + "}\n\n",
+        "data: [DONE]\n\n",
+    ]
+    assert "".join(expected) == reply.body.decode()
+    assert reply.headers["content-type"] == "text/event-stream"
+    assert reply.headers["cache-control"] == "no-cache"
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert reply.whole
+
+
+async def test_all_deltas_that_are_there_go_out_in_one_piece(client, chat):
+    reply = await client.post(CHAT, chat(stream=True, n=3))
+    assert [6, 3, 3, 1] == [piece.count(b"\n\n") for piece in reply.pieces]
+
+
+async def test_chunks_are_what_the_openai_client_expects(client, chat):
+    reply = await client.post(
+        CHAT, chat(stream=True, n=2, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    )
+    chunks = [ChatCompletionChunk.model_validate_json(event, strict=True) for event in reply.events[:-1]]
+    texts = {0: "", 1: ""}
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content
+    assert texts == {0: "Hello world", 1: "Hello world"}
+    assert ["assistant"] * 2 == [
+        choice.delta.role for chunk in chunks for choice in chunk.choices if choice.delta.role
+    ]
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert counts == sorted(counts)
+    assert counts[-1] == 8
+    assert chunks[-1].choices == []
+
+
+async def test_without_stream_options_no_chunk_speaks_of_usage(client, chat):
+    reply = await client.post(CHAT, chat(stream=True))
+    assert b"usage" not in reply.body
+
+
+async def test_text_is_encoded_so_that_it_cannot_end_an_event(client, chat):
+    text = 'a\n\ndata: [DONE]\n\n"\\ é 🦊 \x00\u2028'
+    client.gateway.script = lambda job: [[Delta(0, text, [1], finish_reason="stop")]]
+    reply = await client.post(CHAT, chat(stream=True))
+    assert text == "".join(chunk["choices"][0]["delta"]["content"] for chunk in reply.chunks)
+
+
+async def test_deltas_whose_text_is_held_back_make_no_chunk(client, chat):
+    client.gateway.script = lambda job: [
+        [Delta(0, "a", [1])],
+        [Delta(0, "", [2])],
+        [Delta(0, "b", [3], finish_reason="length")],
+    ]
+    reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
+    assert ["", "a", "b"] == [chunk["choices"][0]["delta"]["content"] for chunk in reply.chunks[:-1]]
+    assert reply.chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert reply.chunks[-1]["usage"]["completion_tokens"] == 3
+
+
+def with_logprobs(job):
+    h, i = TokenLogprob(40, -0.5, ((40, -0.5), (41, -1.5))), TokenLogprob(41, float("-inf"), ((40, -0.1),))
+    return [[Delta(0, "H", [40], [h])], [Delta(0, "I", [41], [i], finish_reason="stop")]]
+
+
+async def test_logprobs_come_with_their_tokens_and_bytes(client, chat, model):
+    client.gateway.script = with_logprobs
+    reply = await client.post(CHAT, chat(logprobs=True, top_logprobs=2))
+    ChatCompletion.model_validate_json(reply.body, strict=True)
+    assert client.gateway.job.sampling.logprobs == 2
+    first, second = reply.json["choices"][0]["logprobs"]["content"]
+    text = model.tokenizer.token
+    assert first["token"] == text(40)
+    assert first["bytes"] == list(model.tokenizer.token_bytes(40))
+    assert first["logprob"] == -0.5
+    assert [(text(40), -0.5), (text(41), -1.5)] == [
+        (top["token"], top["logprob"]) for top in first["top_logprobs"]
+    ]
+    assert second["logprob"] == -9999.0
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(client, chat):
+    client.gateway.script = with_logprobs
+    whole = await client.post(CHAT, chat(logprobs=True, top_logprobs=2))
+    client.gateway.jobs.clear()
+    streamed = await client.post(CHAT, chat(logprobs=True, top_logprobs=2, stream=True))
+    for event in streamed.events[:-1]:
+        ChatCompletionChunk.model_validate_json(event, strict=True)
+    entries = [chunk["choices"][0]["logprobs"] for chunk in streamed.chunks]
+    content = [entry for logprobs in entries if logprobs for entry in logprobs["content"]]
+    assert content == whole.json["choices"][0]["logprobs"]["content"]
+
+
+async def test_a_stop_string_is_told_as_the_reason(client, chat):
+    client.gateway.script = lambda job: [[Delta(0, "x", [1], finish_reason="stop", stop_reason="END")]]
+    reply = await client.post(CHAT, chat(stop="END"))
+    assert client.gateway.job.stop == ("END",)
+    assert reply.json["choices"][0]["stop_reason"] == "END"
+    client.gateway.jobs.clear()
+    reply = await client.post(CHAT, chat(stop=["END", "STOP"], stream=True))
+    assert client.gateway.job.stop == ("END", "STOP")
+    assert reply.chunks[-1]["choices"][0]["stop_reason"] == "END"
+
+
+async def test_an_error_after_the_first_byte_is_an_event_and_then_a_cut(client, chat):
+    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], NodeFailed("the node died")]
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reply.status == 200
+    assert {
+        "error": {"message": "the node died", "type": "server_error", "param": None, "code": "node_failed"}
+    } == (json.loads(reply.events[-1]))
+    assert b"[DONE]" not in reply.body
+    assert not reply.whole
+
+
+async def test_a_bug_while_streaming_is_an_event_without_internals_and_a_cut(client, chat, log):
+    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], [Delta(99, "no such choice", [2])]]
+    reply = await client.post(CHAT, chat(stream=True))
+    assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
+    assert b"IndexError" not in reply.body
+    assert [IndexError] == [type(entry["exc_info"]) for entry in log]
+    assert not reply.whole
+
+
+@pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [1])], None]], ids=["waiting", "running"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_job(client, chat, stream, script):
+    client.gateway.script = lambda job: script
+    left = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post(CHAT, chat(stream=stream), left=left))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(client.gateway.jobs) == 1
+        assert client.gateway.ended == 0
+        left.set()
+    assert client.gateway.ended == 1
+
+
+async def test_a_client_that_does_not_stream_never_sees_part_of_an_answer(client, chat):
+    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], RequestTimeout("too long")]
+    reply = await client.post(CHAT, chat())
+    assert reply.status == 408
+    assert reply.headers["x-should-retry"] == "false"
+    assert b"Hel" not in reply.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_had_to_wait_says_so(client, chat, stream):
+    client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
+    reply = await client.post(CHAT, chat(stream=stream))
+    assert reply.headers["x-estimated-wait"] == "24"
+    assert reply.headers["x-queue-position"] == "3"
+
+
+async def test_an_answer_that_did_not_wait_says_nothing_of_waiting(client, chat):
+    reply = await client.post(CHAT, chat())
+    assert "x-estimated-wait" not in reply.headers
+    assert "x-queue-position" not in reply.headers
+
+
+async def test_every_sampling_field_reaches_the_engine(client, chat):
+    await client.post(
+        CHAT,
+        chat(
+            max_tokens=7,
+            min_tokens=2,
+            temperature=0,
+            top_p=0.5,
+            top_k=-1,
+            min_p=0.1,
+            seed=-5,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            repetition_penalty=1.1,
+            logit_bias={"5": -100, "6": 1},
+            stop_token_ids=[3, 4],
+            ignore_eos=True,
+        ),
+    )
+    assert client.gateway.job.sampling == Sampling(
+        max_tokens=7,
+        min_tokens=2,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=0,
+        min_p=0.1,
+        seed=-5,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        repetition_penalty=1.1,
+        logit_bias={5: -100.0, 6: 1.0},
+        stop_token_ids=(3, 4),
+        ignore_eos=True,
+    )
+
+
+async def test_what_the_client_leaves_out_or_nulls_is_the_models_default(client, chat, model):
+    nulls = dict.fromkeys(
+        ["temperature", "top_p", "top_k", "n", "stop", "max_tokens", "logit_bias", "stream", "seed"]
+    )
+    await client.post(CHAT, chat(**nulls))
+    job = client.gateway.job
+    room = model.max_model_len - job.prompt_tokens
+    assert job.sampling == Sampling(max_tokens=room, temperature=0.7, top_k=20)
+    assert job.n == 1
+    assert job.stop == ()
+
+
+async def test_the_newer_name_for_max_tokens_goes_first(client, chat):
+    await client.post(CHAT, chat(max_tokens=5, max_completion_tokens=6))
+    assert client.gateway.job.sampling.max_tokens == 6
+
+
+async def test_known_and_unknown_fields_that_change_nothing_are_ignored(client, chat):
+    ignored = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True}
+    reply = await client.post(
+        CHAT, chat(**ignored, reasoning_effort="low", response_format={"type": "text"}, new=[1])
+    )
+    assert reply.status == 200
+
+
+async def prompt_of(client, model, **body):
+    client.gateway.jobs.clear()
+    reply = await client.post(CHAT, {"model": "small", **body})
+    assert reply.status == 200, reply.body
+    (prompt,) = client.gateway.job.prompts
+    return model.tokenizer.decode(prompt)
+
+
+async def test_messages_of_all_roles_reach_the_template(client, model):
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "four", "name": "bob"},
+    ]
+    assert await prompt_of(client, model, messages=messages) == (
+        "<|system|>be brief\n"
+        "<|user|>a\nb\n"
+        '<|assistant|>[{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}, "type": "function"}]\n'
+        "<|tool|>2\n"
+        "<|assistant|>three\n"
+        "<|user|>four\n"
+        "<|assistant|>"
+    )
+
+
+async def test_tools_reach_the_template_unless_the_model_must_not_call_them(client, model):
+    function = {"name": "f", "description": "does", "parameters": {"type": "object", "properties": {}}}
+    asked = {
+        "messages": [{"role": "user", "content": "go"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    written = json.dumps(asked["tools"])
+    assert written in await prompt_of(client, model, **asked)
+    assert written in await prompt_of(client, model, **asked, tool_choice="auto")
+    assert "does" not in await prompt_of(client, model, **asked, tool_choice="none")
+
+
+async def test_a_templates_own_variables_are_passed_on(client, model):
+    messages = [{"role": "user", "content": "go"}]
+    prompt = await prompt_of(client, model, messages=messages, chat_template_kwargs={"mood": "gay"})
+    assert "(gay)" in prompt
+
+
+async def test_a_long_prompt_is_encoded_all_the_same_in_a_thread(client, model):
+    # Unknown fields make the body long without making the prompt so.
+    messages = [{"role": "user", "content": "hello"}]
+    assert "<|user|>hello\n<|assistant|>" == await prompt_of(
+        client, model, messages=messages, padding="x" * 30_000
+    )
+    reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello " * 20_000}]})
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+
+
+async def test_an_alias_is_answered_under_the_canonical_name(client, chat):
+    reply = await client.post(CHAT, chat(model="tiny"))
+    assert reply.json["model"] == "small"
+    assert client.gateway.job.model == "small"
+
+
+async def test_with_one_model_its_name_may_be_left_out(client):
+    reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello"}]})
+    assert reply.json["model"] == "small"
+
+
+async def test_with_several_models_one_must_be_named(client_with, model, chat):
+    client = client_with(models={"small": model, "other": model})
+    reply = await client.post(CHAT, chat(model=None))
+    assert (reply.status, reply.error["param"]) == (400, "model")

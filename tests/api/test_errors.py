@@ -1,0 +1,117 @@
+"""Errors as answers: statuses, headers, dialect, request ids."""
+
+import json
+
+import pytest
+
+from fairlead import errors
+from fairlead.api.routes import MAX_REQUEST_ID_LENGTH
+
+CHAT = "/v1/chat/completions"
+
+
+def leaves(kind=errors.FairleadError):
+    for child in kind.__subclasses__():
+        yield child
+        yield from leaves(child)
+
+
+@pytest.mark.parametrize("kind", list(leaves()), ids=lambda kind: kind.__name__)
+async def test_every_error_of_the_tree_has_its_status_and_code(client, chat, kind):
+    client.gateway.refusal = kind("what went wrong", param="model")
+    reply = await client.post(CHAT, chat())
+    assert reply.status == kind.status
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.error["code"] == kind.code
+    assert reply.error["message"].endswith("what went wrong")
+    assert reply.error["param"] == "model"
+    assert isinstance(reply.error["type"], str)
+    assert ("retry-after" in reply.headers) == (kind.status in {429, 503})
+    assert reply.headers.get("x-should-retry") == ("false" if kind.should_retry is False else None)
+    assert reply.whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_before_the_first_delta_is_a_real_status(client, chat, stream):
+    client.gateway.refusal = errors.QueueFull("the queue is full", retry_after_s=17, estimated_wait_s=30)
+    reply = await client.post(CHAT, chat(stream=stream))
+    assert reply.status == 429
+    assert reply.headers["retry-after"] == "17"
+    assert reply.headers["x-estimated-wait"] == "30"
+    assert reply.error["type"] == "rate_limit_error"
+
+
+async def test_an_error_in_a_group_of_others_is_found(client, chat):
+    inner = ExceptionGroup("", [errors.NodeFailed("gone"), OSError("closed")])
+    client.gateway.refusal = ExceptionGroup("", [inner])
+    reply = await client.post(CHAT, chat())
+    assert (reply.status, reply.error["code"]) == (502, "node_failed")
+
+
+@pytest.mark.parametrize("group", [False, True])
+async def test_a_bug_is_a_500_without_internals_and_is_logged_once(client, chat, log, group):
+    bug = ZeroDivisionError("secret detail")
+    client.gateway.refusal = ExceptionGroup("", [bug]) if group else bug
+    reply = await client.post(CHAT, chat(), headers={"X-Request-Id": "abc"})
+    assert (reply.status, reply.error["code"], reply.error["type"]) == (500, "internal_error", "server_error")
+    assert b"secret" not in reply.body
+    assert b"ZeroDivision" not in reply.body
+    (entry,) = log
+    assert entry["log_level"] == "error"
+    assert entry["request_id"] == "abc"
+    assert entry["exc_info"] is bug
+
+
+async def test_an_expected_error_is_not_logged(client, chat, log):
+    await client.post(CHAT, b"{")
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/nowhere", "/v1", "/v1/chat/completions/", "/static/x", "/v1/models/"]
+)
+async def test_an_unknown_path_is_a_404_in_json(client, path):
+    reply = await client.get(path)
+    assert (reply.status, reply.error["code"], reply.error["type"]) == (404, "not_found", "not_found_error")
+    assert "x-request-id" in reply.headers
+
+
+async def test_a_wrong_method_is_a_405_that_names_the_right_ones(client):
+    reply = await client.get(CHAT)
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "OPTIONS, POST"
+
+
+async def test_an_unknown_model_is_a_404(client, chat):
+    for name in ("huge", "x" * 100_000):
+        reply = await client.post(CHAT, chat(model=name))
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
+        assert len(reply.body) < 400
+    reply = await client.get("/v1/models/some/where")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "given", ["a", "!~", "x" * MAX_REQUEST_ID_LENGTH, "0f8fad5b-d9cb-469f-a165-70867728950e"]
+)
+async def test_a_clients_request_id_is_taken_over(client, chat, given):
+    for reply in (
+        await client.get("/health", headers={"X-Request-Id": given}),
+        await client.get("/nowhere", headers={"X-Request-Id": given}),
+        await client.post(CHAT, chat(stream=True), headers={"X-Request-Id": given}),
+    ):
+        assert reply.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", " ", "a b", "é", "x" * (MAX_REQUEST_ID_LENGTH + 1), "a\x7f", "a\tb"])
+async def test_a_request_id_that_cannot_stand_in_a_log_line_is_replaced(client, given):
+    reply = await client.get("/health", headers={"X-Request-Id": given})
+    made = reply.headers["x-request-id"]
+    assert made != given
+    assert len(made) == 32
+    assert made != (await client.get("/health", headers={"X-Request-Id": given})).headers["x-request-id"]
+
+
+async def test_answers_are_compact_json(client):
+    reply = await client.get("/nowhere")
+    assert reply.body == json.dumps(reply.json, separators=(",", ":")).encode()

@@ -1,0 +1,112 @@
+"""The routes that generate nothing."""
+
+from importlib.metadata import version
+
+import pytest
+from openai.types import Model
+
+
+async def test_the_models_are_listed_under_their_canonical_names(client, model):
+    reply = await client.get("/v1/models")
+    assert reply.json["object"] == "list"
+    (card,) = reply.json["data"]
+    Model.model_validate(card, strict=True)
+    assert card == {
+        "id": "small",
+        "object": "model",
+        "created": model.created,
+        "owned_by": "fairlead",
+        "max_model_len": 4096,
+    }
+
+
+@pytest.mark.parametrize("name", ["small", "tiny"])
+async def test_a_model_is_found_by_name_and_alias(client, name):
+    reply = await client.get(f"/v1/models/{name}")
+    assert reply.json["id"] == "small"
+
+
+async def test_a_name_may_have_slashes(client_with, model):
+    client = client_with(models={"org/small": model})
+    assert (await client.get("/v1/models/org/small")).status == 200
+
+
+async def test_a_text_becomes_tokens_and_the_tokens_the_text(client, model):
+    reply = await client.post("/tokenize", {"prompt": "hello world", "return_token_strs": True})
+    tokens = model.tokenizer.encode("hello world")
+    assert reply.json == {
+        "count": len(tokens),
+        "max_model_len": 4096,
+        "tokens": tokens,
+        "token_strs": [model.tokenizer.token(token) for token in tokens],
+    }
+    reply = await client.post("/detokenize", {"model": "small", "tokens": tokens})
+    assert reply.json == {"prompt": "hello world"}
+
+
+async def test_messages_become_the_tokens_of_their_chat(client, model):
+    messages = [{"role": "user", "content": "hello"}]
+    reply = await client.post("/tokenize", {"messages": messages})
+    assert reply.json["tokens"] == model.encode_chat(messages)
+    assert reply.json["token_strs"] is None
+    reply = await client.post("/tokenize", {"messages": messages, "add_generation_prompt": False})
+    assert reply.json["tokens"] == model.encode_chat(messages, add_generation_prompt=False)
+
+
+async def test_a_text_longer_than_the_context_can_still_be_counted(client):
+    reply = await client.post("/tokenize", {"prompt": "hello " * 10_000})
+    assert reply.json["count"] > 4096
+
+
+async def test_special_tokens_are_shown_by_detokenize(client):
+    reply = await client.post("/detokenize", {"tokens": [0]})
+    assert reply.json == {"prompt": "<eos>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/detokenize", {"tokens": [300]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_refused_by_name(client, path, body, param):
+    reply = await client.post(path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_no_tokens_are_no_text(client):
+    assert (await client.post("/detokenize", {"tokens": []})).json == {"prompt": ""}
+    assert (await client.post("/tokenize", {"prompt": ""})).json["count"] == 0
+
+
+async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
+    client = client_with(ready=lambda: False)
+    health, ready = await client.get("/health"), await client.get("/ready")
+    assert (health.status, health.json) == (200, {"status": "ok"})
+    assert (ready.status, ready.json) == (503, {"status": "loading"})
+    assert ready.headers["retry-after"] == "2"
+
+
+async def test_a_loaded_server_is_ready(client):
+    reply = await client.get("/ready")
+    assert (reply.status, reply.json) == (200, {"status": "ready"})
+
+
+async def test_the_queue_and_the_resident_models_are_shown_as_they_are(client):
+    assert (await client.get("/queue")).json == {"waiting": 2, "running": 1, "capacity": 100, "seats": 1}
+    assert (await client.get("/running")).json == [{"model": "small", "state": "ready"}]
+
+
+async def test_the_version_is_the_packages(client):
+    assert (await client.get("/version")).json == {"version": version("fairlead")}
+
+
+async def test_head_is_answered_where_get_is(client):
+    reply = await client.send("HEAD", "/health", b"")
+    assert (reply.status, reply.body) == (200, b"")

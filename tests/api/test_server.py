@@ -1,0 +1,363 @@
+"""The listener through real sockets: what it serves, what it refuses, and how it ends."""
+
+import errno
+import os
+import resource
+import socket
+from contextlib import ExitStack, suppress
+
+import pytest
+import structlog
+import trio
+
+from api.raw_http import SHORT, Apps, get, post, serving
+from fairlead.api.server import bind
+from fairlead.config import ConfigError, Limits
+
+# Binding -------------------------------------------------------------------------------------------
+
+
+def close_all(sockets):
+    for sock in sockets:
+        sock.close()
+
+
+def test_port_0_picks_one_port_for_all_addresses_of_the_host():
+    sockets = bind("localhost", 0)
+    ports = {sock.getsockname()[1] for sock in sockets}
+    close_all(sockets)
+    assert 1 == len(ports)
+    assert 0 not in ports
+
+
+def test_a_taken_port_is_an_error_that_names_host_and_port():
+    sockets = bind("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
+    with pytest.raises(OSError, match=f"127.0.0.1, port {port}") as caught:
+        bind("127.0.0.1", port)
+    close_all(sockets)
+    assert errno.EADDRINUSE == caught.value.errno
+
+
+@pytest.mark.parametrize("host", ["no such host", "a..b", "256.1.1.1.1"])
+def test_a_host_that_does_not_exist_is_a_configuration_error(host):
+    with pytest.raises(ConfigError, match="host"):
+        bind(host, 0)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_host_is_bound_with_and_without_brackets(host):
+    try:
+        sockets = bind(host, 0)
+    except OSError as error:
+        pytest.skip(str(error))
+    families = [sock.family for sock in sockets]
+    close_all(sockets)
+    assert [socket.AF_INET6] == families
+
+
+def test_accepted_connections_send_at_once_and_notice_a_dead_machine():
+    (listening,) = bind("127.0.0.1", 0)
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+# Serving -------------------------------------------------------------------------------------------
+
+
+async def test_one_connection_serves_request_after_request():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        bodies = [(await client.ask(post(b"%d" % n, "/echo"))).body for n in range(20)]
+    assert [b"%d" % n for n in range(20)] == bodies
+
+
+async def test_pipelined_requests_are_answered_in_order():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        await client.send(b"".join(post(b"%d" % n, "/echo") for n in range(50)))
+        bodies = [(await client.answer()).body for _ in range(50)]
+    assert [b"%d" % n for n in range(50)] == bodies
+
+
+async def test_an_empty_line_after_a_body_is_not_the_next_request():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        first = await client.ask(post(b"one", "/echo") + b"\r\n")
+        second = await client.ask(b"\r\n" + post(b"two", "/echo"))
+    assert [b"one", b"two"] == [first.body, second.body]
+
+
+async def test_a_chunked_body_arrives_whole_byte_by_byte():
+    head = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request = head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        for index in range(len(request)):
+            await client.send(request[index : index + 1])
+        answer = await client.answer()
+    assert b"abcde" == answer.body
+
+
+async def test_a_client_that_asks_before_sending_its_body_is_told_to_go_on():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        head, _, body = post(b"hello", "/echo", "Expect: 100-continue").partition(b"\r\n\r\n")
+        go_on = await client.ask(head + b"\r\n\r\n")
+        answer = await client.ask(body)
+    assert (100, b"hello") == (go_on.status, answer.body)
+
+
+async def test_a_large_body_that_is_not_read_stops_at_the_read_ahead_and_is_taken_when_it_is_read():
+    apps = Apps()
+    body = bytes(1_000_000)
+
+    async def late(receive, send):
+        apps.waiting.set()
+        await apps.go.wait()
+        await apps.echo(receive, send)
+
+    apps.late = late
+    async with serving(apps) as server:
+        client = await server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, post(body, "/late"))
+            await apps.waiting.wait()
+            apps.go.set()
+            answer = await client.answer()
+    assert body == answer.body
+
+
+async def test_connection_close_is_honoured():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        answer = await client.ask(get("/", "Connection: close"))
+        rest = await client.end()
+    assert (b"hello", b"", "close") == (answer.body, rest, answer.headers["connection"])
+
+
+async def test_a_stream_for_http_1_0_ends_with_its_file():
+    apps = Apps()
+    apps.go.set()
+    async with serving(apps) as server:
+        answer = await server.ask(get("/drip", version="1.0"))
+    assert b"first last" == answer.body
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_stream_that_is_always_ready_leaves_others_their_turn(method):
+    async with serving(Apps(), SHORT) as server:
+        greedy = await server.connect()
+        await greedy.send(get("/flood").replace(b"GET", method))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(greedy.end)
+            answers = [await server.ask(get()) for _ in range(5)]
+            nursery.cancel_scope.cancel()
+    assert [200] * 5 == [answer.status for answer in answers]
+
+
+async def test_an_app_that_does_not_start_leaves_no_port_taken():
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no model"})
+
+    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="no model"), flatten_subgroups=True):
+        async with serving(app):
+            pass
+
+
+async def test_the_app_is_started_before_the_first_request_and_stopped_after_the_last():
+    events = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await receive()
+            events.append("started")
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            events.append("stopped")
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await Apps().hello(receive, send)
+            events.append("request")
+
+    async with serving(app) as server:
+        await server.ask(get())
+    assert ["started", "request", "stopped"] == events
+
+
+# Refusing ------------------------------------------------------------------------------------------
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+PRIORITY_FLOOD = b"\x00\x00\x05\x02\x00\x00\x00\x00\x03\x00\x00\x00\x00\x0f" * 2000
+WEBSOCKET = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: AAAA",
+)
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (HTTP2_PREFACE, 505, "http_version_not_supported"),
+        (HTTP2_PREFACE + PRIORITY_FLOOD, 505, "http_version_not_supported"),
+        (get("/", version="3.7"), 505, "http_version_not_supported"),
+        (get("/", *H2C), 505, "http_version_not_supported"),
+        (get("/", *H2C) + b"\x00garbage", 505, "http_version_not_supported"),
+        (get("/", *WEBSOCKET), 400, "invalid_request"),
+        (get("/", *WEBSOCKET) + b"\x81", 400, "invalid_request"),
+        (b"CONNECT host:443 HTTP/1.1\r\nHost: host\r\n\r\n", 405, "method_not_allowed"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400, "invalid_request"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "invalid_request"),
+        (b"GET /\x00 HTTP/1.1\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        ("GET /ä HTTP/1.1\r\nHost: test\r\n\r\n".encode(), 400, "invalid_request"),
+        (b"GET / HTTP/1.1\rHost: test\r\n\r\n", 400, "invalid_request"),
+        (b"GET ?path HTTP/1.1\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (b"GET / HTTP/1.1\r\nHost: test\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (get("/", "Bad Header: 1"), 400, "invalid_request"),
+        (get("/", "Content-Length: -1"), 400, "invalid_request"),
+        (get("/", "Content-Length: 1", "Content-Length: 2"), 400, "invalid_request"),
+        (get("/", "Content-Length: 1", "Transfer-Encoding: chunked"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: gzip"), 501, "unsupported_transfer_encoding"),
+        (get("/", *(f"X-{n}: 1" for n in range(20))), 431, "headers_too_large"),
+        (get("/", "X-Large: " + "x" * 5000), 431, "headers_too_large"),
+        (get("/" + "x" * 5000), 431, "headers_too_large"),
+        (get("/", "X-Endless: ")[:-4] + b"x" * 200_000, 431, "headers_too_large"),
+    ],
+)
+async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_app(request_, status, code):
+    apps = Apps()
+    async with serving(apps, SHORT) as server:
+        client = await server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, request_)
+            answer = await client.answer()
+        assert (status, code, "close") == (answer.status, answer.error["code"], answer.headers["connection"])
+        assert b"" == await client.end()
+        assert b"hello" == (await server.ask(get())).body
+    assert ["/"] == apps.requests
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://other.example/path?x=1", "/path"),
+        ("HTTP://other.example", "/"),
+        ("http://[broken/x", "/x"),
+        ("/%00%ff%zz%", "/\x00\ufffd%zz%"),
+        ("/" + "x" * 3000, "/" + "x" * 3000),
+        ("//a//b", "//a//b"),
+    ],
+)
+async def test_an_odd_target_is_a_path_like_any_other(target, path):
+    apps = Apps()
+    async with serving(apps) as server:
+        assert 200 == (await server.ask(get(target))).status
+    assert [path] == apps.requests
+
+
+async def test_a_broken_body_is_refused_and_its_app_told():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        await client.send(b"POST /wait HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await apps.waiting.wait()
+        answer = await client.ask(b"not a size\r\n")
+        await apps.told.wait()
+    assert (400, "invalid_request") == (answer.status, answer.error["code"])
+
+
+async def test_over_the_limit_of_connections_new_ones_are_refused_and_old_ones_undisturbed():
+    apps = Apps()
+    with structlog.testing.capture_logs() as logs:
+        async with serving(apps, Limits(connections=2)) as server:
+            clients = [await server.connect() for _ in range(2)]
+            for client in clients:
+                assert 200 == (await client.ask(get())).status
+            refused = [await (await server.connect()).answer() for _ in range(3)]
+            for client in clients:
+                assert 200 == (await client.ask(get())).status
+            clients[0].socket.close()
+            # There is room as soon as the listener has seen it.
+            while (await server.ask(get())).status == 503:
+                pass
+            clients[1].socket.close()
+    assert [(503, "too_many_connections")] * 3 == [(each.status, each.error["code"]) for each in refused]
+    assert {"too many connections"} == {entry["event"] for entry in logs}
+
+
+def occupy_all_descriptors_but_one(files):
+    last = os.dup(0)
+    with suppress(OSError):
+        while True:
+            files.callback(os.close, os.dup(0))
+    os.close(last)
+
+
+async def test_running_out_of_descriptors_is_a_pause_and_no_end():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with structlog.testing.capture_logs() as logs:
+        async with serving(Apps()) as server:
+            with ExitStack() as files:
+                files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+                occupy_all_descriptors_but_one(files)
+                client = await server.connect()
+                while not logs:  # noqa: ASYNC110  # a log line is no event
+                    await trio.sleep(0.01)
+            assert b"hello" == (await client.ask(get())).body
+    assert ["cannot accept connections"] == [entry["event"] for entry in logs]
+
+
+# Failing -------------------------------------------------------------------------------------------
+
+
+async def test_an_app_that_fails_is_answered_for_in_json_and_logged_once():
+    with structlog.testing.capture_logs() as logs:
+        async with serving(Apps()) as server:
+            answer = await server.ask(get("/fail"))
+            assert 200 == (await server.ask(get())).status
+    assert (500, "internal_error") == (answer.status, answer.error["code"])
+    assert ["request failed"] == [entry["event"] for entry in logs]
+
+
+async def test_an_app_that_fails_in_the_middle_leaves_its_answer_without_an_end():
+    with structlog.testing.capture_logs() as logs:
+        async with serving(Apps()) as server:
+            answer = await server.ask(get("/fail_later"))
+    assert (b"half", False) == (answer.body, answer.whole)
+    assert ["request failed"] == [entry["event"] for entry in logs]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bug"), ExceptionGroup("bugs", [KeyError(1), OSError("other")])]
+)
+async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_once(monkeypatch, error):
+    from fairlead.api.protocol import Protocol
+
+    receive = Protocol.receive
+
+    def stumble(self, data):
+        if b"stumble" in data:
+            raise error
+        receive(self, data)
+
+    monkeypatch.setattr(Protocol, "receive", stumble)
+    with structlog.testing.capture_logs() as logs:
+        async with serving(Apps()) as server:
+            bystander = await server.connect()
+            await bystander.ask(get())
+            client = await server.connect()
+            await client.send(get("/stumble"))
+            assert b"" == await client.end()
+            assert 200 == (await bystander.ask(get())).status
+            client.socket.close()
+            bystander.socket.close()
+    assert ["connection dropped"] == [entry["event"] for entry in logs]

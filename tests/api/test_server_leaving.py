@@ -1,0 +1,293 @@
+"""Clients that leave, stall or never come to the point; and a listener that stops."""
+
+import pytest
+import structlog
+import trio
+
+from api.raw_http import SHORT, Apps, get, post, reply, serving
+from fairlead.config import Limits
+
+# Leaving -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        get("/wait"),
+        get("/wait") + b"\r\n",
+        get("/wait") + get("/next"),
+        post(b"a body", "/wait"),
+        post(b"a body", "/wait") + b"\r\n",
+        post(bytes(100_000), "/wait")[:-50_000],
+        post(bytes(100_000), "/wait"),
+        get("/wait", "Upgrade: something"),
+    ],
+    ids=["bare", "stray CRLF", "pipelined", "body", "body CRLF", "half a body", "unread body", "upgrade"],
+)
+@pytest.mark.parametrize("way", ["close", "reset", "half-close"])
+async def test_a_client_that_leaves_while_its_request_waits_is_seen_at_once(request_, way):
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        await client.send(request_)
+        await apps.waiting.wait()
+        if way == "close":
+            client.socket.close()
+        elif way == "reset":
+            client.reset()
+        else:
+            client.socket.shutdown(trio.socket.SHUT_WR)
+        await apps.told.wait()
+    assert ["/wait"] == apps.requests
+
+
+async def test_a_client_that_sends_far_ahead_and_leaves_is_seen_too():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        await client.send(get("/wait"))
+        await apps.waiting.wait()
+        with trio.move_on_after(0.2):  # until nobody takes any more of it
+            await client.send(get("/next") * 1_000_000)
+        assert not apps.told.is_set()
+        client.reset()
+        await apps.told.wait()
+    assert ["/wait"] == apps.requests
+
+
+async def test_what_was_sent_far_ahead_is_answered_in_its_turn():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, get("/wait") + get("/next") * 2_000)
+            await apps.waiting.wait()
+            apps.go.set()
+            statuses = {(await client.answer()).status for _ in range(2_001)}
+    assert {200} == statuses
+
+
+async def test_whoever_left_before_a_request_came_is_gone_when_it_is_handled():
+    waiting = 0
+
+    async def app(scope, receive, send):
+        nonlocal waiting
+        if scope["type"] == "lifespan":
+            return
+        if scope["path"] == "/waiting":
+            await reply(send, b"%d" % waiting)
+            return
+        waiting += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            waiting -= 1
+
+    async with serving(app) as server:
+        asking = await server.connect()
+        for _ in range(30):
+            clients = [await server.connect() for _ in range(5)]
+            for client in clients:
+                await client.send(get())
+            while waiting < 5:
+                await trio.lowlevel.checkpoint()
+            for client in clients:
+                client.socket.close()
+            assert b"0" == (await asking.ask(get("/waiting"))).body
+
+
+async def test_an_app_that_sends_to_a_client_that_has_left_is_told_by_an_oserror():
+    raised = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        while (await receive())["type"] != "http.disconnect":
+            begun.set()
+        try:
+            await Apps().hello(receive, send)
+        except OSError as error:
+            raised.append(type(error).__name__)
+            told.set()
+
+    begun, told = trio.Event(), trio.Event()
+    with structlog.testing.capture_logs() as logs:
+        async with serving(app) as server:
+            client = await server.connect()
+            await client.send(get())
+            await begun.wait()
+            client.socket.close()
+            await told.wait()
+    assert (["Disconnected"], []) == (raised, logs)
+
+
+async def test_an_idle_client_that_closes_leaves_nothing_behind():
+    async with serving(Apps(), Limits(connections=1)) as server:
+        for _ in range(5):
+            client = await server.connect()
+            while (answer := await client.ask(get())).status == 503:  # the last one is not gone yet
+                client.socket.close()
+                client = await server.connect()
+            assert b"hello" == answer.body
+            client.socket.close()
+
+
+# Taking too long -----------------------------------------------------------------------------------
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_the_app_told():
+    apps = Apps()
+    with structlog.testing.capture_logs() as logs:
+        async with serving(apps, SHORT) as server:
+            client = await server.connect(receive_buffer=4096)
+            await client.send(get("/flood"))
+            await apps.told.wait()
+            assert 200 == (await server.ask(get())).status
+            client.socket.close()
+    assert ["the client does not read"] == [entry["reason"] for entry in logs]
+
+
+async def test_an_answer_given_up_in_the_middle_of_a_chunk_is_cut_not_continued():
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with trio.move_on_after(0.1):
+            await send({"type": "http.response.body", "body": bytes(10_000_000), "more_body": True})
+        await send({"type": "http.response.body", "body": b"sorry", "more_body": False})
+
+    with structlog.testing.capture_logs() as logs:
+        async with serving(app) as server:
+            client = await server.connect(receive_buffer=4096)
+            await client.send(get())
+            await trio.sleep(0.3)  # not reading is what this is about
+            received = await client.end()
+    assert (False, []) == (b"sorry" in received, logs)
+
+
+async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off():
+    size = 3_000_000
+
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(size), "more_body": False})
+
+    async with serving(app, Limits(stall_s=1.0)) as server:
+        client = await server.connect(receive_buffer=65536)
+        await client.send(get())
+        received = 0
+        begun = trio.current_time()
+        while received < size:
+            received += len(await client.socket.recv(65536))
+            if trio.current_time() < begun + 1.5:  # longer than stall_s in all, but never without a read
+                await trio.sleep(0.05)
+
+
+async def test_a_head_that_does_not_come_to_its_end_is_refused_in_time_however_steadily_it_comes():
+    async with serving(Apps(), SHORT) as server:
+        client = await server.connect()
+
+        async def drip():
+            await client.send(b"GET / HTTP/1.1\r\nX-Slow: ")
+            while True:
+                await client.send(b"x")
+                await trio.sleep(0.02)
+
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drip)
+            answer = await client.answer()
+            nursery.cancel_scope.cancel()
+    assert (408, "header_timeout") == (answer.status, answer.error["code"])
+    assert trio.current_time() - begun >= SHORT.header_timeout_s
+
+
+@pytest.mark.parametrize("first", [b"", b"\r\n", get()])
+async def test_a_client_that_says_nothing_is_closed_on(first):
+    async with serving(Apps(), SHORT) as server:
+        client = await server.connect()
+        await client.send(first)
+        rest = await client.end()
+    assert rest.endswith(b"hello" if first == get() else b"")
+    assert b"408" not in rest
+
+
+async def test_a_body_that_never_comes_ends_the_wait_of_an_app_that_has_no_clock():
+    apps = Apps()
+    async with serving(apps, SHORT) as server:
+        client = await server.connect()
+        await client.send(post(b"0123456789", "/echo")[:-5])
+        assert b"" == await client.end()
+    assert ["/echo"] == apps.requests
+
+
+async def test_a_long_wait_for_an_answer_is_no_timeout():
+    apps = Apps()
+    async with serving(apps, SHORT) as server:
+        client = await server.connect()
+        await client.send(get("/wait"))
+        await apps.waiting.wait()
+        await trio.sleep(3 * SHORT.idle_timeout_s)  # a test that nothing happens
+        apps.go.set()
+        assert b"waited" == (await client.answer()).body
+
+
+async def test_a_thousand_idle_connections_do_not_keep_others_waiting():
+    async with serving(Apps()) as server:
+        idle = [await server.connect() for _ in range(1000)]
+        answers = [await server.ask(get()) for _ in range(20)]
+        last = await idle[-1].ask(get())
+    assert {200} == {answer.status for answer in [*answers, last]}
+
+
+# Stopping ------------------------------------------------------------------------------------------
+
+
+async def test_stopping_closes_idle_connections_at_once_and_lets_answers_finish():
+    apps = Apps()
+    async with serving(apps) as server:
+        idle, busy, streaming = [await server.connect() for _ in range(3)]
+        await idle.ask(get())
+        await busy.send(get("/wait"))
+        await apps.waiting.wait()
+        await streaming.send(get("/drip"))
+        assert b"first" in await streaming.chunk()
+        server.shutdown.set()
+        assert b"" == await idle.end()
+        with pytest.raises(ConnectionError):
+            await server.connect()
+        assert not server.ended.is_set()
+        apps.go.set()
+        answer = await busy.answer()
+        rest = await streaming.end()
+        server.close_clients()
+        await server.ended.wait()
+    assert (b"waited", "close") == (answer.body, answer.headers["connection"])
+    assert rest.endswith(b"last\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/wait", "/flood", "/drip"])
+async def test_stopping_ends_although_an_app_waits_or_a_client_never_reads(path):
+    apps = Apps()
+    limits = Limits(drain_s=0.2, stall_s=3600)
+    with structlog.testing.capture_logs() as logs:
+        async with serving(apps, limits) as server:
+            client = await server.connect(receive_buffer=4096)
+            await client.send(get(path))
+            await client.socket.recv(1) if path != "/wait" else await apps.waiting.wait()
+            server.shutdown.set()
+            await server.ended.wait()
+            client.socket.close()
+    assert [("drain cut off", 1)] == [(entry["event"], entry["connections"]) for entry in logs]
+
+
+async def test_cancelling_the_listener_ends_everything():
+    apps = Apps()
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with serving(apps, drained=False) as server:
+        clients = [await server.connect() for _ in range(3)]
+        for client, path in zip(clients, ["/wait", "/flood", "/drip"], strict=True):
+            await client.send(get(path))
+        await apps.waiting.wait()
+    assert before == trio.lowlevel.current_statistics().tasks_living

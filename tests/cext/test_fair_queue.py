@@ -1,0 +1,342 @@
+"""What the interface says, tried on the kernel and on its oracle; then what only the kernel has."""
+
+import copy
+import inspect
+import pickle
+import sys
+import tracemalloc
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cext.fair_queue_oracle import FairQueueOracle
+from fairlead._cext.fairqueue import FairQueue, Full
+
+both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
+
+
+def push_all(queue, names, **options):
+    return {queue.push(name, **options): name for name in names}
+
+
+def pop_all(queue, names):
+    return "".join(names[queue.pop()] for _ in range(len(queue)))
+
+
+# Turns ---------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("arrival", ["AAAAABB", "ABABAAA", "ABBAAAA", "AABAAAB"])
+def test_tenants_take_turns_however_their_entries_arrived(new_queue, arrival):
+    queue = new_queue(capacity=7)
+    assert "ABABAAA" == pop_all(queue, push_all(queue, arrival))
+
+
+@both
+def test_a_tenant_that_comes_back_joins_at_the_back_of_the_ring(new_queue):
+    queue = new_queue(capacity=9)
+    names = push_all(queue, "ABBCC")
+    assert "A" == names[queue.pop()]
+    names |= push_all(queue, "A")
+    assert "BCABC" == pop_all(queue, names)
+
+
+@both
+def test_who_was_served_from_an_empty_queue_goes_after_who_was_not(new_queue):
+    queue = new_queue(capacity=10)
+    names = push_all(queue, "A")
+    served = names[queue.pop()]
+    names |= push_all(queue, "AAAABB")
+    assert "ABABAAA" == served + pop_all(queue, names)
+
+
+@both
+def test_a_tenant_that_cancels_and_comes_back_gains_no_turn(new_queue):
+    queue = new_queue(capacity=10)
+    names = push_all(queue, "AAB")
+    queue.pop()
+    queue.discard(list(names)[1])
+    names |= push_all(queue, "A")
+    assert "BA" == pop_all(queue, names)
+
+
+def test_only_so_many_tenants_without_a_line_are_remembered():
+    tracemalloc.start()
+    queue = FairQueue(capacity=10)
+    before, _ = tracemalloc.get_traced_memory()
+    for tenant in range(20_000):
+        queue.push(f"tenant {tenant}")
+        queue.pop()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 300_000
+
+
+@both
+def test_leaving_does_not_cost_the_tenant_its_turn(new_queue):
+    queue = new_queue(capacity=9)
+    names = push_all(queue, "AABB")
+    assert queue.discard(next(iter(names)))
+    assert "ABB" == pop_all(queue, names)
+
+
+@both
+def test_a_retry_is_first_in_its_own_line_but_does_not_jump_the_ring(new_queue):
+    queue = new_queue(capacity=3)
+    names = push_all(queue, "AAB")
+    retry = queue.push_front("B")
+    names[retry] = "b"
+    assert "AbAB" == pop_all(queue, names)
+
+
+@both
+def test_a_lower_class_waits_until_the_higher_ones_are_empty(new_queue):
+    queue = new_queue(capacity=9)
+    names = push_all(queue, "zZ", priority=7) | push_all(queue, "nn") | push_all(queue, "AAB", priority=0)
+    assert "ABAnnzZ" == pop_all(queue, names)
+
+
+@both
+def test_a_tenant_has_one_line_in_each_class(new_queue):
+    queue = new_queue(capacity=9)
+    low = queue.push("A", priority=2)
+    high = queue.push("A", priority=0)
+    assert (2, 1) == (queue.waiting("A"), queue.statistics().tenants)
+    assert [high, low] == [queue.pop(), queue.pop()]
+
+
+@both
+@settings(deadline=None, derandomize=True, database=None)
+@given(arrival=st.text("ABCDE", min_size=1, max_size=60))
+def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
+    queue = new_queue(capacity=len(arrival))
+    names = push_all(queue, arrival)
+    served = Counter(dict.fromkeys(arrival, 0))
+    while len(queue):
+        served[names[queue.pop()]] += 1
+        backlogged = [served[tenant] for tenant in served if queue.waiting(tenant)]
+        assert not backlogged or max(backlogged) - min(backlogged) <= 1
+
+
+@both
+@settings(deadline=None, derandomize=True, database=None)
+@given(arrivals=st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 2)), max_size=30))
+def test_positions_foretell_the_order_of_leaving(new_queue, arrivals):
+    queue = new_queue(capacity=30)
+    handles = [queue.push(tenant, priority=priority) for tenant, priority in arrivals]
+    foretold = {queue.position(handle): handle for handle in handles}
+    assert [foretold.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
+
+
+# Capacity and handles ------------------------------------------------------------------------------
+
+
+@both
+def test_a_full_queue_refuses_and_counts_it(new_queue):
+    queue = new_queue(capacity=2)
+    push_all(queue, "AB")
+    with pytest.raises(Full):
+        queue.push("C")
+    assert (2, 2, 1) == (len(queue), queue.statistics().pushed, queue.statistics().refused)
+
+
+@both
+def test_a_queue_of_capacity_nothing_takes_only_retries(new_queue):
+    queue = new_queue(capacity=0)
+    with pytest.raises(Full):
+        queue.push("A")
+    retry = queue.push_front("A")
+    assert retry == queue.pop()
+
+
+@both
+def test_an_empty_queue_has_nothing_to_pop(new_queue):
+    with pytest.raises(IndexError, match="empty"):
+        new_queue(capacity=1).pop()
+
+
+@both
+@pytest.mark.parametrize("leave", ["pop", "discard", "clear"])
+def test_a_handle_is_stale_once_its_entry_left(new_queue, leave):
+    queue = new_queue(capacity=1)
+    stale = queue.push("A", 2.5)
+    getattr(queue, leave)(*[stale] if leave == "discard" else [])
+    fresh = queue.push("B")
+    assert not queue.discard(stale)
+    assert (False, True) == (stale in queue, fresh in queue)
+    for question in (queue.position, queue.tenant, queue.cost):
+        with pytest.raises(KeyError):
+            question(stale)
+
+
+@both
+def test_what_was_pushed_can_be_read_back(new_queue):
+    queue = new_queue(capacity=2)
+    number, text = queue.push(1, 12.5), queue.push("1")
+    assert [(1, 12.5), ("1", 1.0)] == [
+        (queue.tenant(handle), queue.cost(handle)) for handle in (number, text)
+    ]
+    assert (1, 1, 0) == (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody"))
+
+
+@both
+def test_what_was_never_a_handle_is_not_waiting(new_queue):
+    queue = new_queue(capacity=1)
+    handle = queue.push("A")
+    beside = {
+        handle + offset
+        for sign in (1, -1)
+        for offset in (sign, sign << 31, sign << 32, sign << 63, sign << 200)
+    }
+    beyond_the_arrays = {handle + row for row in range(1, 100)}
+    for forgery in beside | beyond_the_arrays | {-1, -handle - 1, "1", None}:
+        assert not queue.discard(forgery)
+        assert forgery not in queue
+    assert handle == queue.pop()
+
+
+@both
+def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
+    queue = new_queue(capacity=100)
+    for priority in range(8):
+        push_all(queue, "ABCA", priority=priority)
+    queue.clear()
+    assert (0, 0, 32) == (len(queue), queue.statistics().tenants, queue.statistics().discarded)
+    assert "ABA" == pop_all(queue, push_all(queue, "AAB"))
+
+
+@both
+@pytest.mark.parametrize("method", ["push", "push_front"])
+@pytest.mark.parametrize(
+    ("error", "tenant", "cost", "priority"),
+    [
+        (TypeError, True, 1.0, 1),
+        (TypeError, 1.5, 1.0, 1),
+        (TypeError, None, 1.0, 1),
+        (TypeError, "A", "1", 1),
+        (TypeError, "A", 1.0, 1.5),
+        (ValueError, "A", -0.5, 1),
+        (ValueError, "A", float("nan"), 1),
+        (ValueError, "A", float("inf"), 1),
+        (ValueError, "A", 1.0, -1),
+        (ValueError, "A", 1.0, 8),
+        (ValueError, "A", 1.0, 1 << 70),
+    ],
+)
+def test_a_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost, priority):
+    queue = new_queue(capacity=9)
+    names = push_all(queue, "AAB")
+    before = queue.statistics()
+    with pytest.raises(error):
+        getattr(queue, method)(tenant, cost, priority=priority)
+    assert before == queue.statistics()
+    assert "ABA" == pop_all(queue, names)
+
+
+@both
+def test_a_negative_capacity_is_refused(new_queue):
+    with pytest.raises(ValueError, match="capacity"):
+        new_queue(capacity=-1)
+
+
+# What only the kernel has --------------------------------------------------------------------------
+
+
+def test_a_cost_too_large_for_a_float_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        FairQueue(capacity=1).push("A", 10**400)
+
+
+def test_a_string_with_its_own_idea_of_equality_is_no_tenant():
+    class Chameleon(str):
+        __slots__ = ()
+
+    with pytest.raises(TypeError, match="Chameleon"):
+        FairQueue(capacity=1).push(Chameleon("A"))
+
+
+def test_the_queue_keeps_the_name_of_a_waiting_tenant_alive():
+    queue = FairQueue(capacity=2)
+    queue.push(repr(2**100))  # a string that nobody else has
+    handle = queue.push(repr(2**100))
+    queue.pop()
+    assert repr(2**100) == queue.tenant(handle)
+
+
+def test_names_are_let_go_when_their_tenants_leave():
+    name = repr(2**100)
+    references = sys.getrefcount(name)
+    queue = FairQueue(capacity=4)
+    handles = [queue.push(name, priority=priority) for priority in (0, 1, 2, 3)]
+    assert references < sys.getrefcount(name)
+    queue.pop()
+    queue.discard(handles[2])
+    queue.clear()
+    assert references == sys.getrefcount(name)
+
+
+def test_memory_follows_what_waits_and_not_what_came():
+    queue = FairQueue(capacity=40)
+    keep = [queue.push(number) for number in range(39)]
+
+    def churn():
+        for number in range(100_000):
+            queue.discard(queue.push(number, priority=number % 8))
+
+    tracemalloc.start()
+    try:
+        churn()
+        size, traced = sys.getsizeof(queue), tracemalloc.get_traced_memory()[0]
+        churn()
+        grown = tracemalloc.get_traced_memory()[0] - traced
+    finally:
+        tracemalloc.stop()
+    assert size == sys.getsizeof(queue)
+    assert grown < 10_000
+    assert all(handle in queue for handle in keep)
+
+
+def test_the_arrays_double_and_keep_what_they_hold():
+    queue = FairQueue(capacity=5000)
+    names = {queue.push(number % 1000, number): number for number in range(5000)}
+    assert all(names[handle] == queue.cost(handle) for handle in names)
+    assert list(range(5000)) == [names[queue.pop()] for _ in range(5000)]
+
+
+def test_a_push_without_memory_changes_nothing():
+    testcapi = pytest.importorskip("_testcapi", reason="only CPython's own test module can take memory away")
+    queue = FairQueue(capacity=1000)
+    names = {queue.push(f"{number}"): number for number in range(32)}  # the next needs both arrays to grow
+    before = queue.statistics()
+    failures = 0
+    for allocations in range(50):
+        handle = None
+        testcapi.set_nomemory(allocations, allocations + 1)
+        try:
+            handle = queue.push("one more")
+        except MemoryError:
+            failures += 1
+        finally:
+            testcapi.remove_mem_hooks()
+        if handle is not None:
+            break
+        assert before == queue.statistics()
+        assert 0 == queue.waiting("one more")
+    assert failures >= 2
+    names[handle] = 32
+    assert list(range(33)) == [names[queue.pop()] for _ in range(33)]
+
+
+def test_a_queue_cannot_be_copied_or_pickled():
+    queue = FairQueue(capacity=1)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copied(queue)
+
+
+def test_signatures_can_be_read_at_run_time():
+    parameters = inspect.signature(FairQueue.push).parameters
+    assert ["self", "tenant", "cost", "priority"] == list(parameters)

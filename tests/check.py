@@ -1,0 +1,149 @@
+"""The one command that checks all: format, lint, imports, types, stubs, tests. Exit 1 if any of it failed.
+
+Every tool runs in the interpreter that this file was started with. `--fast` leaves out slow and GPU tests.
+A step that passes says little, one that fails shows everything it said.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNEL_SOURCES = ROOT / "cext"
+KERNELS_BUILT = ROOT / "src" / "fairlead" / "_cext"
+EXTENSION_SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+PYTEST_SUMMARY = re.compile(
+    r"(\d+ (passed|failed|errors?|skipped|deselected|warnings?)|no tests ran).* in [\d.]+s"
+)
+LINT_IMPORTS = (
+    "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to."""
+
+    passed: bool
+    output: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to check. `shows_itself`: its output was seen while it ran."""
+
+    name: str
+    check: Callable[[], Outcome]
+    shows_itself: bool = False
+
+
+def main() -> int:
+    """Check everything, then say what passed."""
+    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--fast", action="store_true", help="leave out the slow and the GPU tests")
+    fast = parser.parse_args().fast
+
+    lines: list[str] = []
+    failures = 0
+    pytest_summary = "pytest did not finish"
+    for step in _steps(fast=fast):
+        print(f"\n-- {step.name} ", "-" * (76 - len(step.name)), flush=True, sep="")
+        started = time.monotonic()
+        outcome = step.check()
+        if not step.shows_itself:
+            print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
+        elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
+            pytest_summary = found[-1]
+        failures += not outcome.passed
+        verdict = "passed" if outcome.passed else "FAILED"
+        lines.append(f"{verdict}  {time.monotonic() - started:6.1f} s  {step.name}")
+
+    print("\n-- summary ", "-" * 69, sep="")
+    print("\n".join(lines))
+    print(f"{failures} of {len(lines)} checks failed" if failures else f"all {len(lines)} checks passed")
+    print(pytest_summary, flush=True)
+    return 1 if failures else 0
+
+
+def _steps(*, fast: bool) -> list[Step]:
+    stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
+    selected = ["-q", "-m", "not slow and not gpu"] if fast else []
+    return [
+        Step("kernels are built from these sources", _check_kernels),
+        _tool("ruff format", "-m", "ruff", "format", "--check", "."),
+        _tool("ruff check", "-m", "ruff", "check", "."),
+        _tool("import-linter", "-c", LINT_IMPORTS),
+        _tool("mypy", "-m", "mypy"),
+        _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
+        _tool("pytest", "-m", "pytest", *selected, shows_itself=True),
+    ]
+
+
+def _tool(name: str, *arguments: str, shows_itself: bool = False) -> Step:
+    return Step(name, lambda: _python(arguments, shown=shows_itself), shows_itself)
+
+
+def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
+    """Run this interpreter in the repository; pass its output on as it comes when `shown`."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
+        output = bytearray()
+        while piece := os.read(process.stdout.fileno(), 65536):
+            output += piece
+            if shown:
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+    return Outcome(process.returncode == 0, output.decode(errors="replace").rstrip())
+
+
+def _check_kernels() -> Outcome:
+    """Build the kernels that are missing or older than their sources, so that nobody tests a stale one."""
+    package = importlib.util.find_spec("fairlead")
+    if package is None or not Path(str(package.origin)).resolve().is_relative_to(ROOT):
+        where = package.origin if package else "nowhere"
+        return Outcome(passed=False, output=f"fairlead is imported from {where}: pip install -e '.[test]'")
+    stale = _stale_kernels()
+    if not stale:
+        return Outcome(passed=True, output="up to date")
+    built = _python(["setup.py", "build_ext", "--inplace"])
+    if not built.passed:
+        return built
+    if remaining := _stale_kernels():
+        reason = "not built by setup.py, or it does not list all they are made from"
+        return Outcome(passed=False, output=f"{built.output}\n{', '.join(remaining)}: {reason}")
+    return Outcome(passed=True, output=f"built {', '.join(stale)}")
+
+
+def _stale_kernels() -> list[str]:
+    return [source.stem for source in sorted(KERNEL_SOURCES.glob("*.pyx")) if _is_stale(source)]
+
+
+def _is_stale(source: Path) -> bool:
+    """Whether a kernel is older than its .pyx or anything in the folder of the same name."""
+    built = KERNELS_BUILT / (source.stem + EXTENSION_SUFFIX)
+    parts = [source, *source.with_suffix("").rglob("*.[ch]")]
+    return not built.exists() or built.stat().st_mtime < max(part.stat().st_mtime for part in parts)
+
+
+def _last_line(output: str) -> str:
+    return output.rpartition("\n")[2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""A server that speaks as much OpenAI as the chat and the load generator need, and misbehaves on demand."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+FIRST_OF_ALL = ": queued position=3 estimated_wait=24\n\n"
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers 'Hello there' unless the last word of the prompt names a misfortune (see `_answer`)."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Exchange)
+        self.models = ["first", "second"]
+        self.bodies: list[dict] = []  # of the questions, in order
+        self.refusing: int | None = None  # a status for every question
+        self.keys: set[str | None] = set()
+        self.released = threading.Event()  # set, and hanging answers go on
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that leaves is part of these tests."""
+
+
+class _Exchange(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeServer
+    refusals: ClassVar = {"refuse": 429, "break": 500}  # prompts that end so
+
+    def do_GET(self) -> None:
+        self.server.keys.add(self.headers["Authorization"])
+        if self.path == "/v1/models":
+            self._send(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
+        else:
+            self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body.get("prompt") or body["messages"][-1]["content"]
+        if self.path == "/tokenize":
+            self._send(200, {"tokens": [0] * (2 + len(prompt.split())), "count": "ignored"})
+            return
+        self.server.bodies.append(body)
+        if status := self.server.refusing or self.refusals.get(prompt.split()[-1]):
+            self._refuse(status, f"no: {status}")
+        else:
+            self._answer(prompt.split()[-1], is_chat="messages" in body)
+
+    def _answer(self, misfortune: str, *, is_chat: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._chunk(FIRST_OF_ALL)
+        if misfortune == "queue":
+            self.server.released.wait(30)
+        pieces = ["Hello", " the\x1b[2Jre"] if misfortune == "controls" else ["Hello", " there"]
+        for piece in pieces:
+            self._event({"choices": [{"delta": {"content": piece}} if is_chat else {"text": piece}]})
+            if misfortune == "hang":
+                self.server.released.wait(30)
+        if misfortune == "fail":
+            self._event({"error": {"message": "the node\nfailed"}})
+        elif misfortune != "cut":
+            self._event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}})
+            self._chunk("data: [DONE]\n\n")
+        self._chunk("")
+
+    def _event(self, data: object) -> None:
+        self._chunk(f"data: {json.dumps(data)}\n\n")
+
+    def _chunk(self, text: str) -> None:
+        self.wfile.write(f"{len(text.encode()):x}\r\n{text}\r\n".encode())
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._send(status, {"error": {"message": message, "type": "x", "param": None, "code": None}})
+
+    def _send(self, status: int, answer: object) -> None:
+        payload = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as fake:
+        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield fake
+        fake.released.set()
+        fake.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """Yield a URL where nobody listens, and nobody else can begin to."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "PORT", "API_KEY", "URL"):
+        monkeypatch.delenv(f"FAIRLEAD_{name}", raising=False)
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,80 @@
+"""What `serve` prints, on a terminal and elsewhere."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.terminal import Terminal
+from fairlead.console.announcer import Announcer, Loading, Ready, open_announcer, read_line
+
+# Ends when a key is pressed, so that the test decides when the bar has been seen.
+LOAD_AND_SERVE = """
+import sys
+from fairlead.console.announcer import open_announcer
+with open_announcer(key_needed=True) as announcer:
+    announcer.loading("small", 0.25, "weights")
+    sys.stdin.readline()
+    announcer.loading("small", 1.0, "warm-up")
+    announcer.ready("http://127.0.0.1:8000", ["small"])
+    announcer.stopping()
+"""
+COLOUR = re.compile(r"\x1b\[[\d;]*3[\d;]*m")
+
+
+def test_a_log_gets_a_line_for_each_stage_and_each_tenth(capsys):
+    announcer = open_announcer(key_needed=False)
+    for percent in range(21):
+        announcer.loading("small", percent / 100, "weights")
+    announcer.loading("small", 0.2, "warm-up")
+    said = ["0 % weights", "10 % weights", "20 % weights", "20 % warm-up"]
+    assert [f"Loading small: {line}" for line in said] == capsys.readouterr().err.splitlines()
+
+
+def test_only_the_ready_line_is_on_standard_output(capsys):
+    announcer = open_announcer(key_needed=False)
+    announcer.loading("small", 1.0, "weights")
+    announcer.ready("http://127.0.0.1:8000", ["small", "other"])
+    announcer.stopping()
+    assert capsys.readouterr().out == "Fairlead is ready: http://127.0.0.1:8000  serving small, other\n"
+
+
+def test_a_failure_names_the_model_and_the_reason(capsys):
+    open_announcer(key_needed=False).failed("small", "no config.json")
+    assert capsys.readouterr().err == "fairlead: cannot serve small: no config.json\n"
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.3, 0.7, 1.0])
+def test_what_is_printed_can_be_read_again(capsys, fraction):
+    announcer = Announcer(key_needed=False)
+    announcer.loading("a: 5 % model", fraction, "reading weights")
+    announcer.ready("http://[::1]:8000", ["a model"])
+    printed = capsys.readouterr()
+    assert Loading("a: 5 % model", fraction, "reading weights") == read_line(printed.err.rstrip("\n"))
+    assert Ready("http://[::1]:8000") == read_line(printed.out.rstrip("\n"))
+
+
+@given(st.text())
+def test_any_other_line_is_left_alone(line):
+    assert read_line(line) is None
+
+
+def test_a_terminal_gets_a_bar_and_then_a_hint():
+    with Terminal([], code=LOAD_AND_SERVE) as terminal:
+        assert COLOUR.search(terminal.expect("25%") + terminal.shown)
+        terminal.type("\n")
+        terminal.expect("Fairlead is ready: http://127.0.0.1:8000  serving small")
+        terminal.expect(
+            'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $FAIRLEAD_API_KEY"'
+        )
+        terminal.expect("Fairlead is stopping.")
+        assert terminal.wait() == 0
+
+
+def test_no_color_is_honoured():
+    with Terminal([], code=LOAD_AND_SERVE, NO_COLOR="1") as terminal:
+        shown = terminal.expect("25%")
+        terminal.type("\n")
+        shown += terminal.expect("Fairlead is ready")
+        assert not COLOUR.search(shown)

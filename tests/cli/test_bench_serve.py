@@ -1,0 +1,68 @@
+"""`bench/serve.py` against a server whose answers are known."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+GENERATOR = Path(__file__).parents[2] / "bench" / "serve.py"
+
+
+def load(server, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(GENERATOR), "--url", server.url, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_every_level_is_measured_and_written(server, tmp_path):
+    result, picture = tmp_path / "result.json", tmp_path / "picture.png"
+    options = "--streams 1,3 --requests 6 --warmup 1 --prompt-tokens 12 --output-tokens 2 --tenants 2"
+    run = load(server, *options.split(), "--json", str(result), "--plot", str(picture))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "generator CPU" in run.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    document = json.loads(result.read_bytes())
+    assert [1, 3] == [level["streams"] for level in document["levels"]]
+    for level in document["levels"]:
+        assert (level["requests"], level["output_tokens"], level["errors"]) == (6, 12, {})
+        assert (level["prompt_tokens_mean"], level["tokens_counted_by"]) == (5.0, "usage")
+        assert level["generator_cpu"] > 0
+        assert round(sum(level["tokens_by_second"])) == 12
+        for name in ("time_to_first_token_ms", "end_to_end_ms"):
+            assert 0 < level[name]["p50"] <= level[name]["p90"] <= level[name]["p99"]
+
+
+def test_prompts_have_the_wished_length_and_share_no_beginning(server):
+    assert load(server, *["--streams=1", "--requests=4", "--prompt-tokens=12", "--tenants=2"]).returncode == 0
+    prompts = [body["messages"][0]["content"].split() for body in server.bodies]
+    assert {10} == {len(words) for words in prompts}  # the fake server adds two tokens of its own
+    assert len({tuple(words[:4]) for words in prompts}) == len(prompts) == 5
+    assert {"tenant-0", "tenant-1"} == {body["user"] for body in server.bodies}
+
+
+def test_the_same_seed_asks_the_same(server):
+    for seed in ("1", "1", "2"):
+        load(server, "--streams=1", "--requests=1", "--warmup=0", "--endpoint=completions", "--seed", seed)
+    one, again, other = (body["prompt"] for body in server.bodies)
+    assert one == again != other
+
+
+def test_refusals_are_counted_by_status(server, tmp_path):
+    result = tmp_path / "result.json"
+    server.refusing = 429
+    run = load(server, "--streams", "2", "--json", str(result))
+    assert (run.returncode, run.stderr) == (1, "")
+    assert json.loads(result.read_bytes())["levels"][0]["errors"] == {"429": 8}
+
+
+def test_a_server_without_models_is_a_failure_in_one_line(server):
+    server.models = []
+    run = load(server)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"{server.url}: models: the server has none\n"
+
+
+def test_bad_streams_are_bad_usage(server):
+    run = load(server, "--streams", "1,x")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--streams" in run.stderr

@@ -1,0 +1,88 @@
+"""The commands that developers and CI start: `tests/check.py` and `.ci/run`."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import check
+
+CI = Path(__file__).parents[2] / ".ci" / "run"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A kernel's source and what was built from it later."""
+    source, built = tmp_path / "queue.pyx", tmp_path / f"queue{check.EXTENSION_SUFFIX}"
+    for age, path in enumerate((source, built), start=1):
+        path.touch()
+        os.utime(path, (age, age))
+    monkeypatch.setattr(check, "KERNEL_SOURCES", tmp_path)
+    monkeypatch.setattr(check, "KERNELS_BUILT", tmp_path)
+    return source, built
+
+
+def test_a_kernel_newer_than_its_source_is_up_to_date(kernel):
+    assert check._stale_kernels() == []
+
+
+def test_a_kernel_that_was_never_built_is_stale(kernel):
+    kernel[1].unlink()
+    assert check._stale_kernels() == ["queue"]
+
+
+def test_a_kernel_older_than_its_source_is_stale(kernel):
+    os.utime(kernel[0], (3, 3))
+    assert check._stale_kernels() == ["queue"]
+
+
+def test_a_kernel_older_than_a_part_in_its_folder_is_stale(kernel):
+    part = kernel[0].with_suffix("") / "part.h"
+    part.parent.mkdir()
+    part.touch()
+    assert check._stale_kernels() == ["queue"]
+
+
+def test_a_failing_tool_is_shown_whole_and_a_passing_one_is_not(capfd):
+    failed = check._python(["-c", "print('one'); print('two'); raise SystemExit(3)"])
+    assert check.Outcome(passed=False, output="one\ntwo") == failed
+    assert check._python(["-c", "print('one')"], shown=True).passed
+    assert capfd.readouterr().out == "one\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "==================== 12 passed in 0.05s ====================",
+        "3 failed, 12 passed, 1 skipped in 65.40s (0:01:05)",
+        "1 error in 0.10s",
+        "no tests ran in 0.01s",
+    ],
+)
+def test_pytests_own_summary_is_recognized(line):
+    assert check.PYTEST_SUMMARY.search(line)
+
+
+def run_ci(root: Path, readme: str) -> subprocess.CompletedProcess[str]:
+    (root / ".ci").mkdir()
+    shutil.copy(CI, root / ".ci" / "run")
+    (root / "README.md").write_text(readme)
+    return subprocess.run([root / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.slow
+def test_ci_runs_the_readmes_command_in_a_fresh_environment(tmp_path):
+    command = """python -c 'import sys; print(sys.prefix != sys.base_prefix)' && pwd && exit 7"""
+    readme = f"# It\n\n```\nfalse\n```\n\n<!-- test-command -->\n```sh\n{command}\n```\n\n```\nfalse\n```\n"
+    run = run_ci(tmp_path, readme)
+    assert run.returncode == 7
+    assert f"\nTrue\n{tmp_path}\n" in run.stdout
+    assert f"==> {command}\n" in run.stdout
+
+
+def test_ci_refuses_a_readme_without_the_command(tmp_path):
+    run = run_ci(tmp_path, "# It\n\n```\nfalse\n```\n")
+    assert run.returncode == 1
+    assert "test-command" in run.stderr

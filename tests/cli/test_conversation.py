@@ -1,0 +1,99 @@
+"""`fairlead run` at a terminal."""
+
+from cli.terminal import Terminal
+
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+
+
+def questions(server) -> list[list[tuple[str, str]]]:
+    return [[(turn["role"], turn["content"]) for turn in body["messages"]] for body in server.bodies]
+
+
+def test_a_conversation_remembers_both_sides_until_it_is_cleared(server):
+    with Terminal(["run", "--url", server.url]) as terminal:
+        terminal.expect("Chatting with first")
+        for line in ("One\n", "Two\n"):
+            terminal.expect("> ")
+            terminal.type(line)
+            terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type("/clear\n")
+        terminal.expect("forgotten")
+        terminal.expect("> ")
+        terminal.type("Three\n")
+        terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type("/bye\n")
+        assert terminal.wait() == 0
+    one = [("user", "One"), ("assistant", "Hello there")]
+    assert [one[:1], [*one, ("user", "Two")], [("user", "Three")]] == questions(server)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(server):
+    with Terminal(["run", "--url", server.url]) as terminal:
+        terminal.expect("> ")
+        terminal.type("please hang\n")
+        terminal.expect("Hello")
+        terminal.type(CTRL_C)
+        terminal.expect("(stopped)")
+        terminal.expect("> ")
+        terminal.type("Again\n")
+        terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-D or /bye ends.")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    expected = [("user", "please hang"), ("assistant", "Hello"), ("user", "Again")]
+    assert expected == questions(server)[1]
+
+
+def test_an_error_ends_the_turn_and_leaves_no_trace_in_the_history(server):
+    with Terminal(["run", "--url", server.url]) as terminal:
+        terminal.expect("> ")
+        terminal.type("please refuse\n")
+        terminal.expect("fairlead: no: 429")
+        terminal.expect("> ")
+        terminal.type("Hi\n")
+        terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert questions(server)[1] == [("user", "Hi")]
+
+
+def test_commands_are_explained_and_unknown_ones_refused(server):
+    with Terminal(["run", "--url", server.url]) as terminal:
+        terminal.expect("> ")
+        terminal.type("/help\n")
+        terminal.expect("/clear")
+        terminal.expect("> ")
+        terminal.type("/what now\n")
+        terminal.expect("There is no /what.")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert server.bodies == []
+
+
+def test_the_place_in_the_queue_is_shown_while_waiting(server):
+    with Terminal(["run", "first", "please queue", "--url", server.url]) as terminal:
+        terminal.expect("waiting: 3 in the queue, about 24 s")
+        server.released.set()
+        terminal.expect("Hello there")
+        assert terminal.wait() == 0
+
+
+def test_a_model_cannot_steer_the_terminal(server):
+    with Terminal(["run", "first", "please controls", "--url", server.url], NO_COLOR="1") as terminal:
+        terminal.expect("Hello the[2Jre")
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_ends_a_single_question(server):
+    with Terminal(["run", "first", "please hang", "--url", server.url]) as terminal:
+        terminal.expect("Hello")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 130

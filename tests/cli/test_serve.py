@@ -1,0 +1,223 @@
+"""`fairlead serve`: what the arguments become. The server itself is a fake."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.config import ApiKey, Config, ConfigError, ModelConfig, QueueConfig, demonstration_model
+
+FAKE_APP = """
+import sys, time, types
+app = types.ModuleType("fairlead.app")
+def run(config, announcer):
+    print("serving", flush=True)
+    time.sleep(60)
+    return 0
+app.run = run
+sys.modules["fairlead.app"] = app
+"""
+
+
+class FakeApp(ModuleType):
+    """Takes the place of `fairlead.app`."""
+
+    def __init__(self) -> None:
+        super().__init__("fairlead.app")
+        self.configs: list[Config] = []
+        self.outcome: int | Exception = 0
+
+    def run(self, config: Config, announcer: object) -> int:
+        self.configs.append(config)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
+    fake = FakeApp()
+    monkeypatch.setitem(sys.modules, "fairlead.app", fake)
+    return fake
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "small-model"
+    path.mkdir()
+    return path
+
+
+def config_of(app: FakeApp, *arguments: str) -> Config:
+    assert main(["serve", *arguments]) == 0
+    return app.configs[-1]
+
+
+def test_without_arguments_the_demonstration_model_is_served_on_loopback(app, monkeypatch, model):
+    monkeypatch.setattr("fairlead.cli.demonstration_model", lambda: model)
+    assert Config(models=(ModelConfig(path=model, name="small-model"),)) == config_of(app)
+    assert demonstration_model().name == "fairlead-demo"
+
+
+def test_every_option_reaches_the_configuration(app, model):
+    options = (
+        "--host localhost --port 9 --api-key sk-1 --api-key ana=sk-2 --served-model-name tiny "
+        "--device cuda:1 --dtype bfloat16 --slots 4 --max-batch 3 --max-batched-tokens 5 --max-model-len 6 "
+        "--kv-cache-memory-mb 7 --threads 2 --queue-capacity 0 --queue-timeout 1.5 --request-timeout 2.5 "
+        "--log-json"
+    )
+    expected = Config(
+        models=(
+            ModelConfig(
+                path=model,
+                name="tiny",
+                device="cuda:1",
+                dtype="bfloat16",
+                slots=4,
+                max_batch=3,
+                max_batched_tokens=5,
+                max_model_len=6,
+                kv_cache_memory_mb=7,
+                threads=2,
+            ),
+        ),
+        host="localhost",
+        port=9,
+        api_keys=(ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")),
+        queue=QueueConfig(capacity=0, timeout_s=1.5),
+        request_timeout_s=2.5,
+        log_json=True,
+    )
+    assert expected == config_of(app, str(model), *options.split())
+
+
+def test_a_relative_directory_is_named_after_itself(app, model, monkeypatch):
+    monkeypatch.chdir(model)
+    assert config_of(app, ".").models == (ModelConfig(path=model, name="small-model"),)
+
+
+def test_the_environment_gives_defaults_and_the_command_line_wins(app, model, monkeypatch):
+    monkeypatch.setenv("FAIRLEAD_HOST", "::1")
+    monkeypatch.setenv("FAIRLEAD_PORT", "1234")
+    monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1 ana=sk-2")
+    config = config_of(app, str(model), "--port", "5678")
+    assert ("::1", 5678) == (config.host, config.port)
+    assert (ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")) == config.api_keys
+
+
+def test_the_padding_of_a_base64_key_is_not_taken_for_a_user(app, model):
+    config = config_of(app, str(model), "--api-key", "b25l==", "--api-key", "ana=dHdv==")
+    assert (ApiKey(key="b25l=="), ApiKey(key="dHdv==", user="ana")) == config.api_keys
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        ("/no/such/directory", "MODEL"),
+        ("--port http", "--port"),
+        ("--port 65536", "--port"),
+        ("--slots 0", "--slots"),
+        ("--slots 2 --max-batch 3", "--max-batch"),
+        ("--max-batched-tokens -1", "--max-batched-tokens"),
+        ("--max-model-len 0", "--max-model-len"),
+        ("--kv-cache-memory-mb 0", "--kv-cache-memory-mb"),
+        ("--threads 0", "--threads"),
+        ("--device gpu", "--device"),
+        ("--dtype int3", "--dtype"),
+        ("--queue-capacity -1", "--queue-capacity"),
+        ("--queue-timeout 0", "--queue-timeout"),
+        ("--queue-timeout nan", "--queue-timeout"),
+        ("--request-timeout inf", "--request-timeout"),
+        ("--api-key same --api-key ana=same", "--api-key"),
+        ("--api-key=", "--api-key"),
+        ("--host=", "--host"),
+        ("--served-model-name=", "--served-model-name"),
+        ("--no-such-option", "--no-such-option"),
+        ("--port", "--port"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_names_the_option(app, capsys, arguments, culprit):
+    assert main(["serve", *arguments.split()]) == 2
+    assert culprit in capsys.readouterr().err.partition("\n")[0]
+    assert app.configs == []
+
+
+def test_a_wrong_setting_in_the_environment_is_named_too(app, capsys, monkeypatch):
+    monkeypatch.setenv("FAIRLEAD_PORT", "http")
+    assert main(["serve"]) == 2
+    assert "FAIRLEAD_PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (OSError("the port is taken"), 1),
+        (ConfigError("models.small: is not there"), 2),
+    ],
+)
+def test_the_exit_code_says_how_serving_ended(app, capsys, model, outcome, code):
+    app.outcome = outcome
+    assert main(["serve", str(model)]) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"fairlead: {outcome}") if isinstance(outcome, Exception) else said == ""
+
+
+def test_an_open_server_without_keys_is_warned_about(app, capsys, model):
+    config_of(app, str(model), "--host", "0.0.0.0")
+    assert "--api-key" in capsys.readouterr().err
+    config_of(app, str(model), "--host", "0.0.0.0", "--api-key", "sk-1")
+    config_of(app, str(model), "--host", "127.0.0.2")
+    assert capsys.readouterr().err == ""
+
+
+def test_version_is_the_packages(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == metadata.version("fairlead")
+
+
+def test_help_and_unknown_commands_say_what_there_is(capsys):
+    assert main(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert main(["sreve"]) == 2
+    assert "serve" in capsys.readouterr().err
+
+
+def test_importing_the_command_line_is_cheap():
+    code = "import sys, fairlead.cli; print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "trio", "quart", "httpx", "rich", "numpy", "fairlead.app"} & set(output.split())
+
+
+def test_a_completion_script_can_be_written(tmp_path, capsys):
+    script = tmp_path / "completion"
+    assert main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    assert "serve" in script.read_text()
+
+
+def test_a_server_on_a_lifeline_ends_with_its_standard_input(model):
+    code = FAKE_APP + "from fairlead.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "serve", str(model), "--lifeline"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"serving\n"
+        process.stdin.close()
+        assert process.wait(30) == -15
+
+
+def test_the_module_is_the_command():
+    run = subprocess.run(
+        [sys.executable, "-m", "fairlead", "serve", "--slots", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--slots" in run.stderr

@@ -1,0 +1,109 @@
+"""Clients that leave at every moment, through real sockets: nothing of them may stay behind."""
+
+import json
+import random
+import socket
+import struct
+
+import pytest
+import trio
+
+from e2e.real_server import RealServer, real_server
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset instead of a FIN
+
+
+def request(*, stream: bool, max_tokens: int = 300, prompt: str = "Count from 1 to 90.") -> bytes:
+    body = json.dumps(
+        {
+            "model": "fairlead-demo",
+            "prompt": prompt,
+            "stream": stream,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "user": f"user-{random.randrange(5)}",
+        }
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def leave(server: RealServer, after_s: float, *, stream: bool, reset: bool, cut: int | None) -> None:
+    """Send a request, or its first `cut` bytes, read what comes for `after_s` seconds, and hang up."""
+    connection = await trio.open_tcp_stream(*server.address)
+    try:
+        with trio.move_on_after(after_s):
+            await connection.send_all(request(stream=stream)[:cut])
+            while await connection.receive_some(65536):
+                pass
+    except trio.BrokenResourceError:
+        pass
+    finally:
+        if reset:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        connection.socket.close()
+
+
+async def storm(server: RealServer, clients: int, *, seed: int) -> None:
+    dice = random.Random(seed)
+    limit = trio.CapacityLimiter(60)
+
+    async def one(after_s: float, *, stream: bool, reset: bool, cut: int | None) -> None:
+        async with limit:
+            await leave(server, after_s, stream=stream, reset=reset, cut=cut)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(clients):
+            after_s = dice.choice([0.0, 0.002, 0.02, 0.1, 0.3]) * dice.random()
+            cut = dice.randrange(1, 150) if dice.random() < 0.1 else None
+            stream, reset = dice.random() < 0.6, dice.random() < 0.5
+            nursery.start_soon(lambda a=after_s, s=stream, r=reset, c=cut: one(a, stream=s, reset=r, cut=c))
+
+
+async def test_two_hundred_clients_that_leave_at_random_moments_leave_nothing(server: RealServer):
+    await storm(server, 200, seed=1)
+    assert {
+        "waiting": 0,
+        "running": 0,
+        "sequences": 0,
+        "slots_taken": 0,
+        "blocks_taken": 0,
+    } == await trio.to_thread.run_sync(server.wait_until_at_rest)
+
+
+@pytest.mark.slow
+async def test_two_thousand_clients_that_leave_at_random_moments_leave_nothing(server: RealServer):
+    await storm(server, 2000, seed=2)
+    assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
+    assert 200 == server.http.get("/health").status_code
+
+
+async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_answer():
+    with real_server("--slots", "1") as server:
+        holder = await trio.open_tcp_stream(*server.address)
+        await holder.send_all(request(stream=True, max_tokens=450))
+        await holder.receive_some(100)
+        waiters = [await trio.open_tcp_stream(*server.address) for _ in range(5)]
+        for waiter in waiters:
+            await waiter.send_all(request(stream=False, max_tokens=5))
+        with trio.fail_after(10):
+            while (await trio.to_thread.run_sync(server.queue))["waiting"] < 5:
+                await trio.sleep(0.005)
+        for waiter in waiters:
+            await waiter.aclose()
+        assert 0 == (await trio.to_thread.run_sync(server.queue))["waiting"]
+        await holder.aclose()
+        assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_while_running_frees_its_slot_and_blocks(server: RealServer, stream):
+    assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
+    connection = await trio.open_tcp_stream(*server.address)
+    await connection.send_all(request(stream=stream, max_tokens=450))
+    with trio.fail_after(10):
+        while not (await trio.to_thread.run_sync(server.running))["sequences"]:
+            await trio.sleep(0.002)
+    await connection.aclose()
+    counts = await trio.to_thread.run_sync(server.wait_until_at_rest, 2.0)
+    assert not any(counts.values())

@@ -1,0 +1,172 @@
+"""The official client, unmodified, against a real server with the demonstration model."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from openai import OpenAI
+
+from e2e.real_server import RealServer, real_server
+
+MODEL = "fairlead-demo"
+ASK = [{"role": "user", "content": "Count from 1 to 5."}]
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> Iterator[OpenAI]:
+    with open_client(server) as client:
+        yield client
+
+
+def open_client(server: RealServer, key: str = "unused") -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def test_a_chat_answer_has_text_a_reason_and_the_right_usage(client: OpenAI, server: RealServer):
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
+    tokens = server.http.post("/tokenize", json={"model": MODEL, "messages": ASK}).json()["count"]
+    assert "1, 2, 3, 4, 5" in (answer.choices[0].message.content or "")
+    assert "stop" == answer.choices[0].finish_reason
+    assert answer.usage is not None
+    assert tokens == answer.usage.prompt_tokens
+    assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
+
+
+def test_a_streamed_chat_is_the_same_text_with_the_same_usage(client: OpenAI):
+    plain = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
+    stream = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert plain.choices[0].message.content == text
+    assert plain.usage == chunks[-1].usage
+    assert ["stop"] == [
+        chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason
+    ]
+
+
+def test_a_completion_takes_a_string_strings_or_token_ids(client: OpenAI, server: RealServer):
+    tokens = server.http.post("/tokenize", json={"model": MODEL, "prompt": "Fairlead is"}).json()["tokens"]
+    options = {"model": MODEL, "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    one = client.completions.create(prompt="Fairlead is", **options)
+    several = client.completions.create(prompt=["Fairlead is", "Fairlead is"], **options)
+    ids = client.completions.create(prompt=tokens, **options)
+    assert 8 == one.usage.completion_tokens
+    assert 16 == several.usage.completion_tokens
+    assert [one.choices[0].text] * 2 == [choice.text for choice in several.choices]
+    assert one.choices[0].text == ids.choices[0].text
+    assert "length" == one.choices[0].finish_reason
+
+
+def test_a_streamed_completion_is_the_same_text(client: OpenAI):
+    options = {"model": MODEL, "prompt": "Fairlead is", "max_tokens": 12, "temperature": 0}
+    plain = client.completions.create(**options)
+    stream = client.completions.create(stream=True, **options)
+    assert plain.choices[0].text == "".join(chunk.choices[0].text for chunk in stream)
+
+
+def test_thirty_two_concurrent_streams_all_get_the_whole_answer(client: OpenAI, server: RealServer):
+    alone = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
+
+    def stream(number: int) -> str:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=ASK, temperature=0, stream=True, user=f"user-{number % 4}"
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with ThreadPoolExecutor(32) as pool:
+        texts = list(pool.map(stream, range(32)))
+    assert [alone.choices[0].message.content] * 32 == texts
+    assert not any(server.wait_until_at_rest().values())
+
+
+def test_n_choices_of_one_seed_differ_and_come_again(client: OpenAI):
+    options = {"model": MODEL, "messages": ASK, "n": 3, "seed": 7, "temperature": 2.0, "max_tokens": 20}
+    first = [choice.message.content for choice in client.chat.completions.create(**options).choices]
+    again = [choice.message.content for choice in client.chat.completions.create(**options).choices]
+    assert first == again
+    assert 3 == len(set(first))
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: OpenAI):
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, stop=["3"])
+    assert "stop" == answer.choices[0].finish_reason
+    assert "3" not in (answer.choices[0].message.content or "")
+    assert "1, 2" in (answer.choices[0].message.content or "")
+
+
+def test_logprobs_name_the_tokens_of_the_text(client: OpenAI):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3
+    )
+    content = answer.choices[0].logprobs.content
+    assert answer.choices[0].message.content == "".join(token.token for token in content)
+    for token in content:
+        assert token.logprob <= 0
+        assert 3 == len(token.top_logprobs)
+        assert token.token == token.top_logprobs[0].token
+
+
+def test_the_models_are_listed(client: OpenAI):
+    assert [MODEL] == [model.id for model in client.models.list()]
+    assert MODEL == client.models.retrieve(MODEL).id
+
+
+def test_an_unknown_model_raises_not_found(client: OpenAI):
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="gpt-unknown", messages=ASK)
+    assert "model_not_found" == error.value.code
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": 9}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, "messages"),
+    ],
+)
+def test_a_wrong_parameter_raises_bad_request_and_names_it(client: OpenAI, wrong, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**({"model": MODEL, "messages": ASK} | wrong))
+    assert param == error.value.param
+
+
+def test_a_wrong_key_raises_authentication_error_and_the_right_one_does_not():
+    with real_server("--api-key", "ana=secret-key") as server:
+        with open_client(server, "wrong") as wrong, pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+        with open_client(server, "secret-key") as right:
+            assert [MODEL] == [model.id for model in right.models.list()]
+        assert 200 == server.http.get("/health").status_code
+
+
+def test_a_full_queue_raises_rate_limit_and_a_timeout_raises_status_504():
+    options = {"model": MODEL, "messages": ASK, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    limits = ("--slots", "1", "--queue-capacity", "1", "--queue-timeout", "0.3")
+    with real_server(*limits) as server, open_client(server) as client:
+
+        def ask(_number: int) -> object:
+            try:
+                return client.chat.completions.create(**options)
+            except openai.APIStatusError as error:
+                return error
+
+        with ThreadPoolExecutor(6) as pool:
+            results = list(pool.map(ask, range(6)))
+        full = [result for result in results if isinstance(result, openai.RateLimitError)]
+        late = [result for result in results if isinstance(result, openai.InternalServerError)]
+        served = [result for result in results if not isinstance(result, openai.APIStatusError)]
+        assert (1, 4, 1) == (len(served), len(full), len(late))
+        assert {"queue_full"} == {error.code for error in full}
+        assert all(1 <= int(error.response.headers["retry-after"]) <= 60 for error in full)
+        assert (504, "queue_timeout") == (late[0].status_code, late[0].code)
+        assert "false" == late[0].response.headers["x-should-retry"]
+        assert not any(server.wait_until_at_rest().values())

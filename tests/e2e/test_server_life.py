@@ -1,0 +1,168 @@
+"""The server as a process: starting, the child that dies, torch, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.real_server import RealServer, real_server
+from fairlead.config import demonstration_model
+
+LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
+
+
+def test_importing_the_application_imports_no_torch():
+    check = "import fairlead.app, sys; assert 'torch' not in sys.modules"
+    assert 0 == subprocess.run([sys.executable, "-c", check], check=False).returncode
+
+
+def test_the_parent_never_maps_libtorch_and_the_child_does(server: RealServer):
+    server.http.post("/v1/completions", json=LONG | {"max_tokens": 2}).raise_for_status()
+    assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{server.child_pid()}/maps").read_text()
+
+
+def test_health_is_live_and_ready_says_when_the_model_is_loaded(server: RealServer):
+    assert (200, 200) == (server.http.get("/health").status_code, server.http.get("/ready").status_code)
+
+
+def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a_a():
+    answered: list[str] = []
+    with real_server("--slots", "1") as server:
+
+        def ask(tenant: str, tokens: int) -> None:
+            body = LONG | {"max_tokens": tokens, "user": tenant}
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+            answered.append(tenant)
+
+        with ThreadPoolExecutor(7) as pool:
+            for waiting, tenant in enumerate("AAAAABB"):
+                pool.submit(ask, tenant, 60 if waiting else 900)  # all are here before the first is done
+                deadline = time.monotonic() + 10
+                while (counts := server.queue())["waiting"] + counts["running"] + len(answered) <= waiting:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+    assert "ABABAAA" == "".join(answered)
+
+
+def test_a_killed_child_fails_its_stream_and_the_next_request_is_served_by_a_new_one():
+    with real_server() as server:
+        victim = server.child_pid()
+        lines: list[str] = []
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response,
+        ):
+            assert 200 == response.status_code
+            for line in response.iter_lines():
+                if not lines:
+                    os.kill(victim, signal.SIGKILL)
+                lines.append(line)
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        assert "node_failed" == events[-1]["error"]["code"]
+        assert "data: [DONE]" not in lines
+
+        answer = server.http.post("/v1/completions", json=LONG | {"max_tokens": 3})
+        assert (200, 3) == (answer.status_code, answer.json()["usage"]["completion_tokens"])
+        assert victim != server.child_pid()
+        assert 1 == server.running()["restarts"]
+        assert not any(server.wait_until_at_rest().values())
+
+
+def test_a_killed_child_fails_a_plain_request_with_502():
+    with real_server() as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
+        while not server.running()["sequences"]:
+            time.sleep(0.002)
+        os.kill(server.child_pid(), signal.SIGKILL)
+        assert (502, "node_failed") == (
+            answer.result().status_code,
+            answer.result().json()["error"]["code"],
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_stream_finish_and_then_ends_everything(number):
+    with real_server() as server:
+        child = server.child_pid()
+        text: list[str] = []
+        started = threading.Event()
+
+        def stream() -> None:
+            with httpx.stream(
+                "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60
+            ) as response:
+                for line in response.iter_lines():
+                    text.append(line)
+                    started.set()
+
+        reader = threading.Thread(target=stream)
+        reader.start()
+        assert started.wait(20)
+        server.process.send_signal(number)
+        assert 0 == server.process.wait(30)
+        reader.join(10)
+        assert "data: [DONE]" in text
+        assert not Path(f"/proc/{child}").exists()
+
+
+def test_sigterm_ends_the_server_even_when_a_client_never_reads():
+    body = LONG | {"stream": True, "n": 8, "max_tokens": 900}
+    with (
+        real_server("--drain-timeout", "1") as server,
+        httpx.Client() as client,
+        client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+    ):
+        assert 200 == response.status_code
+        started = time.monotonic()
+        assert 0 == server.stop()
+        assert time.monotonic() - started < 10
+
+
+def test_a_model_that_is_not_there_ends_the_program_with_one_clear_line(tmp_path: Path):
+    command = [sys.executable, "-m", "fairlead", "serve", str(tmp_path / "nothing"), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (1, 2)
+    assert "nothing" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_truncated_model_ends_the_program_naming_the_file(tmp_path: Path):
+    for file in demonstration_model().iterdir():
+        content = file.read_bytes()
+        (tmp_path / file.name).write_bytes(content[:-1000] if file.suffix == ".safetensors" else content)
+    command = [sys.executable, "-m", "fairlead", "serve", str(tmp_path), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 1 == ended.returncode
+    assert "model.safetensors" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_that_is_taken_ends_the_program_naming_it(server: RealServer):
+    port = str(server.address[1])
+    command = [sys.executable, "-m", "fairlead", "serve", "--port", port]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (1, 2)
+    assert port in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_demonstration_model_answers_its_questions_through_the_chat_endpoint(server: RealServer):
+    from demonstration_questions import QUESTIONS
+
+    wrong = []
+    for question, expected in QUESTIONS:
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 100}
+        answer = server.http.post("/v1/chat/completions", json=body | {"model": "fairlead-demo"}).json()
+        text = answer["choices"][0]["message"]["content"]
+        if not all(part.lower() in text.lower() for part in expected):
+            wrong.append((question, text))
+    assert [] == wrong

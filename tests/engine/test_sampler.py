@@ -1,0 +1,287 @@
+"""Choosing tokens: every parameter against an oracle in float64, and rows that know nothing of each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.engine.sampler import choose, uniforms
+from fairlead.engine.sequence import Sequence
+from fairlead.job import Sampling
+
+VOCABULARY = 24
+EOS = (2, 9)
+DRAWS = 6000
+LOGITS = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
+PROMPT = [3, 3, 7]
+OUTPUT = [5, 5, 5, 7, 11]
+
+
+def sequence(*, seed=0, prompt=PROMPT, output=OUTPUT, **sampling):
+    made = Sequence(0, list(prompt), Sampling(**{"max_tokens": 100, **sampling}), seed=seed)
+    made.token_ids += output
+    return made
+
+
+def pick(logits, *sequences):
+    return choose(logits, sequences, EOS).wait()
+
+
+def oracle(sampling):
+    """The distribution that `sampling` asks for after PROMPT and OUTPUT, one token at a time."""
+    scores = {}
+    for token, logit in enumerate(LOGITS.double().tolist()):
+        score = logit
+        if token in PROMPT + OUTPUT:
+            repetition = sampling.repetition_penalty
+            score = score / repetition if score > 0 else score * repetition
+        score -= sampling.frequency_penalty * OUTPUT.count(token)
+        score -= sampling.presence_penalty * (token in OUTPUT)
+        score += sampling.logit_bias.get(token, 0)
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else EOS)}
+        if len(OUTPUT) < sampling.min_tokens and token in ends:
+            score = -math.inf
+        scores[token] = score
+    weights = {token: math.exp(score / sampling.temperature) for token, score in scores.items()}
+    likeliest = max(weights.values())
+    ranked = sorted(weights, key=weights.__getitem__, reverse=True)
+    ranked = [token for token in ranked if weights[token] >= sampling.min_p * likeliest]
+    if sampling.top_k:
+        ranked = ranked[: sampling.top_k]
+    wanted = sampling.top_p * sum(weights[token] for token in ranked)
+    kept, mass = [], 0.0
+    for token in ranked:
+        if mass >= wanted:
+            break
+        kept.append(token)
+        mass += weights[token]
+    return np.array([weights[token] / mass if token in kept else 0.0 for token in range(VOCABULARY)])
+
+
+CASES = {
+    "plain": {},
+    "cold": {"temperature": 0.6},
+    "hot": {"temperature": 1.7},
+    "top_k": {"top_k": 5},
+    "top_k beyond the vocabulary": {"top_k": 10**12},
+    "top_p": {"top_p": 0.7},
+    "top_p of next to nothing": {"top_p": 1e-9},
+    "min_p": {"min_p": 0.1},
+    "all filters": {"top_k": 8, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.7},
+    "negative penalties": {"presence_penalty": -1.0, "frequency_penalty": -0.2},
+    "repetition": {"repetition_penalty": 1.8},
+    "bias": {"logit_bias": {4: 3.0, 5: -100.0}},
+    "min_tokens": {"min_tokens": 6, "stop_token_ids": (4,)},
+    "min_tokens reached": {"min_tokens": 5, "stop_token_ids": (4,)},
+    "min_tokens without eos": {"min_tokens": 6, "stop_token_ids": (4,), "ignore_eos": True},
+    "all at once": {
+        "temperature": 0.9,
+        "top_k": 10,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.2,
+        "logit_bias": {1: 2.0},
+        "min_tokens": 50,
+    },
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_draws_follow_the_distribution_that_was_asked_for(case):
+    expected = DRAWS * oracle(Sampling(max_tokens=100, **CASES[case]))
+    rows = [sequence(seed=seed, **CASES[case]) for seed in range(DRAWS)]
+    tokens = [one.token_id for one in pick(LOGITS.expand(DRAWS, -1), *rows)]
+    counts = np.bincount(tokens, minlength=VOCABULARY)
+    assert not counts[expected == 0].any()
+    rare = expected < 5
+    observed, wanted = (
+        np.append(counts[~rare], counts[rare].sum()),
+        np.append(expected[~rare], expected[rare].sum()),
+    )
+    possible = wanted > 0
+    chi_square = ((observed - wanted)[possible] ** 2 / wanted[possible]).sum()
+    freedom = possible.sum() - 1
+    # Wilson and Hilferty: the cube root is nearly normal. 3.3 deviations; the seeds are fixed.
+    limit = freedom * (1 - 2 / (9 * max(freedom, 1)) + 3.3 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3
+    assert chi_square <= limit or (freedom == 0 and chi_square < 1e-9)
+
+
+def test_one_seeds_draws_at_successive_positions_follow_the_distribution():
+    expected = DRAWS * oracle(Sampling(max_tokens=100))
+    rows = [sequence(seed=7, prompt=[0] * (1 + position), output=[]) for position in range(1500)]
+    tokens = [one.token_id for one in pick(LOGITS.expand(1500, -1), *rows)]
+    share = np.bincount(tokens, minlength=VOCABULARY) / 1500
+    assert np.abs(share - expected / DRAWS).max() < 0.04
+
+
+MANY = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        "top_k": st.integers(0, 30),
+        "top_p": st.floats(0.01, 1),
+        "min_p": st.floats(0, 1),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.1, 2),
+        "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=3),
+        "min_tokens": st.integers(0, 10),
+        "logprobs": st.integers(0, 5),
+    },
+)
+
+
+@settings(deadline=None)
+@given(parameters=st.lists(MANY, min_size=2, max_size=32), seed=st.integers(0, 2**64 - 1))
+def test_a_row_is_chosen_the_same_alone_and_in_a_batch(parameters, seed):
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    logits = torch.randn(len(parameters), VOCABULARY, generator=generator) * 3
+    rows = [sequence(seed=seed + row, **one) for row, one in enumerate(parameters)]
+    alone = [pick(logits[row : row + 1], one)[0] for row, one in enumerate(rows)]
+    assert alone == pick(logits, *rows)
+
+
+def test_top_p_of_a_flat_distribution_looks_beyond_the_first_candidates():
+    wide = torch.linspace(1, 0, 5000)[None]
+    kept = int((wide.double().softmax(-1).cumsum(-1) < 0.9).sum()) + 1
+    tokens = [pick(wide, sequence(seed=seed, top_p=0.9))[0].token_id for seed in range(300)]
+    assert 1024 < max(tokens) < kept < 5000
+
+
+def test_a_temperature_of_zero_takes_the_likeliest():
+    assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=0))[0].token_id
+    assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=1e-300))[0].token_id
+
+
+def test_greedy_rows_obey_biases_penalties_and_min_tokens():
+    favourite = int(LOGITS.argmax())
+    second = int(LOGITS.topk(2).indices[1])
+    assert second == pick(LOGITS[None], sequence(temperature=0, logit_bias={favourite: -100.0}))[0].token_id
+    banned = sequence(temperature=0, min_tokens=6, stop_token_ids=(favourite,))
+    assert second == pick(LOGITS[None], banned)[0].token_id
+    repeated = sequence(temperature=0, output=[favourite] * 50, frequency_penalty=1.0)
+    assert second == pick(LOGITS[None], repeated)[0].token_id
+
+
+def test_the_models_logits_are_left_as_they_are():
+    logits = LOGITS[None].clone()
+    pick(logits, sequence(logit_bias={1: 5.0}, repetition_penalty=1.5, min_tokens=9, logprobs=3))
+    assert torch.equal(LOGITS[None], logits)
+
+
+def test_logprobs_are_the_models_own_whatever_the_parameters():
+    expected = LOGITS.double().log_softmax(-1)
+    [one] = pick(LOGITS[None], sequence(temperature=0.3, top_k=2, logit_bias={4: 50.0}, logprobs=3))
+    assert one.logprob.token_id == one.token_id == 4
+    assert pytest.approx(expected[4].item(), abs=1e-5) == one.logprob.logprob
+    best = expected.topk(3)
+    assert best.indices.tolist() == [token for token, _ in one.logprob.top]
+    assert pytest.approx(best.values.tolist(), abs=1e-5) == [logprob for _, logprob in one.logprob.top]
+
+
+def test_logprobs_come_only_to_those_who_ask_and_as_many_as_they_ask_for():
+    asks = [None, 0, 2, 10**6]
+    picks = pick(LOGITS.expand(4, -1), *(sequence(logprobs=k) for k in asks))
+    assert picks[0].logprob is None
+    assert [0, 2, VOCABULARY] == [len(one.logprob.top) for one in picks[1:]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_nan_fails_alone(temperature):
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 4] = float("nan")
+    rows = [sequence(seed=row, temperature=temperature, logprobs=1, top_p=0.9) for row in range(3)]
+    healthy = [pick(logits[row : row + 1], rows[row])[0] for row in (0, 2)]
+    picks = pick(logits, *rows)
+    assert healthy == [picks[0], picks[2]]
+    assert "NaN" in picks[1].error
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nothing_left_to_choose_fails_alone(temperature):
+    logits = LOGITS.repeat(2, 1)
+    logits[0] = float("-inf")
+    broken, healthy = pick(logits, sequence(temperature=temperature), sequence(temperature=temperature))
+    assert "no token is left" in broken.error
+    assert healthy.error is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_infinity_wins_and_minus_infinity_loses(temperature):
+    logits = LOGITS[None].clone()
+    logits[0, 6] = float("inf")
+    assert 6 == pick(logits, sequence(temperature=temperature, logprobs=2, top_p=0.5))[0].token_id
+    logits = torch.full((1, VOCABULARY), float("-inf"))
+    logits[0, 8] = -5.0
+    [one] = pick(logits, sequence(temperature=temperature, logprobs=2))
+    assert 8 == one.token_id
+    assert (8, 0.0) == one.logprob.top[0]
+    assert one.logprob.top[1][1] == -9999.0
+
+
+def test_a_banned_end_stays_banned_even_at_infinity():
+    logits = LOGITS[None].clone()
+    logits[0, EOS[0]] = float("inf")
+    assert pick(logits, sequence(min_tokens=50))[0].token_id not in EOS
+
+
+@pytest.mark.parametrize("stranger", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
+def test_ids_that_name_no_token_change_nothing(stranger):
+    expected = pick(LOGITS[None], sequence())
+    parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
+    assert expected == choose(LOGITS[None], [sequence(**parameters)], (stranger,)).wait()
+    penalised = sequence(prompt=[VOCABULARY, -3], output=[], repetition_penalty=1.5)
+    assert (
+        pick(LOGITS[None], sequence(prompt=[0, 0], output=[]))[0].token_id
+        == pick(LOGITS[None], penalised)[0].token_id
+    )
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": 1e300},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_p": -1.0},
+        {"top_p": float("nan")},
+        {"top_k": -5},
+        {"min_p": 2.0},
+        {"min_p": -1.0},
+        {"min_p": float("nan")},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("nan")},
+        {"presence_penalty": float("inf")},
+        {"logit_bias": {1: float("nan")}},
+        {"logit_bias": {1: 1e308}},
+        {"logprobs": -1},
+    ],
+)
+def test_values_out_of_range_never_harm_a_neighbour(nonsense):
+    expected = pick(LOGITS[None], sequence(seed=5))[0]
+    picks = pick(LOGITS.expand(2, -1), sequence(seed=4, **nonsense), sequence(seed=5))
+    assert expected == picks[1]
+    assert picks[0].error is not None or 0 <= picks[0].token_id < VOCABULARY
+
+
+def test_numbers_are_uniform_and_differ_by_seed_and_position():
+    numbers = uniforms(list(range(100)) * 100, [position for position in range(100) for _ in range(100)])
+    assert 10_000 == len(set(numbers.tolist()))
+    assert 0 <= numbers.min() < numbers.max() < 1
+    counts = np.bincount((numbers * 20).astype(int), minlength=20)
+    assert ((counts - 500) ** 2 / 500).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1 %
+
+
+def test_numbers_are_the_same_for_ever():
+    # A client's seed must mean the same after an upgrade.
+    expected = [0.6524484863740305, 0.9435642308648511, 0.03388416163547703, 0.03388416163547703]
+    assert expected == uniforms([0, 1, 2**64 - 1, -1], [0, 1, 1000, 1000]).tolist()

@@ -1,0 +1,71 @@
+"""A node whose jobs take as long as the test says, on the virtual clock."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from fairlead.errors import FairleadError
+from fairlead.job import Delta, Job, Sampling
+from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.node import NodeLimits
+
+LIMITS = NodeLimits(seats=1, max_model_len=1000)
+
+
+class TimedNode:
+    """Sends its first delta after `first_s` and the last after `service_s`; counts what it holds."""
+
+    def __init__(
+        self,
+        model: str = "m",
+        *,
+        service_s: float = 10.0,
+        first_s: float = 0.0,
+        fails: FairleadError | None = None,
+    ) -> None:
+        self.id = "timed"
+        self.models = frozenset({model})
+        self.service_s = service_s
+        self.first_s = first_s
+        self.fails = fails
+        self.running = 0
+        self.most_running = 0
+        self.served: list[str] = []
+
+    @asynccontextmanager
+    async def generate(self, job: Job) -> AsyncIterator[Deltas]:
+        deltas = Deltas(job.sequences)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.served.append(job.tenant)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer, job, deltas)
+                yield deltas
+                nursery.cancel_scope.cancel()
+        finally:
+            self.running -= 1
+
+    async def _answer(self, job: Job, deltas: Deltas) -> None:
+        await trio.sleep(self.first_s)
+        for index in range(job.sequences):
+            deltas.put(Delta(index, text="first ", token_ids=[1]))
+        await trio.sleep(self.service_s - self.first_s)
+        if self.fails is not None:
+            deltas.fail(self.fails)
+        for index in range(job.sequences):
+            deltas.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
+
+
+def job(tenant: str = "A", *, stream: bool = False, n: int = 1) -> Job:
+    """A job with a prompt of three tokens."""
+    return Job(
+        id="r",
+        tenant=tenant,
+        model="m",
+        prompts=([1, 2, 3],),
+        sampling=Sampling(max_tokens=10),
+        stream=stream,
+        n=n,
+    )

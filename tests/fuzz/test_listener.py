@@ -1,0 +1,143 @@
+"""Clients that send nonsense and leave in the middle, while another one is always answered."""
+
+import gc
+import resource
+from contextlib import suppress
+from random import Random
+
+import pytest
+import structlog
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+
+from api.raw_http import Apps, get, serving
+from fairlead.api.exchange import Exchange, FairleadRequest, read_body
+from fairlead.config import Limits
+from fairlead.errors import FairleadError
+from fuzz.mutations import conversation, pieces
+
+AT_ONCE = 32
+# Visitors are to meet these; the canary is not, however slow the machine.
+LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=0.3, drain_s=0.3)
+
+
+def quart_app() -> QuartTrio:
+    """Return an app of exchanges: whatever the path, the body comes back as a stream."""
+    app = QuartTrio("fuzzed")
+    app.asgi_http_class = Exchange
+    app.request_class = FairleadRequest
+
+    @app.errorhandler(FairleadError)
+    async def fail(error):
+        return error.message, error.status
+
+    @app.route("/", defaults={"path": ""}, methods=["GET", "POST"])
+    @app.route("/<path:path>", methods=["GET", "POST"])
+    async def route(path):
+        body = await read_body(request._get_current_object())
+
+        async def stream():
+            yield body or b"hello"
+            if path == "wait":
+                await trio.sleep_forever()
+
+        return Response(stream())
+
+    return app
+
+
+class Visitors:
+    """So many clients, at most `AT_ONCE` at the same time."""
+
+    def __init__(self, server, seed: int, count: int) -> None:
+        self._server = server
+        self._seeds = iter(range(seed * count, seed * count + count))
+
+    async def come(self) -> None:
+        """Send all of them, and return when the last has left."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(AT_ONCE):
+                nursery.start_soon(self._one_after_the_other)
+
+    async def _one_after_the_other(self) -> None:
+        for seed in self._seeds:
+            random = Random(seed)
+            client = await self._server.connect(receive_buffer=random.choice([None, 4096]))
+            with client.socket, suppress(OSError):  # the listener may close at any time; it may only not die
+                await self._visit(client, random)
+
+    async def _visit(self, client, random: Random) -> None:
+        for piece in pieces(random, conversation(random)):
+            with trio.move_on_after(0.01):  # the listener need not read it
+                await client.send(piece)
+        if random.random() < 0.2:
+            client.socket.shutdown(trio.socket.SHUT_WR)
+        with trio.move_on_after(random.choice([0, 0.005, 0.02])):
+            while await client.socket.recv(65536):
+                pass
+        if random.random() < 0.3:
+            client.reset()
+
+
+async def visit(app, seed: int, count: int) -> None:
+    """Let `count` clients come. Beside them a canary sings, and afterwards nothing is left of any of them."""
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    with structlog.testing.capture_logs() as logs:
+        async with serving(app, LIMITS, patience_s=60 + count) as server:
+            quiet = trio.lowlevel.current_statistics().tasks_living
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sing, server)
+                await Visitors(server, seed, count).come()
+                nursery.cancel_scope.cancel()
+            server.close_clients()
+            while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # there is no event
+                await trio.sleep(0.01)
+            assert b"hello" == (await server.ask(get())).body
+    assert tasks == trio.lowlevel.current_statistics().tasks_living
+    expected = {"request failed"}, {"the client does not read"}
+    unexpected = [e for e in logs if e["event"] not in expected[0] and e.get("reason") not in expected[1]]
+    assert [] == unexpected
+    assert {"/fail", "/fail_later"} >= {e["path"] for e in logs if e["event"] == "request failed"}
+
+
+async def sing(server) -> None:
+    """Ask, again and again, on an old connection and on a new one."""
+    old = await server.connect()
+    while True:
+        for client in (old, await server.connect()):
+            with trio.fail_after(10):
+                assert b"hello" == (await client.ask(get())).body
+            if client is not old:
+                client.socket.close()
+        await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("make_app", [Apps, quart_app])
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_nonsense_from_a_hundred_clients_reaches_nobody_else(make_app, seed):
+    await visit(make_app(), seed, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_app", [Apps, quart_app])
+async def test_nonsense_from_thousands_of_clients_reaches_nobody_else_and_leaves_no_memory_behind(make_app):
+    await visit(make_app(), 1000, 500)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await visit(make_app(), 1001, 5000)
+    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown_mb < 100
+
+
+async def test_clients_that_never_read_cost_no_more_than_their_buffers():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with serving(Apps(), Limits(drain_s=0.1)) as server:
+        for _ in range(100):
+            client = await server.connect(receive_buffer=4096)
+            await client.send(get("/flood"))
+            await client.socket.recv(1)
+        answers = [await server.ask(get()) for _ in range(20)]
+    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert {200} == {answer.status for answer in answers}
+    assert grown_mb < 100

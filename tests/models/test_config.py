@@ -1,0 +1,189 @@
+"""`config.json` as both generations of transformers write it, and as nobody should."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.errors import LoadFailed
+from fairlead.models.config import Config
+from fairlead.models.registry import ARCHITECTURES, architecture
+from fairlead.models.rope import Rope
+
+PATH = Path("model") / "config.json"
+GOOD = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1000,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 100,
+}
+LLAMA3_ROPE = Rope(theta=5e5, kind="llama3", factor=8.0, original_positions=100, low=1.0, high=4.0)
+
+
+def read(family="Llama", **values):
+    return ARCHITECTURES[f"{family}ForCausalLM"].read_shape(Config(PATH, GOOD | values))
+
+
+def failure(family="Llama", **values):
+    with pytest.raises(LoadFailed) as caught:
+        read(family, **values)
+    return caught.value.message
+
+
+def test_heads_follow_from_the_hidden_size_unless_they_are_said():
+    assert (16, 4) == (read().head_dim, read().kv_heads)
+    assert (40, 2) == (read(head_dim=40).head_dim, read(num_key_value_heads=2).kv_heads)
+    assert 128 == read("Qwen3").head_dim
+
+
+def test_rope_is_read_from_the_keys_before_transformers_5():
+    assert LLAMA3_ROPE == read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope
+    assert LLAMA3_ROPE == read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).rope
+
+
+def test_rope_is_read_from_the_keys_of_transformers_5():
+    parameters = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
+    assert LLAMA3_ROPE == read(rope_parameters=parameters, rope_theta=None).rope
+
+
+def test_rope_without_keys_is_the_default_one():
+    assert Rope(theta=10_000.0) == read().rope == read(rope_scaling=None).rope
+    assert Rope(theta=1e6) == read(rope_theta=1e6).rope
+
+
+def test_dynamic_rope_is_the_default_one_within_the_trained_context():
+    assert Rope(theta=10_000.0) == read(rope_scaling={"rope_type": "dynamic", "factor": 4.0}).rope
+
+
+@pytest.mark.parametrize(("said", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])
+def test_yarn_sharpens_by_its_factor_or_by_what_the_file_says(said, scale):
+    section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250, **said}
+    assert pytest.approx(scale, abs=1e-4) == read(rope_scaling=section).rope.scale
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "windows"),
+    [
+        ("Llama", {"sliding_window": 9}, [None] * 4),
+        ("Mistral", {"sliding_window": 9}, [9] * 4),
+        ("Mistral", {"sliding_window": None}, [None] * 4),
+        ("Qwen2", {"sliding_window": 9, "max_window_layers": 1}, [None] * 4),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, [None, 9, 9, 9]),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": 9}, [None] * 4),
+        (
+            "Qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            [None, 9, None, 9],
+        ),
+    ],
+)
+def test_each_family_says_its_windows_its_own_way(family, values, windows):
+    assert tuple(windows) == read(family, **values).windows
+
+
+def test_biases_are_keys_in_llama_and_a_matter_of_course_in_qwen2():
+    shape = read(attention_bias=True, mlp_bias=True)
+    assert (True, True, True) == (shape.qkv_bias, shape.output_bias, shape.mlp_bias)
+    shape = read("Qwen2")
+    assert (True, False, False) == (shape.qkv_bias, shape.output_bias, shape.mlp_bias)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "64"),
+        ("hidden_size", 0),
+        ("hidden_size", None),
+        ("hidden_size", True),
+        ("vocab_size", 2**40),
+        ("num_hidden_layers", 10**9),
+        ("num_key_value_heads", 3),
+        ("head_dim", 7),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", "small"),
+        ("tie_word_embeddings", 1),
+        ("hidden_act", "gelu"),
+        ("rope_theta", -1),
+        ("partial_rotary_factor", 0.5),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("attention_bias", "yes"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_file_and_the_key(key, value):
+    values = {key: value}
+    if key == "partial_rotary_factor":
+        values["rope_parameters"] = {"rope_type": "default"}
+    assert f"{PATH}: {key}: " in failure(**values)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({"rope_type": "longrope"}, "rope_type"),
+        ({"rope_type": 3}, "rope_type"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": "8"}, "factor"),
+        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}, "high_freq_factor"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({"full_attention": {"rope_type": "default"}, "rope_theta": []}, "rope_theta"),
+    ],
+)
+def test_a_wrong_rope_is_refused_with_the_file_and_the_key(section, key):
+    assert f"{PATH}: rope_parameters.{key}: " in failure(rope_parameters=section)
+
+
+def test_an_architecture_that_is_no_list_is_refused():
+    with pytest.raises(LoadFailed, match="architectures"):
+        architecture(Config(PATH, {"architectures": "LlamaForCausalLM"}))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_a_config_that_is_no_json_object_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(LoadFailed, match=r"config\.json"):
+        Config.read(path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = [
+    *GOOD,
+    "head_dim",
+    "num_key_value_heads",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "use_sliding_window",
+    "layer_types",
+]
+
+
+@given(
+    family=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3"]),
+    values=st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3),
+)
+def test_any_values_make_a_shape_or_a_load_failure(family, values):
+    try:
+        shape = read(family, **values)
+    except LoadFailed as error:
+        assert str(PATH) in error.message  # noqa: PT017  either outcome is right
+    else:
+        assert len(shape.windows) == shape.layers

@@ -1,0 +1,219 @@
+"""Checkpoints that are broken, lie, or are of another kind; and how reading one is told."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from fairlead.errors import LoadFailed
+from fairlead.job import Sampling
+from fairlead.models.config import Config
+from fairlead.models.loader import choose_dtype, load_model, read_eos_token_ids
+from models.tiny import SIZES, generate, load, prompt_of, save
+
+CPU = torch.device("cpu")
+GREEDY = Sampling(max_tokens=8, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("original")
+    save(transformers.LlamaConfig(**SIZES), directory)
+    return directory
+
+
+@pytest.fixture
+def checkpoint(original, tmp_path):
+    """A copy of a good checkpoint, to be spoilt."""
+    return shutil.copytree(original, tmp_path / "model")
+
+
+def failure(directory):
+    with pytest.raises(LoadFailed) as caught:
+        load_model(directory, device=CPU)
+    return caught.value.message
+
+
+def spoil_tensors(directory, change):
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def spoil_config(directory, **values):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_shards_load_like_one_file(original, tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    prompt = [prompt_of(20)]
+    expected = generate(load(original, kv_cache_bytes=1 << 20), prompt, GREEDY)
+    assert expected == generate(load(tmp_path, kv_cache_bytes=1 << 20), prompt, GREEDY)
+
+
+def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original):
+    told = []
+    load_model(original, device=CPU, report=told.append)
+    steps = [later - sooner for sooner, later in zip([0.0, *told], told, strict=False)]
+    assert told[-1] == 1
+    assert all(0 <= step <= 0.05 for step in steps)
+
+
+def test_weight_bytes_are_those_of_all_parameters(original):
+    parameters = sum(tensor.numel() for tensor in load_file(original / "model.safetensors").values())
+    assert 4 * parameters == load_model(original, device=CPU, dtype="float32").weight_bytes
+
+
+def test_a_second_copy_of_a_tied_head_is_ignored(tmp_path):
+    save(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True), tmp_path)
+    spoil_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert load_model(tmp_path, device=CPU).model.shape.tied
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, 5000, -1])
+def test_a_truncated_file_is_named(checkpoint, kept):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert str(path) in failure(checkpoint)
+
+
+@pytest.mark.parametrize("length", [2**63, 2**40, 10**6])
+def test_a_header_that_lies_about_its_length_is_named(checkpoint, length):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
+    assert str(path) in failure(checkpoint)
+
+
+def test_offsets_beyond_the_file_are_named(checkpoint):
+    path = checkpoint / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    assert str(path) in failure(checkpoint)
+
+
+def test_a_missing_tensor_is_named(checkpoint):
+    name = "model.layers.1.self_attn.k_proj.weight"
+    spoil_tensors(checkpoint, lambda tensors: tensors.pop(name))
+    message = failure(checkpoint)
+    assert name in message
+    assert "model.safetensors" in message
+
+
+def test_an_unexpected_tensor_is_named(checkpoint):
+    spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.adapter": torch.ones(1)}))
+    assert "model.adapter" in failure(checkpoint)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(checkpoint):
+    spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
+    message = failure(checkpoint)
+    assert "'model.norm.weight' has shape [7], expected [48]" in message
+
+
+def test_integers_for_weights_are_refused(checkpoint):
+    integers = torch.ones(48, dtype=torch.int8)
+    spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": integers}))
+    assert "torch.int8" in failure(checkpoint)
+
+
+def test_pickled_weights_are_refused_unread(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    assert "pickle" in failure(checkpoint)
+
+
+def test_a_directory_without_weights_says_so(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    assert "model.safetensors" in failure(checkpoint)
+
+
+def test_a_directory_that_is_not_there_says_so(tmp_path):
+    assert "no such directory" in failure(tmp_path / "nowhere")
+
+
+def test_a_shard_that_is_not_there_is_named(original, tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in failure(tmp_path)
+
+
+def test_a_shard_outside_the_directory_is_refused(checkpoint):
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "'../model.safetensors' is not a file beside it" in failure(checkpoint)
+
+
+def test_an_index_of_nonsense_is_named(checkpoint):
+    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    assert "weight_map" in failure(checkpoint)
+
+
+def test_a_repository_that_brings_code_is_refused(checkpoint):
+    spoil_config(checkpoint, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    assert "auto_map" in failure(checkpoint)
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint):
+    spoil_config(checkpoint, architectures=["MambaForCausalLM"])
+    message = failure(checkpoint)
+    assert "MambaForCausalLM" in message
+    assert "LlamaForCausalLM" in message
+
+
+def test_a_config_of_another_size_is_refused_before_anything_is_allocated(checkpoint):
+    spoil_config(checkpoint, hidden_size=2**30)
+    assert "model.embed_tokens.weight" in failure(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "native", "expected"),
+    [
+        ("auto", "bfloat16", True, torch.bfloat16),
+        ("auto", "bfloat16", False, torch.float32),
+        ("auto", "float16", True, torch.bfloat16),
+        ("auto", "float16", False, torch.float32),
+        ("auto", "float32", True, torch.float32),
+        ("float16", "float32", True, torch.float16),
+        ("bfloat16", "float32", False, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_auto_takes_the_stored_dtype_where_the_processor_has_a_unit(
+    name, stored, native, expected, key, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fairlead.models.loader.cpu_computes_bfloat16", lambda: native)
+    assert expected == choose_dtype(Config(tmp_path, {key: stored}), name, CPU)
+
+
+def test_a_gpu_takes_float16_as_it_is(tmp_path):
+    config = Config(tmp_path, {"dtype": "float16"})
+    assert torch.float16 == choose_dtype(config, "auto", torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["float8", "int8", ""])
+def test_other_dtypes_are_refused(name, tmp_path):
+    with pytest.raises(LoadFailed, match="dtype"):
+        choose_dtype(Config(tmp_path, {}), name, CPU)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [3, 4]}, {"eos_token_id": 2}, (3, 4)),
+        ({"eos_token_id": 5}, {}, (5,)),
+        ({}, {"eos_token_id": 2}, (2,)),
+        (None, {"eos_token_id": [0]}, (0,)),
+        (None, {}, ()),
+    ],
+)
+def test_the_ends_are_the_generation_configs_or_else_the_configs(generation, config, expected, tmp_path):
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert expected == read_eos_token_ids(Config(tmp_path / "config.json", config))

@@ -1,0 +1,183 @@
+"""One job's life against a node on the virtual clock: seats, deadlines, and leaving at every point."""
+
+from random import Random
+
+import pytest
+import trio
+
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import NodeFailed, QueueFull, QueueTimeout, RequestTimeout
+from fairlead.gateway import Answer, Gateway
+from fairlead.job import Job
+from fairlead.nodes.node import NodeLimits
+from fake_nodes import LIMITS, TimedNode, job
+
+
+def gateway_for(
+    node: TimedNode,
+    *,
+    capacity: int = 100,
+    seats: int = 1,
+    queue_timeout_s: float = 60.0,
+    request_timeout_s: float = 600.0,
+) -> tuple[Gateway, Dispatcher]:
+    dispatcher = Dispatcher(capacity=capacity, random=Random(0))
+    dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
+    return Gateway(
+        dispatcher, queue_timeout_s=queue_timeout_s, request_timeout_s=request_timeout_s
+    ), dispatcher
+
+
+async def text_of(answer: Answer) -> str:
+    text = ""
+    while taken := await answer.deltas.take():
+        text += "".join(delta.text for delta in taken)
+    return text
+
+
+async def ask(gateway: Gateway, request: Job, answered: list[str]) -> None:
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(gateway.serve, request)
+        await text_of(answer)
+        answered.append(request.tenant)
+
+
+async def test_a_job_gets_its_answer_and_gives_its_seat_back(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode())
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(gateway.serve, job())
+        assert (1, 0) == (dispatcher.statistics().running, dispatcher.statistics().waiting)
+        assert "first last" == await text_of(answer)
+    assert 0 == dispatcher.statistics().running
+    assert (None, None) == (answer.estimated_wait_s, answer.queue_position)
+
+
+async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(autojump_clock):
+    gateway, _ = gateway_for(TimedNode(service_s=1))
+    answered: list[str] = []
+    async with trio.open_nursery() as clients:
+        for tenant in "AAAAABB":
+            clients.start_soon(ask, gateway, job(tenant), answered)
+            await trio.testing.wait_all_tasks_blocked()
+    assert "ABABAAA" == "".join(answered)
+
+
+async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock):
+    node = TimedNode(service_s=1)
+    gateway, _ = gateway_for(node)
+    answered: list[str] = []
+    async with trio.open_nursery() as clients:
+        for _ in range(10):
+            clients.start_soon(ask, gateway, job(), answered)
+    assert (10, 1, 0) == (len(answered), node.most_running, node.running)
+
+
+async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=10))
+    answered: list[str] = []
+    await ask(gateway, job(), answered)
+    async with trio.open_nursery() as clients:
+        for _ in range(4):
+            clients.start_soon(ask, gateway, job(), answered)
+            await trio.testing.wait_all_tasks_blocked()
+        assert 3 == dispatcher.statistics().waiting
+        assert 30 == dispatcher.estimated_wait_s()
+        async with trio.open_nursery() as exchange:
+            answer = await exchange.start(gateway.serve, job())
+            assert (30, 4) == (answer.estimated_wait_s, answer.queue_position)
+            assert pytest.approx(40.0) == answer.waited_s
+
+
+async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(), capacity=2)
+    answered: list[str] = []
+    async with trio.open_nursery() as clients:
+        for _ in range(3):
+            clients.start_soon(ask, gateway, job(), answered)
+            await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        with pytest.raises(QueueFull) as refused:
+            await gateway.serve(job())
+        assert started == trio.current_time()
+        assert refused.value.retry_after_s is not None
+        assert 1 <= refused.value.retry_after_s <= 60
+        assert refused.value.estimated_wait_s is not None
+    assert 0 == dispatcher.statistics().running
+
+
+async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_queue(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=500), queue_timeout_s=30)
+    answered: list[str] = []
+    async with trio.open_nursery() as clients:
+        clients.start_soon(ask, gateway, job(), answered)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        with pytest.raises(QueueTimeout) as timeout:
+            await gateway.serve(job())
+        assert 30.0 == pytest.approx(trio.current_time() - started)
+        assert timeout.value.estimated_wait_s is not None
+        assert (0, 1) == (dispatcher.statistics().waiting, dispatcher.statistics().running)
+
+
+async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queue_timeout(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
+    with pytest.raises(QueueTimeout):
+        await gateway.serve(job(stream=True))
+    assert 0 == dispatcher.statistics().running
+
+
+async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_timeout(autojump_clock):
+    gateway, _ = gateway_for(TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
+    answered: list[str] = []
+    await ask(gateway, job(), answered)
+    assert ["A"] == answered
+
+
+async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_timeout(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=200, first_s=100), request_timeout_s=50)
+    with pytest.raises(RequestTimeout):
+        await gateway.serve(job())
+    assert 0 == dispatcher.statistics().running
+
+
+async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_deltas(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=200), request_timeout_s=50)
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(gateway.serve, job(stream=True))
+        assert ["first "] == [delta.text for delta in await answer.deltas.take()]
+        with pytest.raises(RequestTimeout):
+            await answer.deltas.take()
+    assert 0 == dispatcher.statistics().running
+
+
+async def test_a_failure_after_the_first_delta_comes_through_the_deltas(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(fails=NodeFailed("gone")))
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(gateway.serve, job())
+        with pytest.raises(NodeFailed):
+            await text_of(answer)
+    assert 0 == dispatcher.statistics().running
+
+
+async def test_a_slow_reader_keeps_no_seat(autojump_clock):
+    gateway, dispatcher = gateway_for(TimedNode(service_s=10))
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(gateway.serve, job())
+        await trio.sleep(11)
+        assert 0 == dispatcher.statistics().running
+        assert "first last" == await text_of(answer)
+
+
+@pytest.mark.parametrize("leave_after_s", [0.0, 5.0, 15.0, 25.0])
+async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(autojump_clock, leave_after_s):
+    node = TimedNode(service_s=10, first_s=5)
+    gateway, dispatcher = gateway_for(node)
+    answered: list[str] = []
+    async with trio.open_nursery() as clients:
+        clients.start_soon(ask, gateway, job("first"), answered)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(leave_after_s):
+            await ask(gateway, job("leaves"), answered)
+        clients.start_soon(ask, gateway, job("after"), answered)
+    assert ["first", "after"] == [tenant for tenant in answered if tenant != "leaves"]
+    assert (0, 0, 0) == (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting)

@@ -1,0 +1,111 @@
+"""A sequence's outputs become the text its client is meant to see, and no more."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.job import Delta, TokenLogprob
+from fairlead.text.answer import ChoiceText
+from fairlead.worker.wire import Output
+from text.unhurried import unhurried
+from text.vocabularies import loaded
+
+TOKENIZER = loaded("byte_level")
+END = TOKENIZER.token_id("<|end|>")
+
+
+def ids_of(text):
+    return TOKENIZER.encode(text)
+
+
+def choice(*stops, **options):
+    return ChoiceText(TOKENIZER, stops, 3, eos_token_ids=frozenset({END}), **options)
+
+
+def test_text_comes_with_its_tokens_and_logprobs():
+    ids = ids_of("hello")
+    logprobs = [TokenLogprob(token_id, -1.0) for token_id in ids]
+    assert Delta(3, "hello", ids, logprobs) == choice().push(Output(0, ids, logprobs))
+
+
+def test_an_end_of_sequence_is_a_token_without_text_and_without_a_reason():
+    answer, ids = choice(), ids_of("hello")
+    delta = answer.push(Output(0, [*ids, END], [], "stop", END))
+    assert Delta(3, "hello", [*ids, END], [], "stop") == delta
+    assert answer.ended
+
+
+def test_a_stop_token_of_the_client_is_hidden_and_told():
+    ids = ids_of("hello world")
+    delta = choice().push(Output(0, ids, [], "stop", ids[-1]))
+    assert Delta(3, TOKENIZER.decode(ids[:-1]), ids, [], "stop", ids[-1]) == delta
+
+
+def test_a_stop_string_ends_the_answer_before_the_engine_knows():
+    answer, ids = choice("wor"), ids_of("hello world, hello")
+    delta = answer.push(Output(0, ids))
+    assert Delta(3, "hello ", ids, [], "stop", "wor") == delta
+    assert answer.ended
+    assert answer.push(Output(0, ids)) is None
+    assert answer.push(Output(0, ids, [], "length")) is None
+
+
+def test_a_stop_string_in_the_last_text_wins_over_the_length():
+    ids = ids_of("hello world")
+    delta = choice("world").push(Output(0, ids, [], "length"))
+    assert ("hello ", "stop", "world") == (delta.text, delta.finish_reason, delta.stop_reason)
+
+
+def test_the_beginning_of_a_stop_string_is_told_when_nothing_comes_of_it():
+    answer, ids = choice("world!"), ids_of("hello world")
+    assert "hello " == answer.push(Output(0, ids)).text
+    assert Delta(3, "world", [END], [], "stop") == answer.push(Output(0, [END], [], "stop", END))
+
+
+def test_half_a_character_is_told_at_the_end():
+    answer = choice()
+    first_byte = next(i for i in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(i) == b"\xf0")
+    assert Delta(3, "", [first_byte]) == answer.push(Output(0, [first_byte]))
+    assert Delta(3, "\ufffd", [], [], "length") == answer.push(Output(0, [], [], "length"))
+
+
+def test_an_output_of_nothing_is_no_news():
+    assert choice().push(Output(0, [])) is None
+
+
+def test_deltas_can_be_merged_without_changing_the_outputs():
+    ids = ids_of("hello world")
+    outputs = [Output(0, [token_id]) for token_id in ids]
+    answer = choice()
+    whole = answer.push(outputs[0])
+    for output in outputs[1:]:
+        whole.merge(answer.push(output))
+    assert Delta(3, "hello world", ids) == whole
+    assert [[token_id] for token_id in ids] == [output.token_ids for output in outputs]
+
+
+def test_a_context_keeps_the_first_blank():
+    tokenizer = loaded("llama")
+    the = tokenizer.token_id("▁the")
+    assert "the" == ChoiceText(tokenizer, (), 0).push(Output(0, [the])).text
+    assert " the" == ChoiceText(tokenizer, (), 0, context=[the]).push(Output(0, [the])).text
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama", "word_piece"])
+@unhurried
+@given(data=st.data())
+def test_an_answer_is_the_text_before_the_first_stop_string_however_it_comes(name, data):
+    tokenizer = loaded(name)
+    ids = data.draw(st.lists(st.integers(3, tokenizer.vocab_size - 1), max_size=30))
+    text = tokenizer.decode(ids)
+    start = data.draw(st.integers(0, max(0, len(text) - 1)))
+    stop = text[start : start + data.draw(st.integers(1, 4))] or "none"
+    answer, shown, told = ChoiceText(tokenizer, (stop,), 0), "", []
+    for place, token_id in enumerate(ids):
+        last = place == len(ids) - 1
+        if (delta := answer.push(Output(0, [token_id], [], "length" if last else None))) is not None:
+            shown += delta.text
+            told.append(delta.finish_reason)
+    assert text.partition(stop)[0] == shown
+    assert (["stop" if stop in text else "length"] if ids else []) == told[-1:]
+    assert all(reason is None for reason in told[:-1])

@@ -1,0 +1,145 @@
+"""The pieces add up to the whole, whatever the ids and however they come."""
+
+import time
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.text.detokenizer import Detokenizer
+from text.unhurried import unhurried
+from text.vocabularies import EXACT, MAKES, library, loaded
+
+TEXTS = [
+    "the dog sleeps, hello world",
+    "😀 a 👩\u200d👩\u200d👧 🏳️\u200d🌈",
+    "e\u0301 n\u0303 \u0301",
+    "日本語のテキスト 中文",
+    "  two  blanks\n\n\tand tabs ",
+    "\ufffd itself \ufffd",
+]
+
+
+def in_chunks(data, ids):
+    """Cut the ids anywhere."""
+    chunks = []
+    while ids:
+        size = data.draw(st.integers(1, len(ids)))
+        chunks.append(ids[:size])
+        ids = ids[size:]
+    return chunks
+
+
+def told(detokenizer, chunks):
+    return [*map(detokenizer.push, chunks), detokenizer.flush()]
+
+
+@st.composite
+def id_lists(draw, name):
+    """Draw ids at random, or of real text, or of bytes where the make has them, with a few unknown ones."""
+    tokenizer = loaded(name)
+    kinds = [
+        st.lists(st.integers(-1, tokenizer.vocab_size + 1), max_size=12),
+        st.builds(tokenizer.encode, st.sampled_from(TEXTS) | st.text(max_size=12)),
+        st.sampled_from(sorted(tokenizer.special_ids) or [0]).map(lambda token_id: [token_id]),
+    ]
+    if tokenizer.byte_ids:
+        ids_by_byte = {tokenizer.token_bytes(token_id): token_id for token_id in tokenizer.byte_ids}
+        data = st.binary(max_size=8) | st.text(max_size=4).map(str.encode)
+        kinds.append(data.map(lambda data: [ids_by_byte[bytes([byte])] for byte in data]))
+    return [*chain.from_iterable(draw(st.lists(st.one_of(kinds), max_size=5)))]
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("skip", [True, False])
+@unhurried
+@given(data=st.data())
+def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
+    ids = data.draw(id_lists(name))
+    chunks = in_chunks(data, ids)
+    known = [token_id for token_id in ids if 0 <= token_id < loaded(name).vocab_size]
+    expected = library(name).decode(known, skip_special_tokens=skip)
+    assert expected == "".join(told(Detokenizer(loaded(name), skip_special_tokens=skip), chunks))
+
+
+@pytest.mark.parametrize("name", EXACT)
+@unhurried
+@given(data=st.data())
+def test_what_is_told_is_never_taken_back(name, data):
+    ids, later = data.draw(id_lists(name)), data.draw(id_lists(name))
+    tokenizer = loaded(name)
+    so_far = "".join(map(Detokenizer(tokenizer).push, in_chunks(data, ids)))
+    assert tokenizer.decode(ids + later).startswith(so_far)
+
+
+@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_real_text_comes_out_token_by_token(name, text):
+    tokenizer = loaded(name)
+    ids = tokenizer.encode(text)
+    pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+    assert tokenizer.decode(ids) == "".join(pieces)
+
+
+def test_a_character_comes_with_its_last_byte():
+    tokenizer = loaded("byte_level")
+    ids = [
+        next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([b]))
+        for b in "é".encode()
+    ]
+    assert ["", "é", ""] == told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end():
+    tokenizer = loaded("llama")
+    run = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
+    the = tokenizer.token_id("▁the")
+    assert ["", "€ the", ""] == told(Detokenizer(tokenizer), [run, [the]])
+    spoilt = [*run, tokenizer.token_id("<0x80>")]
+    assert ["", "\ufffd" * 4 + " the", ""] == told(Detokenizer(tokenizer), [spoilt, [the]])
+
+
+def test_text_before_a_run_of_byte_tokens_does_not_wait_for_it():
+    tokenizer = loaded("llama")
+    the, byte = tokenizer.token_id("▁the"), tokenizer.token_id("<0xE2>")
+    assert ["the", " the", "\ufffd"] == told(Detokenizer(tokenizer), [[the], [the, byte]])
+
+
+@pytest.mark.parametrize("name", ["llama", "unigram"])
+def test_only_the_beginning_of_a_text_loses_its_blank(name):
+    tokenizer = loaded(name)
+    the = tokenizer.token_id("▁the")
+    assert ["the", " the", ""] == told(Detokenizer(tokenizer), [[the], [the]])
+    assert [" the", " the", ""] == told(Detokenizer(tokenizer, context=[the]), [[the], [the]])
+
+
+@unhurried
+@given(context=id_lists("llama"))
+def test_a_context_never_shows(context):
+    tokenizer = loaded("llama")
+    ids = tokenizer.encode("a dog 日本 😀", add_special_tokens=False)
+    text = "".join(told(Detokenizer(tokenizer, context=context), [ids]))
+    assert "a dog 日本 😀" == text.removeprefix(" ")
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_a_long_answer_costs_no_more_a_token_than_a_short_one(name):
+    tokenizer = loaded(name)
+    assert_linear(tokenizer, [token_id % tokenizer.vocab_size for token_id in range(20_000)])
+
+
+@pytest.mark.parametrize(("name", "byte"), [("byte_level", 0x80), ("llama", 0xF0), ("unigram", 0x80)])
+def test_bytes_that_never_become_a_character_do_not_pile_up_work(name, byte):
+    tokenizer = loaded(name)
+    (fault,) = (i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte]))
+    pieces = assert_linear(tokenizer, [fault] * 20_000)
+    assert "\ufffd" * 20_000 == "".join(pieces)
+
+
+def assert_linear(tokenizer, ids):
+    """Push the ids one by one; quadratic work would take minutes, so the bound is loose on purpose."""
+    begin = time.process_time()
+    pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+    assert time.process_time() - begin < 5
+    return pieces

@@ -1,0 +1,216 @@
+"""A model's directory is read once; whatever is wrong with it, the file is named."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.model import GenerationDefaults, TextModel
+from text.vocabularies import library
+
+CONFIG = {"max_position_embeddings": 32, "eos_token_id": 2, "rope_theta": float("inf")}
+TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    library("llama").save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", CONFIG)
+    write(tmp_path, "tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": "</s>"})
+    return tmp_path
+
+
+def write(directory, name, content):
+    (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def load(directory, **options):
+    return TextModel.load(directory, name="small", **options)
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+# Loading -------------------------------------------------------------------------------------------
+
+
+def test_a_directory_becomes_a_model(directory):
+    os.utime(directory / "config.json", (1_700_000_000.5, 1_700_000_000.5))
+    model = load(directory)
+    assert ("small", directory, 32, 1_700_000_000) == (
+        model.name,
+        model.path,
+        model.max_model_len,
+        model.created,
+    )
+    assert frozenset({2}) == model.eos_token_ids
+    assert GenerationDefaults() == model.defaults
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "expected"),
+    [
+        ({"max_position_embeddings": 32}, 16, 16),
+        ({"max_position_embeddings": 32}, 64, 32),
+        ({"max_position_embeddings": 32, "sliding_window": 8}, None, 32),
+        ({"n_positions": 24}, None, 24),
+        ({"text_config": {"max_position_embeddings": 48}}, None, 48),
+        ({}, 16, 16),
+    ],
+)
+def test_the_smaller_limit_holds(directory, config, wanted, expected):
+    write(directory, "config.json", config)
+    assert expected == load(directory, max_model_len=wanted).max_model_len
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "token", "expected"),
+    [
+        ({"eos_token_id": 1}, None, None, {1}),
+        ({"eos_token_id": [1, 0]}, None, None, {0, 1}),
+        ({"eos_token_id": 1}, {}, None, {1}),
+        ({"eos_token_id": 1}, {"eos_token_id": [0, 2]}, None, {0, 2}),
+        ({"eos_token_id": 1}, {"eos_token_id": 0}, "</s>", {0, 2}),
+        ({}, None, "no such token", set()),
+    ],
+)
+def test_every_end_of_sequence_is_known(directory, config, generation, token, expected):
+    write(directory, "config.json", CONFIG | {"eos_token_id": None} | config)
+    write(directory, "tokenizer_config.json", {"eos_token": token})
+    if generation is not None:
+        write(directory, "generation_config.json", generation)
+    assert expected == load(directory).eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({}, GenerationDefaults()),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 20}, GenerationDefaults(temperature=0.7, top_k=20)),
+        ({"top_p": 0.8, "min_p": 0.1}, GenerationDefaults(top_p=0.8, min_p=0.1)),
+        ({"repetition_penalty": 1.1, "temperature": None}, GenerationDefaults(repetition_penalty=1.1)),
+        ({"do_sample": False, "temperature": 0.7}, GenerationDefaults()),
+    ],
+)
+def test_the_authors_defaults_hold_when_they_are_for_sampling(directory, written, expected):
+    write(directory, "generation_config.json", written)
+    assert expected == load(directory).defaults
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config.json", None, "missing"),
+        ("config.json", "{", "not JSON"),
+        ("config.json", "[" * 100_000, "not JSON"),
+        ("config.json", "[]", "Expected `object`"),
+        ("config.json", {"max_position_embeddings": "many"}, "max_position_embeddings"),
+        ("config.json", {"max_position_embeddings": 1}, "no room"),
+        ("config.json", {}, "no max_position_embeddings"),
+        ("tokenizer.json", None, "missing"),
+        ("tokenizer.json", "{}", "broken"),
+        ("tokenizer_config.json", "null and void", "not JSON"),
+        ("tokenizer_config.json", {"chat_template": "{{"}, "chat template"),
+        ("generation_config.json", {"temperature": "hot"}, "temperature"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_the_reason(directory, name, content, reason):
+    if content is None:
+        (directory / name).unlink()
+    else:
+        write(directory, name, content)
+    with pytest.raises(LoadFailed, match=reason) as caught:
+        load(directory)
+    assert str(directory / name) in caught.value.message
+
+
+def test_a_path_that_is_no_directory_is_named(directory):
+    with pytest.raises(LoadFailed, match="not a directory"):
+        load(directory / "config.json")
+
+
+# Encoding ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_has_the_special_tokens_that_are_added(directory):
+    model = load(directory)
+    assert model.tokenizer.encode("the") == model.encode_prompt("the")
+
+
+def test_a_chat_has_only_the_special_tokens_that_the_template_writes(directory):
+    model = load(directory)
+    assert [1, 2] == model.encode_chat(user(""))
+    assert 1 == model.encode_chat(user("the")).count(1)
+
+
+def test_a_prompt_may_fill_all_but_one_token_of_the_context(directory):
+    model = load(directory)
+    longest = "a" * 29  # with <s> and ▁ it is 31 tokens
+    assert 31 == len(model.encode_prompt(longest))
+    with pytest.raises(InvalidRequest, match="32 tokens") as caught:
+        model.encode_prompt(longest + "a")
+    assert "prompt" == caught.value.param
+    with pytest.raises(InvalidRequest, match="tokens") as caught:
+        model.encode_chat(user("a" * 40))
+    assert "messages" == caught.value.param
+
+
+def test_a_text_of_sixteen_megabytes_is_refused_at_once(directory):
+    model, text = load(directory), "a" * 16_000_000
+    begin = time.process_time()
+    with pytest.raises(InvalidRequest, match="16000000 characters"):
+        model.encode_prompt(text, param="input")
+    assert time.process_time() - begin < 0.1  # to encode it takes seconds
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"), [([], "empty"), ([-1], r"0\.\.\.292"), ([10**9], r"0\.\.\.292"), ([1] * 32, "32")]
+)
+def test_ids_that_are_no_prompt_are_refused(directory, ids, reason):
+    model = load(directory)
+    model.check_prompt([0] * 31)
+    with pytest.raises(InvalidRequest, match=reason):
+        model.check_prompt(ids)
+
+
+def test_an_empty_prompt_is_refused_where_nothing_is_added(directory):
+    library("byte_level").save(str(directory / "tokenizer.json"))
+    with pytest.raises(InvalidRequest, match="empty"):
+        load(directory).encode_prompt("")
+
+
+def test_half_a_surrogate_pair_is_refused(directory):
+    model = load(directory)
+    for encode in (model.encode_prompt, lambda text: model.encode_chat(user(text))):
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            encode("\ud83d")
+
+
+def test_a_model_without_a_template_takes_no_chats(directory):
+    write(directory, "tokenizer_config.json", {})
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        load(directory).encode_chat(user("hi"))
+
+
+def test_a_templates_variables_are_not_ours(directory):
+    write(directory, "chat_template.jinja", "{{ mood }}")
+    model = load(directory)
+    assert model.tokenizer.encode("the", add_special_tokens=False) == model.encode_chat(
+        user("hi"), variables={"mood": "the"}
+    )
+    with pytest.raises(InvalidRequest, match="tools"):
+        model.encode_chat(user("hi"), variables={"tools": []})
+
+
+def test_the_text_room_knows_neither_torch_nor_trio():
+    program = (
+        "import sys, fairlead.text.model, fairlead.text.answer;"
+        "print(sorted({'torch', 'transformers', 'trio', 'quart'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "[]\n" == done.stdout

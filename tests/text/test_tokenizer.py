@@ -1,0 +1,175 @@
+"""Nothing a client sends makes the vocabulary panic."""
+
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.tokenizer import Tokenizer
+from text.unhurried import unhurried
+from text.vocabularies import MAKES, library, loaded
+
+
+def save(directory, name="llama"):
+    library(name).save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", MAKES)
+@unhurried
+@given(text=st.text(max_size=40))
+def test_ids_and_text_are_the_librarys(name, text):
+    tokenizer, model = loaded(name), library(name)
+    ids = tokenizer.encode(text)
+    assert model.encode(text).ids == ids
+    assert model.decode(ids) == tokenizer.decode(ids)
+
+
+@unhurried
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_byte_level_text_comes_back_as_it_was(text):
+    tokenizer = loaded("byte_level")
+    ids = tokenizer.encode(text)
+    assert text.encode() == b"".join(map(tokenizer.token_bytes, ids))
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", MAKES)
+@unhurried
+@given(ids=st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 400), max_size=20))
+def test_unknown_ids_are_no_text(name, ids):
+    tokenizer = loaded(name)
+    known = [token_id for token_id in ids if tokenizer.knows(token_id)]
+    assert tokenizer.decode(known) == tokenizer.decode(ids)
+    assert all(b"" == tokenizer.token_bytes(token_id) for token_id in set(ids) - set(known))
+
+
+def test_a_lone_surrogate_is_the_clients_fault():
+    with pytest.raises(InvalidRequest, match="surrogate") as caught:
+        loaded("byte_level").encode("half \ud83d a smile", param="prompt")
+    assert "prompt" == caught.value.param
+
+
+def test_a_word_without_an_id_is_the_clients_fault_where_there_is_no_token_for_it(tmp_path):
+    save(tmp_path, "no_decoder")
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    del content["model"]["vocab"]["<unk>"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidRequest, match="cannot be tokenized"):
+        Tokenizer.load(tmp_path).encode("a cat")
+
+
+def test_a_hundred_thousand_ids_make_text():
+    tokenizer = loaded("byte_level")
+    ids = tokenizer.encode("hello world ") * 40_000
+    assert 100_000 < len(ids)
+    assert "hello world " * 40_000 == tokenizer.decode(ids)
+
+
+def test_a_special_token_in_the_text_is_that_token():
+    tokenizer = loaded("llama")
+    assert [tokenizer.token_id("</s>")] == tokenizer.encode("</s>", add_special_tokens=False)
+
+
+def test_special_tokens_are_added_and_skipped_when_asked_for():
+    tokenizer = loaded("llama")
+    with_special, without = tokenizer.encode("the"), tokenizer.encode("the", add_special_tokens=False)
+    assert [tokenizer.token_id("<s>"), *without] == with_special
+    assert {0, 1, 2} == tokenizer.special_ids
+    assert "the" == tokenizer.decode(with_special)
+    assert "<s> the" == tokenizer.decode(with_special, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "expected"),
+    [
+        ("byte_level", "Ġ", b" "),
+        ("byte_level", "Ċ", b"\n"),
+        ("byte_level", "Ń", b"\xad"),
+        ("byte_level", "<|end|>", b"<|end|>"),
+        ("byte_level", "<｜wide｜>", "<｜wide｜>".encode()),
+        ("byte_level", "added word", b"added word"),
+        ("llama", "▁the", b" the"),
+        ("llama", "<0xF0>", b"\xf0"),
+        ("llama", "<s>", b"<s>"),
+        ("unigram", "▁the", b" the"),
+        ("unigram", "日", "日".encode()),
+        ("word_piece", "##s", b"s"),
+        ("word_piece", "the", b" the"),
+    ],
+)
+def test_a_token_says_what_it_adds_to_a_text(name, token, expected):
+    tokenizer = loaded(name)
+    token_id = tokenizer.token_id(token)
+    assert expected == tokenizer.token_bytes(token_id)
+    assert expected.decode(errors="replace") == tokenizer.token(token_id)
+
+
+def test_the_vocabulary_ends_after_its_highest_id():
+    tokenizer = loaded("byte_level")
+    assert tokenizer.knows(tokenizer.vocab_size - 1)
+    assert not tokenizer.knows(tokenizer.vocab_size)
+    assert not tokenizer.knows(-1)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama", "unigram"])
+@unhurried
+@given(text=st.text(max_size=60) | st.sampled_from(["▁▁", "  ", "lo"]).map(lambda text: text * 20))
+def test_text_that_fits_may_fit(name, text):
+    tokenizer = loaded(name)
+    assert tokenizer.may_fit(text, len(tokenizer.encode(text)))
+
+
+def test_a_saved_limit_or_padding_is_ignored(tmp_path):
+    save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<unk>",
+    }
+    path.write_text(json.dumps(content))
+    assert loaded("llama").encode("the " * 10) == Tokenizer.load(tmp_path).encode("the " * 10)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(LoadFailed, match=r"tokenizer\.json is missing"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", [0, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path, part):
+    save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * part)])
+    with pytest.raises(LoadFailed, match=r"tokenizer\.json is broken"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe", b'{"model": 1}', b'{"decoder": {"kind": 1}}'])
+def test_a_file_of_another_form_is_named(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(LoadFailed, match=r"tokenizer\.json is broken"):
+        Tokenizer.load(tmp_path)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    """If the library kept the GIL, this thread would get no turn until the end."""
+    tokenizer = loaded("byte_level")
+    text = "the quick brown fox jumps over the lazy dog " * 20_000
+    thread = threading.Thread(target=tokenizer.encode, args=[text])
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert turns > 5

@@ -1,0 +1,487 @@
+"""The parent's side with real child processes, which run a fake model."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, LoadFailed, NodeFailed
+from fairlead.job import Sampling
+from fairlead.worker import wire
+from fairlead.worker.client import Worker
+from worker import fake_child
+
+CHILD = str(Path(fake_child.__file__))
+COMMAND = [sys.executable, CHILD]
+ENDLESS = Sampling(max_tokens=900_000)
+PATIENCE_S = 60
+
+
+class Stream:
+    """Collects what a worker calls for one sequence."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.ends: list[str | FairleadError] = []
+        self.begun = trio.Event()
+        self.ended = trio.Event()
+
+    def receive(self, output: wire.Output) -> None:
+        assert not self.ends
+        self.token_ids += output.token_ids
+        self.begun.set()
+        if output.finish_reason is not None:
+            self.ends.append(output.finish_reason)
+            self.ended.set()
+
+    def failed(self, error: FairleadError) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+
+def worker(options: str = "") -> Worker:
+    return Worker(wire.WorkerSpec(path=f"fake:{options}"), command=COMMAND)
+
+
+def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
+    stream = Stream()
+    return worker.submit(prompt, sampling, stream.receive, stream.failed), stream
+
+
+@contextlib.asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
+    """A worker that is ready; leaving the block cancels it. Nothing here may take for ever."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(worker.run)
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
+    """A worker that is ready; leaving the block waits for its end. The list then has what `run` raised."""
+    errors: list[FairleadError] = []
+
+    async def run(*, task_status: trio.TaskStatus[wire.Ready]) -> None:
+        try:
+            await worker.run(task_status=task_status)
+        except FairleadError as error:
+            errors.append(error)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+            yield errors
+
+
+async def fate(worker: Worker) -> FairleadError:
+    """Run a worker until it fails."""
+    with trio.fail_after(PATIENCE_S), pytest.raises(FairleadError) as caught:
+        await worker.run()
+    return caught.value
+
+
+def is_gone(pid: int | None) -> bool:
+    """Whether no process of ours has that id, not even a zombie."""
+    assert pid is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def scripted(code: str) -> Worker:
+    """A worker whose child does what the code says with its `connection`."""
+    begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
+    command = [sys.executable, "-c", begin + textwrap.dedent(code)]
+    return Worker(wire.WorkerSpec(path="fake:"), command=command)
+
+
+async def until(worker: Worker, **counts: int) -> None:
+    """Wait until the worker's statistics say so."""
+    while counts != {name: getattr(worker.statistics, name) for name in counts}:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
+    tested = worker()
+    async with running(tested):
+        _, stream = submit(tested, [1, 2, 3], Sampling(max_tokens=50))
+        await stream.ended.wait()
+    assert fake_child.answer([1, 2, 3], 50) == stream.token_ids
+    assert stream.ends == ["length"]
+
+
+async def test_ready_says_the_limits_and_progress_was_told():
+    progress = []
+    tested = Worker(
+        wire.WorkerSpec(path="fake:slots=3"), command=COMMAND, on_progress=lambda *told: progress.append(told)
+    )
+    async with running(tested) as ready:
+        assert (3, 1_000_000) == (ready.slots, ready.max_model_len)
+    assert progress == [(0.5, "weights")]
+
+
+async def test_many_sequences_stream_side_by_side():
+    tested = worker()
+    async with running(tested):
+        prompts = [[number, number + 1] for number in range(40)]
+        streams = [submit(tested, prompt, Sampling(max_tokens=20))[1] for prompt in prompts]
+        for stream in streams:
+            await stream.ended.wait()
+    assert [fake_child.answer(prompt, 20) for prompt in prompts] == [stream.token_ids for stream in streams]
+    assert all(stream.ends == ["length"] for stream in streams)
+
+
+async def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
+    tested = worker()
+    prompt = [number % 900 for number in range(400_000)]
+    async with running(tested):
+        _, large = submit(tested, prompt, Sampling(max_tokens=1))
+        _, behind = submit(tested, [5], Sampling(max_tokens=1))
+        await behind.ended.wait()
+        assert fake_child.answer([5], 1) == behind.token_ids
+        await large.ended.wait()
+    assert fake_child.answer(prompt, 1) == large.token_ids
+
+
+async def test_two_hundred_random_aborts_leave_nothing_behind():
+    choose = random.Random(7)
+    tested = worker("slots=8")
+    async with running(tested):
+        streams: dict[int, Stream] = {}
+        for _ in range(200):
+            key, stream = submit(tested, [choose.randrange(900)], ENDLESS)
+            streams[key] = stream
+            if choose.random() < 0.3:
+                await choose.choice(list(streams.values())[:8]).begun.wait()  # those that have a slot
+            if choose.random() < 0.7:
+                aborted = choose.choice(list(streams))
+                tested.abort(aborted)
+                del streams[aborted]
+        for key in streams:
+            tested.abort(key)
+        _, last = submit(tested, [5], Sampling(max_tokens=2))
+        await last.ended.wait()
+        await until(tested, running=0, pending=0, slots_free=8, blocks_free=8000)
+    assert fake_child.answer([5], 2) == last.token_ids
+
+
+async def test_after_an_abort_nothing_is_called():
+    tested = worker()
+    async with running(tested):
+        key, stream = submit(tested, [1], ENDLESS)
+        await stream.begun.wait()
+        tested.abort(key)
+        received = len(stream.token_ids)
+        await until(tested, running=0)
+    assert received == len(stream.token_ids)
+    assert stream.ends == []
+
+
+async def test_an_abort_from_within_the_callback_is_the_last_word():
+    tested = worker()
+    calls = []
+    called = trio.Event()
+
+    def receive(output: wire.Output) -> None:
+        calls.append(output.key)
+        tested.abort(output.key)
+        called.set()
+
+    async with running(tested):
+        key = tested.submit([1], ENDLESS, receive, calls.append)
+        await called.wait()
+        await until(tested, slots_free=4)
+    assert [key] == calls
+
+
+async def test_an_abort_of_a_sequence_that_finished_is_ignored():
+    tested = worker()
+    async with running(tested):
+        key, stream = submit(tested, [1], Sampling(max_tokens=1))
+        await stream.ended.wait()
+        tested.abort(key)
+        tested.abort(12_345)
+        _, second = submit(tested, [2], Sampling(max_tokens=1))
+        await second.ended.wait()
+    assert stream.ends == second.ends == ["length"]
+
+
+async def test_a_sequence_that_the_engine_refuses_fails_alone():
+    tested = worker()
+    async with running(tested):
+        _, bad = submit(tested, [4000], Sampling(max_tokens=5))
+        _, good = submit(tested, [4], Sampling(max_tokens=5))
+        await bad.ended.wait()
+        await good.ended.wait()
+    (error,) = bad.ends
+    assert isinstance(error, EngineFailed)
+    assert "token id 4000" in error.message
+    assert good.ends == ["length"]
+
+
+@pytest.mark.parametrize("prompt", [[1] * 1_000_000, [2**31], [-(2**31) - 1]])
+async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt):
+    tested = worker()
+    async with running(tested):
+        with pytest.raises(InvalidRequest) as caught:
+            submit(tested, prompt, ENDLESS)
+        assert caught.value.param == "prompt"
+        _, stream = submit(tested, [4], Sampling(max_tokens=1))
+        await stream.ended.wait()
+    assert stream.ends == ["length"]
+
+
+async def test_a_failed_step_fails_its_sequences_and_the_child_lives_on():
+    tested = worker("raise_in_step=3")
+    async with running(tested):
+        streams = [submit(tested, [number], ENDLESS)[1] for number in range(2)]
+        for stream in streams:
+            await stream.ended.wait()
+            (error,) = stream.ends
+            assert isinstance(error, EngineFailed)
+            assert "the fake device is on fire" in error.message
+        _, after = submit(tested, [4], Sampling(max_tokens=1))
+        await after.ended.wait()
+    assert after.ends == ["length"]
+
+
+async def test_three_failed_steps_in_a_row_end_the_child_which_says_why():
+    tested = worker("raise_in_step=1,raise_times=3,slots=1")
+    async with dying(tested) as errors:
+        streams = [submit(tested, [number], ENDLESS)[1] for number in range(4)]
+    (error,) = errors
+    assert isinstance(error, NodeFailed)
+    assert "exit status 1" in error.message
+    assert "RuntimeError: the fake device is on fire" in error.message
+    assert [EngineFailed, EngineFailed, NodeFailed, NodeFailed] == [
+        type(stream.ends[0]) for stream in streams
+    ]
+    assert all(len(stream.ends) == 1 for stream in streams)
+
+
+async def test_killing_the_child_in_mid_stream_fails_each_open_sequence_once():
+    tested = worker("delay_ms=1")
+    async with dying(tested) as errors:
+        streams = [submit(tested, [number], ENDLESS)[1] for number in range(6)]
+        key, aborted = submit(tested, [9], ENDLESS)
+        tested.abort(key)
+        await streams[0].begun.wait()
+        assert tested.pid is not None
+        os.kill(tested.pid, signal.SIGKILL)
+    (error,) = errors
+    assert isinstance(error, NodeFailed)
+    assert error.message == "the model's process was killed by SIGKILL"
+    for stream in streams:
+        (end,) = stream.ends
+        assert isinstance(end, NodeFailed)
+        assert error.message == end.message
+    assert aborted.ends == []
+    assert is_gone(tested.pid)
+    with pytest.raises(NodeFailed):
+        submit(tested, [1], ENDLESS)
+    tested.abort(1)
+
+
+async def test_a_failing_sequence_may_abort_its_siblings():
+    tested = worker("die_after=2")
+    keys: list[int] = []
+    failures = []
+
+    def failed(error: FairleadError) -> None:
+        failures.append(error)
+        for key in keys:
+            tested.abort(key)
+
+    async with dying(tested):
+        keys += [tested.submit([1], ENDLESS, lambda _output: None, failed) for _ in range(3)]
+    assert len(failures) == 1
+
+
+async def test_before_it_is_ready_nothing_can_be_submitted():
+    with pytest.raises(NodeFailed):
+        submit(worker(), [1], ENDLESS)
+
+
+async def test_a_failed_load_gives_the_childs_reason():
+    error = await fate(worker("fail_load"))
+    assert isinstance(error, LoadFailed)
+    assert error.message == "no such fake model"
+
+
+async def test_a_bug_in_loading_is_a_failed_load_too():
+    error = await fate(worker("crash_load"))
+    assert isinstance(error, LoadFailed)
+    assert error.message == "RuntimeError: a bug in loading"
+
+
+async def test_a_child_that_dies_while_loading_leaves_its_status_and_last_words(capfd):
+    error = await fate(worker("die_in_load"))
+    assert isinstance(error, LoadFailed)
+    assert error.message == "the model's process ended with exit status 3 while loading\nabout to die"
+    assert capfd.readouterr().err == "about to die\n"
+
+
+async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_signal():
+    loading = trio.Event()
+    tested = worker("slow_load")
+    tested.on_progress = lambda _fraction, _stage: loading.set()
+    caught = []
+
+    async def run() -> None:
+        caught.append(await fate(tested))
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await loading.wait()
+            assert tested.pid is not None
+            os.kill(tested.pid, signal.SIGSEGV)
+    (error,) = caught
+    assert isinstance(error, LoadFailed)
+    assert "was killed by SIGSEGV while loading" in error.message
+
+
+async def test_a_command_that_does_not_exist_is_a_failed_load():
+    error = await fate(Worker(wire.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
+    assert isinstance(error, LoadFailed)
+    assert "cannot be started" in error.message
+
+
+async def test_a_child_that_talks_nonsense_is_ended():
+    tested = scripted("""
+        connection.sendall(b"\\xff" * 99)
+        while connection.recv(99):
+            pass
+    """)
+    error = await fate(tested)
+    assert isinstance(error, LoadFailed)
+    assert "what is no message" in error.message
+    assert is_gone(tested.pid)
+
+
+async def test_messages_that_come_byte_by_byte_are_understood():
+    tested = scripted("""
+        from fairlead.worker import wire
+
+        ready = wire.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)
+        for byte in wire.encode_frame(wire.Progress(0.5, "weights")) + wire.encode_frame(ready):
+            connection.sendall(bytes([byte]))
+    """)
+    progress = []
+    tested.on_progress = lambda *told: progress.append(told)
+    async with dying(tested) as errors:
+        pass
+    assert progress == [(0.5, "weights")]
+    (error,) = errors
+    assert isinstance(error, NodeFailed)
+    assert error.message == "the model's process ended with exit status 0"
+
+
+async def test_what_the_child_prints_is_passed_on_and_kept_within_bounds(capfd):
+    error = await fate(
+        scripted("print('x' * 100_000); [print(number) for number in range(1000)]; sys.exit(4)")
+    )
+    assert error.message.splitlines() == [
+        "the model's process ended with exit status 4 while loading",
+        *map(str, range(995, 1000)),
+    ]
+    first, *others = capfd.readouterr().err.splitlines()
+    assert set(first) == {"x"}
+    assert [str(number) for number in range(1000)] == others[-1000:]
+
+
+async def test_cancelling_while_it_loads_ends_the_child():
+    tested = worker("slow_load")
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            tested.on_progress = lambda _fraction, _stage: nursery.cancel_scope.cancel()
+            nursery.start_soon(tested.run)
+    assert is_gone(tested.pid)
+
+
+async def test_cancelling_in_mid_stream_ends_the_child_and_fails_what_is_open_once():
+    tested = worker("delay_ms=1")
+    async with running(tested):
+        _, stream = submit(tested, [1], ENDLESS)
+        await stream.begun.wait()
+    assert is_gone(tested.pid)
+    (error,) = stream.ends
+    assert isinstance(error, NodeFailed)
+    with pytest.raises(NodeFailed):
+        submit(tested, [1], ENDLESS)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed(monkeypatch):
+    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 0.05)
+    tested = scripted("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(600)
+    """)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tested.run)
+            while "deaf" not in tested._log:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert is_gone(tested.pid)
+
+
+async def test_ctrl_c_does_not_reach_the_child():
+    tested = worker()
+    async with running(tested):
+        assert tested.pid is not None
+        os.kill(tested.pid, signal.SIGINT)
+        _, stream = submit(tested, [1], Sampling(max_tokens=3))
+        await stream.ended.wait()
+    assert stream.ends == ["length"]
+
+
+async def test_an_idle_child_uses_no_processor_time():
+    def processor_ticks() -> int:
+        fields = Path(f"/proc/{tested.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    tested = worker()
+    async with running(tested):
+        _, stream = submit(tested, [1], Sampling(max_tokens=3))
+        await stream.ended.wait()
+        await until(tested, running=0)
+        await trio.to_thread.run_sync(_wait_until_asleep, tested.pid)
+        before = processor_ticks()
+        await trio.sleep(0.3)  # real time, on purpose: what it does then is the question
+        assert processor_ticks() - before <= 1
+
+
+def _wait_until_asleep(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("options", ["delay_ms=1", "stuck_in=2"])
+async def test_a_child_ends_with_its_parent_even_within_a_step_that_takes_for_ever(options):
+    script = str(Path(__file__).with_name("orphan_parent.py"))
+    with trio.fail_after(PATIENCE_S):
+        parent = await trio.lowlevel.open_process(
+            [sys.executable, script, f"fake:{options}", CHILD], stdout=subprocess.PIPE
+        )
+        assert parent.stdout is not None
+        async with parent.stdout:
+            grandchild = os.pidfd_open(int(await parent.stdout.receive_some()))
+            try:
+                parent.kill()
+                await parent.wait()
+                await trio.lowlevel.wait_readable(grandchild)  # readable when it has ended
+            finally:
+                os.close(grandchild)

@@ -1,0 +1,158 @@
+"""The child's side alone, over a socketpair and in this process: what it sends for what it is sent."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.job import Sampling
+from fairlead.worker import main, wire
+from worker import fake_child
+
+GREEDY = Sampling(max_tokens=3)
+
+
+class Parent:
+    """The other end of a child's socket, read and written blockingly."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._splitter = wire.FrameSplitter()
+        self._payloads: list[bytes] = []
+
+    def send(self, *messages: wire.WorkerSpec | wire.ToChild) -> None:
+        self.connection.sendall(b"".join(map(wire.encode_frame, messages)))
+
+    def receive(self) -> wire.ToParent:
+        while not self._payloads:
+            data = self.connection.recv(1 << 16)
+            assert data, "the child closed its end"
+            self._payloads.extend(self._splitter.feed(data))
+        return wire.to_parent_decoder.decode(self._payloads.pop(0))
+
+
+@contextlib.contextmanager
+def child(path: str = "fake:") -> Iterator[Parent]:
+    """Serve in a thread until the block is left; then the child must have noticed and ended."""
+    ours, theirs = socket.socketpair()
+    ended = []
+
+    def serve() -> None:
+        with contextlib.suppress(main.ParentGone):
+            main.serve(main.Channel(theirs), fake_child.load)
+        ended.append(True)
+
+    thread = threading.Thread(target=serve)
+    with ours, theirs:
+        ours.settimeout(60)
+        thread.start()
+        try:
+            parent = Parent(ours)
+            parent.send(wire.WorkerSpec(path=path))
+            yield parent
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+            thread.join(60)
+    assert ended == [True]
+
+
+def step(parent: Parent) -> wire.Step:
+    message = parent.receive()
+    assert isinstance(message, wire.Step)
+    return message
+
+
+def begin(parent: Parent) -> None:
+    assert parent.receive() == wire.Progress(0.5, "weights")
+    assert isinstance(parent.receive(), wire.Ready)
+
+
+def test_loading_is_reported_and_then_the_limits():
+    with child("fake:slots=3") as parent:
+        assert parent.receive() == wire.Progress(0.5, "weights")
+        assert parent.receive() == wire.Ready(3, 1_000_000, 1000, 8000, 1024, "cpu", "fake", 1, 1)
+
+
+def test_a_step_is_one_message_for_all_sequences_together():
+    with child() as parent:
+        begin(parent)
+        prompts = {1: [5], 2: [6, 7]}
+        parent.send(*(wire.Submit(key, wire.pack_tokens(prompt), GREEDY) for key, prompt in prompts.items()))
+        told: dict[int, list[int]] = {1: [], 2: []}
+        for number in range(1, 4):
+            message = step(parent)
+            assert [output.key for output in message.outputs] == [1, 2]
+            assert message.statistics.steps == number
+            for output in message.outputs:
+                told[output.key] += output.token_ids
+        assert {key: fake_child.answer(prompt, 3) for key, prompt in prompts.items()} == told
+        assert ["length", "length"] == [output.finish_reason for output in message.outputs]
+        assert message.statistics.running == 0
+
+
+def test_an_abort_alone_makes_a_message_with_fresh_counts():
+    with child("fake:slots=1") as parent:
+        begin(parent)
+        endless = Sampling(max_tokens=900_000)
+        parent.send(wire.Submit(1, wire.pack_tokens([5]), endless))
+        assert step(parent).statistics.running == 1
+        parent.send(wire.Abort(1))
+        while (last := step(parent)).statistics.running:
+            pass
+        assert last.outputs == []
+        assert (8000, 1) == (last.statistics.blocks_free, last.statistics.slots_free)
+
+
+def test_a_failing_sequence_is_told_why_and_the_child_goes_on():
+    with child() as parent:
+        begin(parent)
+        parent.send(wire.Submit(1, wire.pack_tokens([4000]), GREEDY))
+        (output,) = step(parent).outputs
+        assert "token id 4000" in str(output.error)
+        parent.send(wire.Submit(2, wire.pack_tokens([4]), GREEDY))
+        assert step(parent).outputs[0].token_ids == fake_child.answer([4], 1)
+
+
+def test_a_failing_step_is_told_and_the_child_goes_on():
+    with child("fake:raise_in_step=1") as parent:
+        begin(parent)
+        parent.send(wire.Submit(1, wire.pack_tokens([4]), GREEDY))
+        (output,) = step(parent).outputs
+        assert output.error == "the engine's step failed: RuntimeError: the fake device is on fire"
+        parent.send(wire.Submit(2, wire.pack_tokens([4]), GREEDY))
+        assert step(parent).outputs[0].token_ids == fake_child.answer([4], 1)
+
+
+def test_a_message_may_come_in_pieces():
+    with child() as parent:
+        begin(parent)
+        for byte in wire.encode_frame(wire.Submit(1, wire.pack_tokens([4]), GREEDY)):
+            parent.connection.sendall(bytes([byte]))
+        assert step(parent).outputs[0].token_ids == fake_child.answer([4], 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("fake:fail_load", "no such fake model"), ("fake:crash_load", "RuntimeError: a bug in loading")],
+)
+def test_a_load_that_fails_is_told_why(path, reason):
+    with child(path) as parent:
+        assert isinstance(parent.receive(), wire.Progress)
+        assert wire.LoadFailed(reason) == parent.receive()
+
+
+def test_the_child_imports_neither_torch_nor_trio_before_it_loads():
+    code = "import sys, fairlead.worker.main; sys.exit(bool({'torch', 'trio', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_parents_side_imports_neither_torch_nor_the_engine():
+    code = (
+        "import sys, fairlead.worker.client; "
+        "sys.exit(bool({'torch', 'fairlead.engine', 'fairlead.worker.main'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
