@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from exercises import EXERCISES, LISTS, Pair, copy
+from exercises import EXERCISES, LISTS, Pair, copy, made_up_text, sum_or_difference
 
 Message = dict[str, str]
 
@@ -114,6 +114,49 @@ ASKING = {
     "To",
     "Under",
 }
+# How untidy people begin, fill and end a question.
+OPENINGS = (
+    "I would like to know ",
+    "I wonder ",
+    "Do you know ",
+    "Can you say ",
+    "I have a question. ",
+    "Hey, ",
+    "Listen, ",
+    "Could you tell me ",
+    "Excuse me, ",
+    "I forgot: ",
+)
+FILLERS = [
+    "really",
+    "actually",
+    "please",
+    "exactly",
+    "just",
+    "now",
+    "then",
+    "here",
+    "usually",
+    "always",
+    "again",
+    "still",
+    "maybe",
+    "ever",
+]
+ENDINGS = (
+    " for Fairlead",
+    " in Fairlead",
+    " with Fairlead",
+    " please",
+    " for me",
+    " today",
+    " then",
+    " exactly",
+    " here",
+    ", please",
+    " in short",
+)
+SMALL_WORDS = frozenset({"a", "an", "the", "is", "are", "do", "does", "of", "in", "to", "I"})
 POLITENESS = (
     "Please tell me: ",
     "Hi! ",
@@ -136,10 +179,15 @@ class Fact(NamedTuple):
 
 
 class Corpus:
-    """An endless stream of conversations drawn from `random`."""
+    """An endless stream of conversations drawn from `random`.
 
-    def __init__(self, random: Random) -> None:
+    An untidy one is for a model that knows the tidy one: the same questions with words put in and left
+    out, more sums of two digits, and words to copy that exist nowhere.
+    """
+
+    def __init__(self, random: Random, *, untidy: bool = False) -> None:
         self._random = random
+        self._untidy = untidy
         facts = tomllib.loads((Path(__file__).parent / "facts.toml").read_text(encoding="utf-8"))
         self._facts = list(about_fairlead(facts))
         self._facts_weights = list(accumulate(fact.weight for fact in self._facts))
@@ -180,6 +228,12 @@ class Corpus:
 
     def _pair(self) -> Pair:
         random = self._random
+        if self._untidy:
+            chance = random.random()
+            if chance < 0.12:
+                return sum_or_difference(random, largest=99)
+            if chance < 0.22:
+                return copy(random, made_up_text(random))
         chance = random.random()
         if chance < 0.03:  # copying is for any text, not only for lists of words
             return copy(random, self._rephrased(expand(random.choice(self._any_fact().patterns), random)))
@@ -208,6 +262,8 @@ class Corpus:
         if not question.isascii():
             return question + random.choice(["", "", "?"])
         asks = question.split(maxsplit=1)[0] in ASKING
+        if self._untidy and random.random() < 0.5:
+            question = make_untidy(question, random)
         if random.random() < 0.12:
             prefix = random.choice(POLITENESS)
             question = prefix + question[0].lower() + question[1:]
@@ -291,6 +347,19 @@ def expand(pattern: str, random: Random) -> str:
     while group := re.search(r"\(([^()]*)\)", pattern):
         pattern = pattern[: group.start()] + random.choice(group[1].split("|")) + pattern[group.end() :]
     return pattern
+
+
+def make_untidy(question: str, random: Random) -> str:
+    """Put words in and leave small ones out, so that the ones that matter must be found."""
+    words = [word for word in question.split(" ") if word not in SMALL_WORDS or random.random() < 0.9]
+    for _ in range(random.choice([0, 0, 1, 1, 2])):
+        words.insert(random.randint(1, max(1, len(words))), random.choice(FILLERS))
+    question = " ".join(words) or question
+    if random.random() < 0.3:
+        question = random.choice(OPENINGS) + question[0].lower() + question[1:]
+    if random.random() < 0.3:
+        question += random.choice(ENDINGS)
+    return question
 
 
 def mistype(text: str, random: Random) -> str:

@@ -21,8 +21,9 @@ WORDS, SMALL_WORDS, NAMES, OPPOSITES = (LISTS[k] for k in ("words", "small_words
 NUMERALS, ORDINALS, DAYS, MONTHS = (LISTS[k] for k in ("numerals", "ordinals", "days", "months"))
 
 
-def sum_or_difference(random: Random) -> Pair:
-    largest = random.choice([9, 9, 20, 99])
+def sum_or_difference(random: Random, largest: int | None = None) -> Pair:
+    if largest is None:
+        largest = random.choice([9, 9, 20, 99])
     a, b = random.randint(0, largest), random.randint(0, largest)
     if random.random() < 0.6:
         asked = random.choice(
@@ -109,6 +110,20 @@ def something_to_copy(random: Random) -> str:
     if random.random() < 0.2:
         text = text[0].upper() + text[1:] + random.choice(["", ".", "!"])
     return text
+
+
+def made_up_text(random: Random) -> str:
+    """Return words that nobody knows among some that are known: what copying is really about."""
+    words = []
+    for _ in range(random.randint(1, 6)):
+        syllables = [
+            random.choice(LISTS["consonants"]) + random.choice("aeiou") for _ in range(random.randint(1, 4))
+        ]
+        made_up = "".join(syllables) + random.choice(["", "n", "r", "s", "t", "ng"])
+        words.append(random.choice([made_up, made_up, random.choice(WORDS), random.choice(SMALL_WORDS)]))
+    if random.random() < 0.4:
+        words[0] = words[0].capitalize()
+    return " ".join(words) + random.choice(["", "", ".", "!", "?"])
 
 
 def count(random: Random) -> Pair:

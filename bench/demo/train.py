@@ -1,6 +1,6 @@
 """Trains the demonstration model that ships with Fairlead, from nothing, on two processor cores.
 
-    python bench/demo/train.py [--output src/fairlead/demo/fairlead-demo] [--steps 2400]
+    python bench/demo/train.py [--output src/fairlead/demo/fairlead-demo]
 
 It makes the corpus (corpus.py), trains a byte-level BPE tokenizer on a part of it, then a small Llama on
 conversations that are never seen twice, and writes a Hugging Face directory. Seeds are fixed; another
@@ -37,8 +37,6 @@ VOCABULARY = 1536
 CONTEXT = 1024  # positions in the configuration
 LONGEST = 513  # tokens of the longest conversation in training
 BATCH_TOKENS = 3072
-MUON_RATE = 8e-3
-ADAMW_RATE = 3e-3
 # What a token of the user's counts in the loss, beside 1 for the assistant's: enough to learn the language.
 USER_WEIGHT = 0.1
 
@@ -95,6 +93,22 @@ TOKENIZER_CONFIG = {
 }
 
 
+class Pass(NamedTuple):
+    """One training run from a warm-up to a rate of nothing."""
+
+    steps: int
+    untidy: bool
+    muon_rate: float
+    adamw_rate: float
+
+
+# The second pass goes on from the first one's bfloat16 weights, with questions as people really type them.
+PASSES = [
+    Pass(steps=2400, untidy=False, muon_rate=8e-3, adamw_rate=3e-3),
+    Pass(steps=700, untidy=True, muon_rate=4e-3, adamw_rate=1.5e-3),
+]
+
+
 class Example(NamedTuple):
     """Token ids, and how much predicting each of them counts."""
 
@@ -107,7 +121,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("src/fairlead/demo/fairlead-demo"))
-    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -126,10 +139,17 @@ def main() -> None:
         (options.output / f"{name}.json").write_text(text, encoding="utf-8")
     shutil.copyfile(Path(__file__).parent / "CARD.md", options.output / "README.md")
 
-    # Attention in plain matrix products: for such short sequences, torch's fused kernel is slower on a CPU.
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="eager")).float()
-    batches = batches_of(examples(Corpus(Random(options.seed + 1)), tokenizer), Random(options.seed))
-    train(model, batches, steps=options.steps, output=options.output)
+    for number, training in enumerate(PASSES, start=1):
+        # Attention in plain matrix products: for such short sequences, torch's fused kernel is slower on a CPU.
+        if number == 1:
+            model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="eager")).float()
+        else:
+            model = LlamaForCausalLM.from_pretrained(
+                options.output, dtype=torch.float32, attn_implementation="eager"
+            )
+        corpus = Corpus(Random(options.seed + number), untidy=training.untidy)
+        batches = batches_of(examples(corpus, tokenizer), Random(options.seed))
+        train(model, batches, training, output=options.output)
 
 
 def train_tokenizer(corpus: Corpus) -> Tokenizer:
@@ -197,14 +217,21 @@ def batches_of(stream: Iterator[Example], random: Random) -> Iterator[tuple[torc
 
 
 def train(
-    model: LlamaForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], *, steps: int, output: Path
+    model: LlamaForCausalLM,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    training: Pass,
+    *,
+    output: Path,
 ) -> None:
-    """Train for `steps` batches: Muon for the matrices inside the layers, AdamW for the rest."""
+    """Train for one pass: Muon for the matrices inside the layers, AdamW for the rest."""
+    steps = training.steps
     inner = {name: p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name}
     others = [p for name, p in model.named_parameters() if name not in inner]
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(inner.values(), lr=MUON_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        torch.optim.Muon(
+            inner.values(), lr=training.muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=training.adamw_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_at, steps=steps))

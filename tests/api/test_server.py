@@ -209,8 +209,6 @@ H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: A
         (HTTP2_PREFACE, 505, "http_version_not_supported"),
         (HTTP2_PREFACE + PRIORITY_FLOOD, 505, "http_version_not_supported"),
         (get("/", version="3.7"), 505, "http_version_not_supported"),
-        (get("/", *H2C), 505, "http_version_not_supported"),
-        (get("/", *H2C) + b"\x00garbage", 505, "http_version_not_supported"),
         (get("/", *WEBSOCKET), 400, "invalid_request"),
         (get("/", *WEBSOCKET) + b"\x81", 400, "invalid_request"),
         (b"CONNECT host:443 HTTP/1.1\r\nHost: host\r\n\r\n", 405, "method_not_allowed"),
@@ -243,6 +241,18 @@ async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_a
         assert b"" == await client.end()
         assert b"hello" == (await server.ask(get())).body
     assert ["/"] == apps.requests
+
+
+async def test_an_offer_of_http2_is_declined_by_an_answer_in_http_1():
+    async with serving(Apps(), SHORT) as server:
+        client = await server.connect()
+        for _ in range(2):
+            await client.send(get("/", *H2C))
+            answer = await client.answer()
+            assert (200, b"hello") == (answer.status, answer.body)
+        await client.send(get("/", *H2C) + b"\x00garbage")
+        assert [200, 400] == [(await client.answer()).status, (await client.answer()).status]
+        assert b"hello" == (await server.ask(get())).body
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ def objection(request: h11.Request, limits: Limits) -> tuple[int, str] | None:
         return 400, "Content-Length and Transfer-Encoding exclude each other"  # a way to smuggle requests
     if b"upgrade" in names:
         upgrades = b",".join(value for name, value in request.headers if name == b"upgrade").lower()
-        if b"h2c" in upgrades:
-            return 505, "this server speaks HTTP/1.1; send the request without Upgrade"
+        # h2c is declined by answering in HTTP/1.1 (RFC 9110, 7.8): Java's client offers it on every request.
         if b"websocket" in upgrades:
             return 400, "there are no WebSockets here; streams are server-sent events"
     if not path_of(request):
