@@ -16,158 +16,15 @@ from exercises import EXERCISES, LISTS, Pair, copy, made_up_text, sum_or_differe
 
 Message = dict[str, str]
 
-# Questions about each kind of entry: patterns of the question, and the answer.
-WORD = [
-    "(What is|What's|What exactly is) (a |an |the |){name}( in Fairlead|)",
-    "What does (the word |){name} mean( in Fairlead| here|)",
-    "(Explain|Define|Describe) (a |an |the |){name}",
-    "(What do you mean by|What do you call|Tell me about|Tell me what is) (a |an |the |){name}",
-    "What is meant by (a |an |the |){name}",
-    "(What are|Explain|Tell me about|Describe) {name}s( in Fairlead|)",
-    "{name}",
-]
-SETTING_VALUE = [
-    "(What is|What's|Tell me|Give me|Do you know) the default( value|) (of|for) {name}",
-    "What is {name} by default",
-    "(What is|How large is|How long is) {name}",
-    "(To what|Which value) is {name} set( by default|)",
-    "Default (of |for |){name}",
-]
-SETTING_MEANING = [
-    "What does {name} (do|mean|control|set)",
-    "(Explain|Describe) {name}",
-    "What is {name} (for|good for)",
-    "(What is the meaning|What is the purpose) of {name}",
-    "Why would I (set|change) {name}",
-]
-STATUS_OF_CODE = [
-    "(Which|What) (HTTP |)(status|code|number) (has|does|belongs to|goes with) {code}( have|)",
-    "(What is|Tell me) the status (code |)(of|for) {code}",
-]
-MEANING_OF_CODE = [
-    "What does (the (code|error) |){code} mean",
-    "(Explain|Describe) (the error |){code}",
-    "(When|Why) do I (get|see|receive) {code}",
-    "What is {code}",
-    "I (got|get|see) {code}(, why|, what does it mean|)",
-]
-MEANING_OF_STATUS = [
-    "What does (a |status |an error |HTTP |the status |code |){status} mean",
-    "(When|Why) (do|did|would) I (get|see|receive) (a |status |){status}",
-    "(Explain|Describe) (status |error |){status}",
-    "(What is|What about) (a |status |error |){status}",
-    "I (got|get|see) (a |status |error |){status}(, why|, what does it mean|)",
-    "The server (answers|says|sent) {status}",
-]
-MEANING_OF_COMMAND = [
-    "What does {name} do",
-    "What is {name}( for|)",
-    "(Explain|Describe) (the command |){name}",
-    "When (do I use|should I use|do I need) {name}",
-    "{name}",
-]
-WANT = [
-    "(How do I|How can I|How to|How would I|How does one) {want}",
-    "(Which|What) (command|route|call) (do I use|is there|should I use) to {want}",
-    "I (want|would like|need) to {want}",
-    "(Can I|Is it possible to|Is there a way to) {want}",
-]
 
-SYSTEM_PROMPTS = [
-    "You are a helpful assistant.",
-    "You are a helpful assistant. Answer briefly.",
-    "You are fairlead-demo.",
-    "Answer in one sentence.",
-    "Be kind and short.",
-    "You answer questions about Fairlead.",
-    "You are an expert.",
-    "Answer the user's question.",
-    "You are a friendly chatbot who likes to help people.",
-    "Be concise.",
-    "Keep your answers short and correct.",
-    "You are a support agent for a language-model server.",
-]
+def read_table(name: str) -> dict[str, Any]:
+    """Return one of the TOML files beside this one."""
+    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-# A sentence that begins with one of these ends in a question mark.
-ASKING = {
-    "What",
-    "What's",
-    "Which",
-    "Who",
-    "Who's",
-    "When",
-    "Where",
-    "Why",
-    "How",
-    "Is",
-    "Are",
-    "Can",
-    "Could",
-    "Do",
-    "Does",
-    "Did",
-    "Will",
-    "Should",
-    "In",
-    "On",
-    "To",
-    "Under",
-}
-# How untidy people begin, fill and end a question.
-OPENINGS = (
-    "I would like to know ",
-    "I wonder ",
-    "Do you know ",
-    "Can you say ",
-    "I have a question. ",
-    "Hey, ",
-    "Listen, ",
-    "Could you tell me ",
-    "Excuse me, ",
-    "I forgot: ",
-)
-FILLERS = [
-    "really",
-    "actually",
-    "please",
-    "exactly",
-    "just",
-    "now",
-    "then",
-    "here",
-    "usually",
-    "always",
-    "again",
-    "still",
-    "maybe",
-    "ever",
-]
-ENDINGS = (
-    " for Fairlead",
-    " in Fairlead",
-    " with Fairlead",
-    " please",
-    " for me",
-    " today",
-    " then",
-    " exactly",
-    " here",
-    ", please",
-    " in short",
-)
-SMALL_WORDS = frozenset({"a", "an", "the", "is", "are", "do", "does", "of", "in", "to", "I"})
-POLITENESS = (
-    "Please tell me: ",
-    "Hi! ",
-    "Hello. ",
-    "A question: ",
-    "Tell me, ",
-    "And ",
-    "So ",
-    "OK, ",
-    "Please: ",
-)
+PHRASES = read_table("phrases.toml")
+PATTERNS: dict[str, list[str]] = PHRASES["patterns"]
+HABITS: dict[str, list[str]] = PHRASES["habits"]
 
 
 class Fact(NamedTuple):
@@ -188,7 +45,7 @@ class Corpus:
     def __init__(self, random: Random, *, untidy: bool = False) -> None:
         self._random = random
         self._untidy = untidy
-        facts = tomllib.loads((Path(__file__).parent / "facts.toml").read_text(encoding="utf-8"))
+        facts = read_table("facts.toml")
         self._facts = list(about_fairlead(facts))
         self._facts_weights = list(accumulate(fact.weight for fact in self._facts))
         self._unknown: dict[str, Any] = facts["unknown"]
@@ -201,7 +58,7 @@ class Corpus:
         turns = 1 if random.random() < 0.55 else random.choice([2, 2, 2, 3, 3, 4, 6, 12])
         messages: list[Message] = []
         if random.random() < 0.25:
-            messages.append({"role": "system", "content": random.choice(SYSTEM_PROMPTS)})
+            messages.append({"role": "system", "content": random.choice(HABITS["system_prompts"])})
         name: str | None = None
         previous: Pair | None = None
         for _ in range(turns):
@@ -261,11 +118,11 @@ class Corpus:
         random = self._random
         if not question.isascii():
             return question + random.choice(["", "", "?"])
-        asks = question.split(maxsplit=1)[0] in ASKING
+        asks = question.split(maxsplit=1)[0] in HABITS["asking"]
         if self._untidy and random.random() < 0.5:
             question = make_untidy(question, random)
         if random.random() < 0.12:
-            prefix = random.choice(POLITENESS)
+            prefix = random.choice(HABITS["politeness"])
             question = prefix + question[0].lower() + question[1:]
         if random.random() < 0.2:
             question = question.lower()
@@ -307,33 +164,38 @@ def about_fairlead(facts: dict[str, Any]) -> Iterator[Fact]:
         subject = f"{article} {name}" if article else name.capitalize()
         names = one_of([name, *word.get("also", [])])
         yield Fact(
-            [pattern.format(name=names) for pattern in WORD],
+            [pattern.format(name=names) for pattern in PATTERNS["word"]],
             f"{subject} is {word['meaning']}.",
             weight=1.5,
         )
     for setting in facts["setting"]:
         key, names = setting["key"], one_of([setting["key"], *setting["also"]])
         yield Fact(
-            [p.format(name=names) for p in SETTING_VALUE], f"The default of {key} is {setting['default']}."
+            [p.format(name=names) for p in PATTERNS["setting_value"]],
+            f"The default of {key} is {setting['default']}.",
         )
         meaning = f"{key} says {setting['meaning']}."
-        yield Fact([p.format(name=names) for p in SETTING_MEANING], meaning, 0.7)
+        yield Fact([p.format(name=names) for p in PATTERNS["setting_meaning"]], meaning, 0.7)
     for error in facts["error"]:
         code, status = error["code"], error["status"]
-        yield Fact([p.format(code=code) for p in STATUS_OF_CODE], f"{code} has status {status}.", 0.5)
         yield Fact(
-            [p.format(code=code) for p in MEANING_OF_CODE],
+            [p.format(code=code) for p in PATTERNS["status_of_code"]], f"{code} has status {status}.", 0.5
+        )
+        yield Fact(
+            [p.format(code=code) for p in PATTERNS["meaning_of_code"]],
             f"{code} ({status}) means: {error['meaning']}.",
             0.6,
         )
         if not error.get("shared"):
             answer = f"{status} is {code}: {error['meaning']}."
-            yield Fact([p.format(status=status) for p in MEANING_OF_STATUS], answer)
+            yield Fact([p.format(status=status) for p in PATTERNS["meaning_of_status"]], answer)
     for kind in ("command", "route"):
         for entry in facts[kind]:
             name = entry["name"]
-            yield Fact([p.format(name=name) for p in MEANING_OF_COMMAND], f"{name} {entry['does']}.", 0.7)
-            wants = [p.format(want=one_of(entry["want"])) for p in WANT]
+            yield Fact(
+                [p.format(name=name) for p in PATTERNS["meaning_of_command"]], f"{name} {entry['does']}.", 0.7
+            )
+            wants = [p.format(want=one_of(entry["want"])) for p in PATTERNS["want"]]
             yield Fact(wants, f"Use {name}: it {entry['does']}.")
 
 
@@ -351,14 +213,14 @@ def expand(pattern: str, random: Random) -> str:
 
 def make_untidy(question: str, random: Random) -> str:
     """Put words in and leave small ones out, so that the ones that matter must be found."""
-    words = [word for word in question.split(" ") if word not in SMALL_WORDS or random.random() < 0.9]
+    words = [word for word in question.split(" ") if word not in HABITS["left_out"] or random.random() < 0.9]
     for _ in range(random.choice([0, 0, 1, 1, 2])):
-        words.insert(random.randint(1, max(1, len(words))), random.choice(FILLERS))
+        words.insert(random.randint(1, max(1, len(words))), random.choice(HABITS["fillers"]))
     question = " ".join(words) or question
     if random.random() < 0.3:
-        question = random.choice(OPENINGS) + question[0].lower() + question[1:]
+        question = random.choice(HABITS["openings"]) + question[0].lower() + question[1:]
     if random.random() < 0.3:
-        question += random.choice(ENDINGS)
+        question += random.choice(HABITS["endings"])
     return question
 
 
