@@ -1,5 +1,6 @@
 """A node whose jobs take as long as the test says, on the virtual clock."""
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -58,14 +59,18 @@ class TimedNode:
             deltas.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
 
 
-def job(tenant: str = "A", *, stream: bool = False, n: int = 1) -> Job:
+_numbers = itertools.count()
+
+
+def job(tenant: str = "A", *, stream: bool = False, n: int = 1, **options: object) -> Job:
     """A job with a prompt of three tokens."""
     return Job(
-        id="r",
+        id=f"job {next(_numbers)}",
         tenant=tenant,
         model="m",
         prompts=([1, 2, 3],),
         sampling=Sampling(max_tokens=10),
         stream=stream,
         n=n,
+        **options,
     )

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 import trio
 
+from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import NodeFailed, QueueFull, QueueTimeout, RequestTimeout
 from fairlead.gateway import Answer, Gateway
@@ -14,18 +15,20 @@ from fake_nodes import LIMITS, TimedNode, job
 
 
 def gateway_for(
+    nursery: trio.Nursery,
     node: TimedNode,
     *,
     capacity: int = 100,
     seats: int = 1,
     queue_timeout_s: float = 60.0,
     request_timeout_s: float = 600.0,
+    **queue: object,
 ) -> tuple[Gateway, Dispatcher]:
-    dispatcher = Dispatcher(capacity=capacity, random=Random(0))
+    config = QueueConfig(capacity=capacity, timeout_s=queue_timeout_s, **queue)
+    dispatcher = Dispatcher(config, random=Random(0))
+    nursery.start_soon(dispatcher.run)
     dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
-    return Gateway(
-        dispatcher, queue_timeout_s=queue_timeout_s, request_timeout_s=request_timeout_s
-    ), dispatcher
+    return Gateway(dispatcher, request_timeout_s=request_timeout_s), dispatcher
 
 
 async def text_of(answer: Answer) -> str:
@@ -42,8 +45,8 @@ async def ask(gateway: Gateway, request: Job, answered: list[str]) -> None:
         answered.append(request.tenant)
 
 
-async def test_a_job_gets_its_answer_and_gives_its_seat_back(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode())
+async def test_a_job_gets_its_answer_and_gives_its_seat_back(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode())
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         assert (1, 0) == (dispatcher.statistics().running, dispatcher.statistics().waiting)
@@ -52,8 +55,8 @@ async def test_a_job_gets_its_answer_and_gives_its_seat_back(autojump_clock):
     assert (None, None) == (answer.estimated_wait_s, answer.queue_position)
 
 
-async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(autojump_clock):
-    gateway, _ = gateway_for(TimedNode(service_s=1))
+async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(autojump_clock, nursery):
+    gateway, _ = gateway_for(nursery, TimedNode(service_s=1))
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for tenant in "AAAAABB":
@@ -62,9 +65,9 @@ async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(aut
     assert "ABABAAA" == "".join(answered)
 
 
-async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock):
+async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nursery):
     node = TimedNode(service_s=1)
-    gateway, _ = gateway_for(node)
+    gateway, _ = gateway_for(nursery, node)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(10):
@@ -72,8 +75,8 @@ async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock):
     assert (10, 1, 0) == (len(answered), node.most_running, node.running)
 
 
-async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=10))
+async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10))
     answered: list[str] = []
     await ask(gateway, job(), answered)
     async with trio.open_nursery() as clients:
@@ -81,15 +84,15 @@ async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(auto
             clients.start_soon(ask, gateway, job(), answered)
             await trio.testing.wait_all_tasks_blocked()
         assert 3 == dispatcher.statistics().waiting
-        assert 30 == dispatcher.estimated_wait_s()
+        assert 30 == dispatcher.forecast("m", "A", 1).estimated_wait_s
         async with trio.open_nursery() as exchange:
             answer = await exchange.start(gateway.serve, job())
             assert (30, 4) == (answer.estimated_wait_s, answer.queue_position)
             assert pytest.approx(40.0) == answer.waited_s
 
 
-async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(), capacity=2)
+async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(), capacity=2)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(3):
@@ -105,8 +108,8 @@ async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_cl
     assert 0 == dispatcher.statistics().running
 
 
-async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_queue(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=500), queue_timeout_s=30)
+async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_queue(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=500), queue_timeout_s=30)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         clients.start_soon(ask, gateway, job(), answered)
@@ -119,29 +122,35 @@ async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_que
         assert (0, 1) == (dispatcher.statistics().waiting, dispatcher.statistics().running)
 
 
-async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queue_timeout(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
+async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queue_timeout(
+    autojump_clock, nursery
+):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     with pytest.raises(QueueTimeout):
         await gateway.serve(job(stream=True))
     assert 0 == dispatcher.statistics().running
 
 
-async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_timeout(autojump_clock):
-    gateway, _ = gateway_for(TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
+async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_timeout(
+    autojump_clock, nursery
+):
+    gateway, _ = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     answered: list[str] = []
     await ask(gateway, job(), answered)
     assert ["A"] == answered
 
 
-async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_timeout(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=200, first_s=100), request_timeout_s=50)
+async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_timeout(
+    autojump_clock, nursery
+):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), request_timeout_s=50)
     with pytest.raises(RequestTimeout):
         await gateway.serve(job())
     assert 0 == dispatcher.statistics().running
 
 
-async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_deltas(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=200), request_timeout_s=50)
+async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_deltas(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200), request_timeout_s=50)
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job(stream=True))
         assert ["first "] == [delta.text for delta in await answer.deltas.take()]
@@ -150,8 +159,8 @@ async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_delta
     assert 0 == dispatcher.statistics().running
 
 
-async def test_a_failure_after_the_first_delta_comes_through_the_deltas(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(fails=NodeFailed("gone")))
+async def test_a_failure_after_the_first_delta_comes_through_the_deltas(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(fails=NodeFailed("gone")))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         with pytest.raises(NodeFailed):
@@ -159,8 +168,8 @@ async def test_a_failure_after_the_first_delta_comes_through_the_deltas(autojump
     assert 0 == dispatcher.statistics().running
 
 
-async def test_a_slow_reader_keeps_no_seat(autojump_clock):
-    gateway, dispatcher = gateway_for(TimedNode(service_s=10))
+async def test_a_slow_reader_keeps_no_seat(autojump_clock, nursery):
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         await trio.sleep(11)
@@ -169,9 +178,9 @@ async def test_a_slow_reader_keeps_no_seat(autojump_clock):
 
 
 @pytest.mark.parametrize("leave_after_s", [0.0, 5.0, 15.0, 25.0])
-async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(autojump_clock, leave_after_s):
+async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(autojump_clock, nursery, leave_after_s):
     node = TimedNode(service_s=10, first_s=5)
-    gateway, dispatcher = gateway_for(node)
+    gateway, dispatcher = gateway_for(nursery, node)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         clients.start_soon(ask, gateway, job("first"), answered)

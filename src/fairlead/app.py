@@ -78,19 +78,18 @@ async def serve(
     host, port = sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    dispatcher = Dispatcher(capacity=config.queue.capacity)
+    dispatcher = Dispatcher(config.queue)
     models = {model.name: _text_model(model) for model in config.models}
     fleet = Fleet(tuple(_node(model, models[model.name], dispatcher, announcer) for model in config.models))
     services = Services(
         config=config,
-        gateway=Gateway(
-            dispatcher,
-            queue_timeout_s=config.queue.timeout_s,
-            request_timeout_s=config.request_timeout_s,
-        ),
+        gateway=Gateway(dispatcher, request_timeout_s=config.request_timeout_s),
         models=models,
         aliases={alias: model.name for model in config.models for alias in model.aliases},
         ready=lambda: fleet.is_ready,
+        estimate=lambda model, tenant, priority: msgspec.structs.asdict(
+            dispatcher.forecast(model, tenant, priority)
+        ),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
         running=lambda: [msgspec.structs.asdict(status) for status in fleet.statistics()],
     )
@@ -105,6 +104,7 @@ async def serve(
     async with trio.open_nursery() as signals:
         signals.start_soon(_watch_signals, shutdown, dispatcher, announcer)
         async with trio.open_nursery() as nodes:
+            nodes.start_soon(dispatcher.run)
             nodes.start_soon(load)
             await serve_http(create_app(services), sockets, limits=config.limits, shutdown=shutdown)
             nodes.cancel_scope.cancel()

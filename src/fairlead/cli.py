@@ -73,6 +73,11 @@ def serve(
     threads: AtLeastOne = None,
     queue_capacity: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 100,
     queue_timeout: Seconds = 60.0,
+    fairness: Literal["roundRobin", "tokens"] = "roundRobin",
+    estimate: Literal["mean", "quantile"] = "mean",
+    keep_alive: Annotated[
+        float, Parameter(validator=(validators.Number(gte=0, lt=float("inf")), _no_nan))
+    ] = 15.0,
     request_timeout: Seconds = 600.0,
     drain_timeout: Seconds = 30.0,
     log_json: Annotated[bool, Parameter(negative="")] = False,
@@ -112,6 +117,12 @@ def serve(
         Jobs that may wait; the next one is answered 429.
     queue_timeout
         Seconds a job may wait for its turn.
+    fairness
+        What tenants get equal shares of: turns (roundRobin) or tokens.
+    estimate
+        How waits are foretold: from the mean service time, or from predicted lengths (quantile).
+    keep_alive
+        Seconds after which a stream that still waits is told its position; 0: never.
     request_timeout
         Seconds a job may run.
     drain_timeout
@@ -144,7 +155,13 @@ def serve(
         host=_not_empty("--host", host),
         port=port,
         api_keys=_parse_api_keys(api_key),
-        queue=QueueConfig(capacity=queue_capacity, timeout_s=queue_timeout),
+        queue=QueueConfig(
+            capacity=queue_capacity,
+            timeout_s=queue_timeout,
+            fairness=fairness,
+            estimate=estimate,
+            keep_alive_s=keep_alive,
+        ),
         limits=Limits(drain_s=drain_timeout),
         request_timeout_s=request_timeout,
         log_json=log_json,

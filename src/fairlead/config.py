@@ -6,6 +6,7 @@ Names here are snake_case; a configuration file will spell them in camelCase (sp
 import ipaddress
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,19 +15,58 @@ class ConfigError(ValueError):
     """A setting is wrong; the message names it."""
 
 
+class KeyLimits(msgspec.Struct, frozen=True, rename="camel"):
+    """What one API key may use; None: as much as it wants.
+
+    Tokens are those of prompts and answers together. `concurrent` counts jobs, waiting or running.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+
+
 class ApiKey(msgspec.Struct, frozen=True):
-    """A key and whose it is. `user` None: the key itself names the tenant. A trusted key may name others."""
+    """A key, whose it is and what it may do.
+
+    `user` None: the key itself names the tenant. A trusted key may name others. `priority` is the highest
+    class it may ask for (None: the default class); `models` are those it may use (none named: all).
+    """
 
     key: str
     user: str | None = None
     trusted: bool = False
+    priority: str | None = None
+    models: tuple[str, ...] = ()
+    limits: KeyLimits = KeyLimits()
 
 
 class QueueConfig(msgspec.Struct, frozen=True):
-    """`capacity` in waiting jobs; `timeout_s` from arrival to a seat (streaming: to the first delta)."""
+    """Who waits, for how long, and in which order.
+
+    `capacity` in waiting jobs; `timeout_s` from arrival to a seat (streaming: to the first delta). After
+    `keep_alive_s` of waiting a stream is answered early and told its position now and then; 0: never.
+    `classes` of priority, the first to be served first; `min_share` is the part of all grants that a waiting
+    lower class is sure of. The weights are those of `fairness: tokens`; a tenant with weight 2 gets twice as
+    much. `starvation_bound_s`: no job waits longer than this because of later arrivals for other models.
+    """
 
     capacity: int = 100
     timeout_s: float = 60.0
+    fairness: Literal["roundRobin", "tokens"] = "roundRobin"
+    estimate: Literal["mean", "quantile"] = "mean"
+    keep_alive_s: float = 15.0
+    classes: tuple[str, ...] = ("high", "normal", "low")
+    min_share: float = 0.0
+    prompt_weight: float = 1.0
+    output_weight: float = 2.0
+    tenant_weights: dict[str, float] = {}
+    starvation_bound_s: float = 60.0
+
+    @property
+    def default_class(self) -> int:
+        """The index of the class of whoever asks for none: the middle one, of an even number the lower."""
+        return len(self.classes) // 2
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -71,6 +111,19 @@ class Config(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     request_timeout_s: float = 600.0
     log_json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what depends on two settings at once. Raises `ConfigError`, in the configuration's names."""
+        classes = self.queue.classes
+        if not classes or len(set(classes)) < len(classes):
+            raise ConfigError("queue.classes: must be one name or more, all different")
+        for index, api_key in enumerate(self.api_keys):
+            if api_key.priority is not None and api_key.priority not in classes:
+                raise ConfigError(f"apiKeys[{index}].priority: must be one of {', '.join(classes)}")
+            for setting in msgspec.structs.fields(KeyLimits):
+                limit = getattr(api_key.limits, setting.name)
+                if limit is not None and limit < 1:
+                    raise ConfigError(f"apiKeys[{index}].limits.{setting.encode_name}: must be at least 1")
 
 
 def demonstration_model() -> Path:

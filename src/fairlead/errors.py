@@ -94,6 +94,38 @@ class QueueFull(FairleadError):
     code = "queue_full"
 
 
+class Displaced(FairleadError):
+    """It waited in a full queue until a tenant with fewer waiting jobs needed the place."""
+
+    status = 429
+    code = "displaced"
+
+
+class NoQueue(FairleadError):
+    """It would have had to wait, and its client asked not to."""
+
+    status = 429
+    code = "no_queue"
+
+
+class RateLimited(FairleadError):
+    """The API key has used up what its limits allow for now."""
+
+    status = 429
+    code = "rate_limited"
+
+
+# The client changed its mind ------------------------------------------------------------------------
+
+
+class Cancelled(FairleadError):
+    """Somebody cancelled the job by its request id. The status is the one nginx made known."""
+
+    status = 499
+    code = "cancelled"
+    should_retry = False
+
+
 # Time ran out --------------------------------------------------------------------------------------
 
 

@@ -6,13 +6,12 @@ deltas at its client's pace, while this task holds the seat for exactly as long 
 client keeps no seat, and a client that leaves cancels the nursery, which unwinds everything below.
 """
 
-from math import inf
-
 import msgspec
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
-from fairlead.errors import FairleadError, QueueTimeout, RequestTimeout
+from fairlead.dispatch.forecast import Forecast
+from fairlead.errors import Cancelled, FairleadError, RequestTimeout
 from fairlead.job import Job
 from fairlead.nodes.deltas import Deltas
 
@@ -22,16 +21,16 @@ class Answer(msgspec.Struct, frozen=True):
 
     deltas: Deltas
     waited_s: float
-    estimated_wait_s: int | None
-    queue_position: int | None
+    estimated_wait_s: int | None = None
+    estimated_wait_p90_s: int | None = None
+    queue_position: int | None = None
 
 
 class Gateway:
-    """Serves jobs. `queue_timeout_s` runs from arrival, `request_timeout_s` from the grant of the seat."""
+    """Serves jobs. `request_timeout_s` runs from the grant of the seat; the wait before it is the queue's."""
 
-    def __init__(self, dispatcher: Dispatcher, *, queue_timeout_s: float, request_timeout_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, request_timeout_s: float) -> None:
         self._dispatcher = dispatcher
-        self._queue_timeout_s = queue_timeout_s
         self._request_timeout_s = request_timeout_s
 
     async def serve(
@@ -41,35 +40,34 @@ class Gateway:
 
         Raises a `FairleadError` before that, never after: later failures come through the deltas.
         """
-        queue_deadline = trio.current_time() + self._queue_timeout_s
-        request_deadline = inf
         answer: Answer | None = None
-        # One scope for both clocks: its deadline moves on as the job does.
-        with trio.CancelScope(deadline=queue_deadline) as clock:
+        try:
             async with self._dispatcher.seat(job) as seat:
-                request_deadline = trio.current_time() + self._request_timeout_s
-                # Spec 2: the wait of a streaming request ends with its first delta, not with the seat.
-                clock.deadline = min(queue_deadline, request_deadline) if job.stream else request_deadline
-                async with seat.node.generate(job) as deltas:
-                    await deltas.started()
-                    clock.deadline = request_deadline
-                    answer = _answer(deltas, seat)
-                    task_status.started(answer)
-                    await deltas.ended()
-        if clock.cancelled_caught:
-            error = self._timed_out(late=clock.deadline >= request_deadline)
+                with trio.move_on_after(self._request_timeout_s) as clock:
+                    async with seat.node.generate(job) as deltas:
+                        await deltas.started()
+                        seat.begin(lambda: deltas.tokens)
+                        answer = _answer(deltas, seat)
+                        task_status.started(answer)
+                        await deltas.ended()
+                if clock.cancelled_caught:
+                    raise RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
+        except FairleadError as error:
             if answer is None:
-                raise error
+                raise
             answer.deltas.fail(error)
 
-    def _timed_out(self, *, late: bool) -> FairleadError:
-        if late:
-            return RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
-        return QueueTimeout(
-            f"the request waited longer than {self._queue_timeout_s:g} s for its turn",
-            estimated_wait_s=self._dispatcher.estimated_wait_s(),
-        )
+    def waiting(self, request_id: str) -> Forecast | None:
+        """Return the place and estimate of a job that waits; None if it does not."""
+        return self._dispatcher.waiting(request_id)
+
+    def cancel(self, request_id: str, owner: str) -> bool:
+        """End a waiting or running job of this owner; its own client is told. False if there is none."""
+        return self._dispatcher.cancel(request_id, owner, Cancelled("the request was cancelled"))
 
 
 def _answer(deltas: Deltas, seat: Seat) -> Answer:
-    return Answer(deltas, seat.waited_s, seat.estimated_wait_s, seat.queue_position)
+    told = seat.forecast
+    if told is None:
+        return Answer(deltas, seat.waited_s)
+    return Answer(deltas, seat.waited_s, told.estimated_wait_s, told.estimated_wait_p90_s, told.position)

@@ -38,6 +38,11 @@ class Job(msgspec.Struct, frozen=True):
 
     `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
     sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
+
+    `request_id` is what its client calls it by; no two jobs in flight share one. `owner` is the API key it
+    came with, as an identity that does not show the key, and empty where there are no keys: who may cancel
+    it. `priority` is an index into `queue.classes`, 0 the first to be served. `no_queue`: refuse it rather
+    than let it wait.
     """
 
     id: str
@@ -48,6 +53,10 @@ class Job(msgspec.Struct, frozen=True):
     n: int = 1
     stop: tuple[str, ...] = ()
     stream: bool = False
+    request_id: str = ""
+    owner: str = ""
+    priority: int = 1
+    no_queue: bool = False
 
     @property
     def sequences(self) -> int:

@@ -14,8 +14,8 @@ from structlog.testing import LogCapture
 
 from fairlead.api.routes import create_app
 from fairlead.api.services import Services
-from fairlead.config import ApiKey, Config, Limits, ModelConfig
-from fairlead.errors import FairleadError
+from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
+from fairlead.errors import Cancelled, FairleadError
 from fairlead.job import Delta, Job
 from fairlead.nodes.deltas import Deltas
 from fairlead.text.model import TextModel
@@ -56,6 +56,13 @@ class FakeAnswer:
     deltas: Deltas
     estimated_wait_s: int | None = None
     queue_position: int | None = None
+    estimated_wait_p90_s: int | None = None
+
+
+@dataclass
+class FakeWaiting:
+    position: int
+    estimated_wait_s: int
 
 
 Step = list[Delta] | FairleadError | None
@@ -64,14 +71,23 @@ Script = Callable[[Job], Iterable[Step]]
 
 @dataclass
 class FakeGateway:
-    """Puts each step of the script into the deltas and waits until it is taken; at None it stands still."""
+    """Puts each step of the script into the deltas and waits until it is taken; at None it stands still.
+
+    Before that, a job waits for `wait_s` in the queue; then it is refused, if there is a `refusal`, or
+    has its seat for `prefill_s` before its first step.
+    """
 
     script: Script
     refusal: Exception | None = None
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
     estimated_wait_s: int | None = None
     queue_position: int | None = None
+    estimated_wait_p90_s: int | None = None
     jobs: list[Job] = field(default_factory=list)
     ended: int = 0
+    _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
+    _waits_until: dict[str, float] = field(default_factory=dict)
 
     @property
     def job(self) -> Job:
@@ -80,19 +96,54 @@ class FakeGateway:
 
     async def serve(self, job: Job, *, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
         self.jobs.append(job)
-        if self.refusal is not None:
-            raise self.refusal
-        answer = FakeAnswer(Deltas(job.sequences), self.estimated_wait_s, self.queue_position)
+        assert job.request_id not in self._scopes
+        answer = FakeAnswer(
+            Deltas(job.sequences), self.estimated_wait_s, self.queue_position, self.estimated_wait_p90_s
+        )
         begun = False
         try:
-            for step in self.script(job):
-                await self._play(step, answer.deltas)
-                if not begun:
-                    task_status.started(answer)
-                    begun = True
-                await trio.testing.wait_all_tasks_blocked()
+            with trio.CancelScope() as self._scopes[job.request_id]:
+                await self._wait(job)
+                for step in self.script(job):
+                    await self._play(step, answer.deltas)
+                    if not begun:
+                        task_status.started(answer)
+                        begun = True
+                    await trio.testing.wait_all_tasks_blocked()
+                return
+            error = Cancelled("the request was cancelled")
+            if not begun:
+                raise error
+            answer.deltas.fail(error)
         finally:
+            del self._scopes[job.request_id]
             self.ended += 1
+
+    def cancel(self, request_id: str, owner: str) -> bool:
+        found = [job for job in self.jobs if (job.request_id, job.owner) == (request_id, owner)]
+        scope = self._scopes.get(request_id)
+        if not found or scope is None:
+            return False
+        scope.cancel()
+        return True
+
+    def waiting(self, request_id: str) -> FakeWaiting | None:
+        """One place a second is gone through."""
+        if request_id not in self._waits_until:
+            return None
+        left_s = round(self._waits_until[request_id] - trio.current_time())
+        return FakeWaiting(position=left_s, estimated_wait_s=8 * left_s)
+
+    async def _wait(self, job: Job) -> None:
+        if self.wait_s:
+            self._waits_until[job.request_id] = trio.current_time() + self.wait_s
+            try:
+                await trio.sleep(self.wait_s)
+            finally:
+                del self._waits_until[job.request_id]
+        if self.refusal is not None:
+            raise self.refusal
+        await trio.sleep(self.prefill_s)
 
     async def _play(self, step: Step, deltas: Deltas) -> None:
         if step is None:
@@ -138,10 +189,19 @@ class Reply:
     @property
     def events(self) -> list[bytes]:
         """The data of the server-sent events."""
-        *events, rest = self.body.split(b"\n\n")
+        return [event.removeprefix(b"data: ") for event in self._blocks if not event.startswith(b":")]
+
+    @property
+    def comments(self) -> list[str]:
+        """The comments between the events."""
+        return [block.decode() for block in self._blocks if block.startswith(b":")]
+
+    @property
+    def _blocks(self) -> list[bytes]:
+        *blocks, rest = self.body.split(b"\n\n")
         assert rest == b""
-        assert all(event.startswith(b"data: ") for event in events)
-        return [event.removeprefix(b"data: ") for event in events]
+        assert all(block.startswith((b"data: ", b": ")) for block in blocks)
+        return blocks
 
     @property
     def chunks(self):
@@ -165,8 +225,10 @@ class Client:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         return await self.send("POST", path, body, **options)
 
-    async def send(self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), left=None) -> Reply:
-        reply = Reply()
+    async def send(
+        self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), left=None, pieces=None
+    ) -> Reply:
+        reply = Reply(pieces=[] if pieces is None else pieces)
         left = trio.Event() if left is None else left
         received = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
 
@@ -190,9 +252,9 @@ class Client:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": path,
+            "path": path.partition("?")[0],
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": path.partition("?")[2].encode(),
             "root_path": "",
             "headers": [
                 (name.lower().encode(), value.encode("latin-1")) for name, value in dict(headers).items()
@@ -206,17 +268,24 @@ class Client:
         return reply
 
 
-def client_of(model: TextModel, *api_keys: ApiKey, **changes) -> Client:
+def client_of(model: TextModel, *api_keys: ApiKey, queue: QueueConfig | None = None, **changes) -> Client:
     """Return a client of an application with these keys; `changes` replace the other services."""
     gateway = FakeGateway(hello_world)
     card = ModelConfig(path=Path(), name=model.name)
     services = {
-        "config": Config(models=(card,), api_keys=api_keys, limits=Limits(sequences=8)),
+        "config": Config(
+            models=(card,), api_keys=api_keys, queue=queue or QueueConfig(), limits=Limits(sequences=8)
+        ),
         "gateway": gateway,
         "models": {model.name: model},
         "aliases": {"tiny": model.name},
         "ready": lambda: True,
         "queue_statistics": lambda: {"waiting": 2, "running": 1, "capacity": 100, "seats": 1},
+        "estimate": lambda model, tenant, priority: {
+            "position": 3,
+            "estimated_wait_s": 24,
+            "estimated_wait_p90_s": None,
+        },
         "running": lambda: [{"model": model.name, "state": "ready"}],
         **changes,
     }

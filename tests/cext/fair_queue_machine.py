@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
@@ -14,12 +14,18 @@ MACHINE_SETTINGS = settings(
     deadline=None,  # a loaded machine is not a bug
     derandomize=True,
     database=None,
+    phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
 
-tenants = st.sampled_from(["ann", "bob", "1", 1, -(2**70)])
+NAMES = ("ann", "bob", "1", 1, -(2**70))
+tenants = st.sampled_from(NAMES)
 priorities = st.sampled_from([1, 1, 1, 0, 7])
-costs = st.floats(min_value=0, max_value=1e9)
+plain_costs = st.sampled_from([1.0, 1.0, 1.0, 0.0, 2.0, 5.5])
+costs = st.one_of(plain_costs, plain_costs, plain_costs, st.floats(min_value=0, max_value=1e9))
+weights = st.sampled_from([0.5, 1.0, 3.0])
+sizes = st.sampled_from([0, 1, 2, 3, 2**48 - 1])
+answers = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=7)
 impossible_arguments = st.sampled_from(
     [
         {"tenant": True},
@@ -33,6 +39,10 @@ impossible_arguments = st.sampled_from(
         {"priority": -1},
         {"priority": 2**70},
         {"priority": 1.5},
+        {"size": -1},
+        {"size": 2**48},
+        {"size": 2**70},
+        {"size": 1.5},
     ]
 )
 
@@ -44,38 +54,55 @@ class FairQueueMachine(RuleBasedStateMachine):
     """
 
     new_queue = FairQueueOracle
+    always = {}  # options that are not left to chance  # noqa: RUF012
     handles = Bundle("handles")
 
-    @initialize(capacity=st.sampled_from([0, 1, 3, 1000, 1000]))
-    def begin(self, capacity):
-        self.capacity = capacity
-        self.queue = self.new_queue(capacity=capacity)
-        self.oracle = FairQueueOracle(capacity=capacity)
+    @initialize(
+        capacity=st.sampled_from([0, 1, 3, 6, 6, *[1000] * 5]),
+        fairness=st.sampled_from(["roundRobin", "tokens"]),
+        min_share=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
+        bypass=st.sampled_from([0, 1, 2, 8]),
+        slack=st.sampled_from([1, 2]),
+        weights=st.tuples(weights, weights),
+    )
+    def begin(self, *, weights, **options):
+        options |= self.always
+        self.capacity = options["capacity"]
+        self.in_rounds = options["fairness"] == "roundRobin"
+        self.queue = self.new_queue(**options)
+        self.oracle = FairQueueOracle(**options)
         self.twins = {}
         self.retried = set()
         self.leads = defaultdict(int)
+        for tenant, weight in zip(NAMES, weights, strict=False):
+            self.oracle.set_weight(tenant, weight)
+            self.queue.set_weight(tenant, weight)
 
-    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities)
-    def push(self, tenant, cost, priority):
-        return self.enter("push", tenant, cost, priority)
+    # Coming
 
-    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities)
-    def push_front(self, tenant, cost, priority):
-        handle = self.enter("push_front", tenant, cost, priority)
+    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
+    def push(self, tenant, cost, priority, size):
+        return self.enter("push", tenant, cost, priority, size)
+
+    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
+    def push_front(self, tenant, cost, priority, size):
+        handle = self.enter("push_front", tenant, cost, priority, size)
         self.retried.add(handle)
         return handle
 
-    @rule(target=handles, crowd=st.lists(tenants, min_size=2, max_size=40), priority=priorities)
-    def push_a_crowd(self, crowd, priority):
+    @rule(target=handles, crowd=st.lists(tenants, min_size=2, max_size=40), priority=priorities, size=sizes)
+    def push_a_crowd(self, crowd, priority, size):
         admitted = crowd[: max(self.capacity - len(self.oracle), 0)]
-        return multiple(*[self.enter("push", tenant, 1.0, priority) for tenant in admitted])
+        return multiple(*[self.enter("push", tenant, 1.0, priority, size) for tenant in admitted])
 
     @rule(arguments=impossible_arguments, method=st.sampled_from(["push", "push_front"]))
     def push_what_cannot_be(self, arguments, method):
-        arguments = {"tenant": "ann", "cost": 1.0, "priority": 1} | arguments
+        arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0} | arguments
         expected = outcome(getattr(self.oracle, method), **arguments)
         assert "raised" == expected[0]
         assert expected == outcome(getattr(self.queue, method), **arguments)
+
+    # Leaving
 
     @rule()
     def pop(self):
@@ -88,17 +115,81 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.check_turns(actual[1])
         assert expected[1] == self.twins[actual[1]][0]
 
+    @rule(count=st.integers(2, 9))
+    def pop_several(self, count):
+        for _ in range(count):
+            self.pop()
+
+    @rule(answers=answers)
+    def pop_what_fits(self, answers):
+        expected_questions, actual_questions = [], []
+
+        def fits_the_oracle(twin):
+            expected_questions.append(twin)
+            return answers[twin % len(answers)]
+
+        def fits(handle):
+            twin = self.twins[handle][0]
+            actual_questions.append(twin)
+            return answers[twin % len(answers)]
+
+        expected = outcome(self.oracle.pop, fits_the_oracle)
+        actual = outcome(self.queue.pop, fits)
+        assert expected == self.twin_of(actual)
+        assert expected_questions == actual_questions
+        self.leads.clear()
+
+    @rule(max_count=st.integers(0, 5), memory_budget=st.sampled_from([0, 1, 2, 3, 5, 2**70]))
+    def pop_many(self, max_count, memory_budget):
+        expected = self.oracle.pop_many(max_count, memory_budget)
+        actual = self.queue.pop_many(max_count, memory_budget)
+        assert expected == [self.twins[handle][0] for handle in actual]
+        self.leads.clear()
+
     @rule(handle=handles)
     def discard(self, handle):
         twin = self.twins[handle][0]
         assert self.oracle.discard(twin) == self.queue.discard(handle)
         assert handle not in self.queue
 
+    @rule(
+        target=handles,
+        tenant=tenants,
+        priority=priorities,
+        crowd=st.lists(st.tuples(tenants, priorities), min_size=6, max_size=6),
+    )
+    def displace(self, tenant, priority, crowd):
+        """As it should be, when the queue is full; so it is filled first, if it is small."""
+        places = max(self.capacity - len(self.oracle), 0)
+        admitted = crowd[:places] if self.capacity <= len(crowd) else []
+        came = [self.enter("push", name, 1.0, other, 0) for name, other in admitted]
+        self.check_displaced(tenant, priority)
+        return multiple(*came)
+
+    @rule(handle=handles, really=st.sampled_from([False, False, False, False, True]))
+    def clear(self, handle, really):
+        """Not so often that nothing ever lasts."""
+        if really and handle in self.queue:
+            self.oracle.clear()
+            self.queue.clear()
+
+    # Counters
+
+    @rule(tenant=tenants, method=st.sampled_from(["charge", "refund"]), cost=costs)
+    def correct(self, tenant, method, cost):
+        self.check_counters(method, tenant, cost)
+
+    @rule(tenant=tenants, weight=weights)
+    def set_weight(self, tenant, weight):
+        self.check_counters("set_weight", tenant, weight)
+
+    # Questions
+
     @rule(handle=handles)
     def look(self, handle):
         twin = self.twins[handle][0]
         assert (twin in self.oracle) == (handle in self.queue)
-        for question in ("position", "tenant", "cost"):
+        for question in ("position", "tenant", "cost", "size", "priority"):
             assert outcome(getattr(self.oracle, question), twin) == outcome(
                 getattr(self.queue, question), handle
             )
@@ -108,11 +199,6 @@ class FairQueueMachine(RuleBasedStateMachine):
         if handle + offset not in self.twins:
             assert handle + offset not in self.queue
             assert not self.queue.discard(handle + offset)
-
-    @rule()
-    def clear(self):
-        self.oracle.clear()
-        self.queue.clear()
 
     def teardown(self):
         """The order in which all that is left would leave is the last thing to compare."""
@@ -124,9 +210,11 @@ class FairQueueMachine(RuleBasedStateMachine):
         statistics = self.queue.statistics()
         assert self.oracle.statistics() == statistics
         assert statistics.length == len(self.queue)
-        assert statistics.pushed == statistics.length + statistics.popped + statistics.discarded
-        for tenant in ("ann", "bob", "1", 1, -(2**70), "nobody"):
+        left = statistics.popped + statistics.discarded + statistics.displaced
+        assert statistics.pushed == statistics.length + left
+        for tenant in (*NAMES, "nobody"):
             assert self.oracle.waiting(tenant) == self.queue.waiting(tenant)
+            assert self.oracle.counter(tenant) == self.queue.counter(tenant)
 
     @invariant()
     def only_retries_exceed_the_capacity(self):
@@ -138,12 +226,13 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Of two tenants that both wait all the while, neither is ever served twice more than the other."""
         for key in list(self.leads):
             priority, *pair = key
-            if not self.oracle.rings[priority].keys() >= set(pair):
+            if not self.oracle.lines[priority].keys() >= set(pair):
                 del self.leads[key]
 
-    def enter(self, method, tenant, cost, priority):
-        expected = outcome(getattr(self.oracle, method), tenant, cost, priority=priority)
-        actual = outcome(getattr(self.queue, method), tenant, cost, priority=priority)
+    def enter(self, method, tenant, cost, priority, size):
+        options = {"priority": priority, "size": size}
+        expected = outcome(getattr(self.oracle, method), tenant, cost, **options)
+        actual = outcome(getattr(self.queue, method), tenant, cost, **options)
         assert expected[0] == actual[0]
         if expected[0] == "raised":
             assert expected == actual
@@ -155,10 +244,38 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     def check_turns(self, popped):
         _twin, served, priority = self.twins[popped]
-        for other in self.oracle.rings[priority].keys() - {served}:
+        if not self.in_rounds or popped in self.retried:
+            return
+        for other in self.oracle.lines[priority].keys() - {served}:
             self.leads[priority, served, other] += 1
             self.leads[priority, other, served] -= 1
             assert self.leads[priority, served, other] <= 1
+
+    def check_displaced(self, tenant, priority):
+        before = {name: self.oracle.waiting(name) for name in NAMES}
+        expected = self.oracle.displace(tenant, priority=priority)
+        actual = self.queue.displace(tenant, priority=priority)
+        if actual is None:
+            assert expected is None
+            return
+        twin, victim, victim_priority = self.twins[actual]
+        assert actual not in self.retried
+        assert victim_priority > priority or (
+            victim_priority == priority and before[victim] >= before[tenant] + self.oracle.slack
+        )
+        assert expected == twin
+
+    def check_counters(self, method, tenant, amount):
+        """Only a refund makes a counter fall, of those in line."""
+        before = {name: self.queue.counter(name) for name in self.oracle.in_line()}
+        getattr(self.oracle, method)(tenant, amount)
+        getattr(self.queue, method)(tenant, amount)
+        for name, counter in before.items():
+            assert counter <= self.queue.counter(name) or (method, name) == ("refund", tenant)
+
+    def twin_of(self, actual):
+        kind, value = actual
+        return (kind, self.twins[value][0]) if kind == "returned" else actual
 
 
 def outcome(call, *arguments, **options):

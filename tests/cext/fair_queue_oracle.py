@@ -2,71 +2,276 @@
 
 import copy
 import math
+from dataclasses import dataclass
 
 from fairlead._cext.fairqueue import Full, Statistics
 
 CLASSES = 8
+CREDIT_AT_MOST = 4.0
+ONE_POP = 1 - 1e-9
+
+
+@dataclass
+class Entry:
+    tenant: str | int
+    cost: float
+    priority: int
+    size: int
+    retried: bool
+    passed: int = 0
 
 
 class FairQueueOracle:
-    """The interface of `FairQueue`; its handles are 0, 1, 2, …"""
+    """The interface of `FairQueue`; its handles are 0, 1, 2, …
 
-    def __init__(self, *, capacity):
-        if capacity < 0:
-            raise ValueError("capacity")
-        self.capacity = capacity
-        # One ring a class: tenant -> handles in its line. A dict is in the order of insertion, so its
-        # first tenant is the one whose turn it is, and one that was served goes to the back.
-        self.rings = [{} for _ in range(CLASSES)]
-        # One a class: the tenants that the round has served, whether they still have a line or not.
-        self.served = [set() for _ in range(CLASSES)]
-        self.entries = {}  # handle -> (tenant, cost, priority)
-        self.pushed = self.popped = self.discarded = self.refused = 0
+    It remembers as many tenants as there are, where the kernel remembers the 2048 that matter most.
+    """
 
-    def push(self, tenant, cost=1.0, *, priority=1):
-        check_arguments(tenant, cost, priority)
+    def __init__(self, *, capacity, fairness="roundRobin", min_share=0.0, bypass=8, slack=2):
+        check(capacity >= 0 and fairness in ("roundRobin", "tokens"))
+        check(0 <= min_share < 1 and 0 <= bypass <= 255 and slack >= 1)
+        self.capacity, self.min_share, self.bypass, self.slack = capacity, min_share, bypass, slack
+        self.by_tokens = fairness == "tokens"
+        self.entries = {}  # handle -> Entry
+        self.pushed = self.popped = self.discarded = self.refused = self.displaced = 0
+        self.weights = {}
+        self.begin()
+
+    def begin(self):
+        # One of each a class. The line of a tenant is its handles but for the retried. A dict is in the order
+        # of insertion, so under round robin its first tenant is the one whose turn it is.
+        self.lines = [{} for _ in range(CLASSES)]
+        self.retried = [[] for _ in range(CLASSES)]
+        self.credits = [0.0] * CLASSES
+        self.served = [set() for _ in range(CLASSES)]  # by this round, whether they still have a line or not
+        # Of each tenant, as far as it is known.
+        self.counters, self.lifts, self.turns = {}, {}, {}
+        self.joined = {}  # (tenant, priority) -> when its line began
+        self.moment = 0
+        self.floor = 0.0
+
+    # Coming
+
+    def push(self, tenant, cost=1.0, *, priority=1, size=0):
+        check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
             self.refused += 1
             raise Full
-        handle = self.new_entry(tenant, cost, priority)
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=False))
         self.line(tenant, priority).append(handle)
         return handle
 
-    def push_front(self, tenant, cost=1.0, *, priority=1):
-        check_arguments(tenant, cost, priority)
-        handle = self.new_entry(tenant, cost, priority)
-        self.line(tenant, priority).insert(0, handle)
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
+        check_arguments(tenant, cost, priority, size)
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=True))
+        self.retried[priority].insert(0, handle)
         return handle
 
-    def pop(self):
-        for ring, served in zip(self.rings, self.served, strict=True):
-            for tenant, line in ring.items():
-                if tenant in served:  # and so all behind it: a new round
-                    served.clear()
-                served.add(tenant)
-                handle = line.pop(0)
-                del self.entries[handle]
-                self.popped += 1
-                self.turn(ring, tenant)
+    def new_entry(self, entry):
+        handle = self.pushed
+        self.entries[handle] = entry
+        self.pushed += 1
+        return handle
+
+    def line(self, tenant, priority):
+        if tenant not in self.lines[priority]:
+            self.join(tenant, priority)
+        return self.lines[priority][tenant]
+
+    def join(self, tenant, priority):
+        if tenant not in self.in_line():
+            self.lift(tenant)
+        self.moment += 1
+        self.joined[tenant, priority] = self.moment
+        lines, served = self.lines[priority], self.served[priority]
+        lines[tenant] = []
+        order = sorted(lines, key=lambda member: member in served)  # a stable sort: the served stay behind
+        self.lines[priority] = {member: lines[member] for member in order}
+
+    def lift(self, tenant):
+        self.lifts[tenant] = self.level()
+        self.counters[tenant] = max(self.counters.get(tenant, 0.0), self.level())
+
+    # Leaving
+
+    def pop(self, fits=None):
+        head = None
+        for handle in self.order():
+            answer = fits(handle) if fits else True
+            if answer:
+                if head is not None:
+                    self.entries[head].passed += 1
+                self.serve(handle)
                 return handle
-        raise IndexError("empty")
+            if answer is False and head is None:
+                head = handle
+                if self.entries[head].passed >= self.bypass:
+                    raise IndexError("passed often enough")
+        raise IndexError("nothing may leave now")
+
+    def pop_many(self, max_count, memory_budget):
+        check(max_count >= 0 and memory_budget >= 0)
+        sizes = {handle: entry.size for handle, entry in self.entries.items()}
+        handles, taken = [], 0
+        while len(handles) < max_count:
+            left = memory_budget - taken
+            try:
+                handle = self.pop(lambda handle: sizes[handle] <= left)  # noqa: B023  (asked at once)
+            except IndexError:
+                break
+            taken += sizes[handle]
+            handles.append(handle)
+        return handles
+
+    def serve(self, handle):
+        entry = self.entries[handle]
+        self.accrue(entry.priority)
+        before = self.counters.get(entry.tenant, 0.0)
+        if not entry.retried:
+            self.add(entry.tenant, entry.cost)  # before it may leave the line, and be lifted
+        self.leave(handle)
+        if not self.in_line() and not entry.retried:
+            self.floor = before
+        self.popped += 1
+        if not entry.retried:
+            self.take_turn(entry)
+        self.forget_idle(entry.tenant)
+
+    def take_turn(self, entry):
+        served, lines = self.served[entry.priority], self.lines[entry.priority]
+        if entry.tenant in served:  # a second turn in a round: it is the next round
+            served.clear()
+        served.add(entry.tenant)
+        if entry.tenant in lines:
+            lines[entry.tenant] = lines.pop(entry.tenant)
+        self.moment += 1
+        self.turns[entry.tenant] = self.moment
 
     def discard(self, handle):
         if handle not in self.entries:
             return False
-        tenant, _cost, priority = self.entries.pop(handle)
-        line = self.rings[priority][tenant]
-        line.remove(handle)
-        if not line:
-            del self.rings[priority][tenant]
+        tenant = self.tenant(handle)
+        self.leave(handle)
+        self.forget_idle(tenant)
         self.discarded += 1
         return True
 
+    def displace(self, tenant, *, priority=1):
+        check_arguments(tenant, priority=priority)
+        for other in reversed(range(priority, CLASSES)):
+            order = self.tenants_in_order(other)
+            if not order:
+                continue
+            longest = max(reversed(order), key=lambda member: len(self.lines[other][member]))
+            line = self.lines[other][longest]
+            if other > priority or len(line) >= self.waiting(tenant) + self.slack:
+                handle = line[-1]
+                self.leave(handle)
+                self.forget_idle(longest)
+                self.displaced += 1
+                return handle
+        return None
+
+    def leave(self, handle):
+        entry = self.entries.pop(handle)
+        if entry.retried:
+            self.retried[entry.priority].remove(handle)
+        else:
+            line = self.lines[entry.priority][entry.tenant]
+            line.remove(handle)
+            if not line:
+                del self.lines[entry.priority][entry.tenant]
+            if not self.in_line():
+                self.floor = self.counters[entry.tenant]
+        if all(other.priority != entry.priority for other in self.entries.values()):
+            self.credits[entry.priority] = 0.0
+
     def clear(self):
-        for handle in list(self.entries):
-            self.discard(handle)
-        for served in self.served:
-            served.clear()
+        self.discarded += len(self.entries)
+        self.entries.clear()
+        self.begin()
+
+    # The order of leaving
+
+    def order(self):
+        urgent = self.class_next()
+        for priority in sorted(range(CLASSES), key=lambda priority: (priority != urgent, priority)):
+            yield from list(self.retried[priority])
+            for tenant in self.tenants_in_order(priority):
+                yield from list(self.lines[priority][tenant])
+
+    def tenants_in_order(self, priority):
+        if not self.by_tokens:
+            return list(self.lines[priority])
+        return sorted(
+            self.lines[priority],
+            key=lambda tenant: (
+                self.counters[tenant],
+                self.turns.get(tenant, 0),
+                self.joined[tenant, priority],
+            ),
+        )
+
+    def classes_waiting(self):
+        return sorted({entry.priority for entry in self.entries.values()})
+
+    def class_next(self):
+        classes = self.classes_waiting()
+        owed = [priority for priority in classes[1:] if self.credits[priority] >= ONE_POP]
+        return max(owed, key=lambda priority: self.credits[priority], default=min(classes, default=None))
+
+    def accrue(self, popped):
+        for priority in self.classes_waiting()[1:]:
+            self.credits[priority] = min(self.credits[priority] + self.min_share, CREDIT_AT_MOST)
+        self.credits[popped] = max(self.credits[popped] - 1, 0.0)
+
+    # Counters
+
+    def charge(self, tenant, cost):
+        check_arguments(tenant, cost)
+        self.add(tenant, cost)
+        self.forget_idle(tenant)
+
+    def refund(self, tenant, cost):
+        check_arguments(tenant, cost)
+        if self.by_tokens and tenant in self.counters:
+            least = self.lifts[tenant] if tenant in self.in_line() else self.level()
+            self.counters[tenant] = max(self.counter(tenant) - cost / self.weight(tenant), least)
+            self.forget_idle(tenant)
+
+    def counter(self, tenant):
+        check_arguments(tenant)
+        own = self.counters.get(tenant, 0.0)
+        return own if tenant in self.in_line() else max(own, self.level())
+
+    def set_weight(self, tenant, weight):
+        check_arguments(tenant, weight)
+        check(weight > 0)
+        self.weights[tenant] = weight
+
+    def weight(self, tenant):
+        return self.weights.get(tenant, 1.0)
+
+    def add(self, tenant, cost):
+        if self.by_tokens:
+            self.counters[tenant] = min(self.counter(tenant) + cost / self.weight(tenant), 1e300)
+
+    def level(self):
+        return min((self.counters[tenant] for tenant in self.in_line()), default=self.floor)
+
+    def in_line(self):
+        return {tenant for lines in self.lines for tenant in lines}
+
+    def forget_idle(self, changed):
+        waiting = {entry.tenant for entry in self.entries.values()}
+        if changed in waiting:
+            return
+        for tenant in self.counters.keys() - waiting:
+            if (self.counters[tenant], self.turns.get(tenant, 0)) <= (self.level(), 0):
+                self.counters.pop(tenant)
+                self.turns.pop(tenant, None)
+
+    # Questions
 
     def position(self, handle):
         if handle not in self.entries:
@@ -78,24 +283,31 @@ class FairQueueOracle:
         return position
 
     def tenant(self, handle):
-        return self.entries[handle][0]
+        return self.entries[handle].tenant
 
     def cost(self, handle):
-        return self.entries[handle][1]
+        return self.entries[handle].cost
+
+    def size(self, handle):
+        return self.entries[handle].size
+
+    def priority(self, handle):
+        return self.entries[handle].priority
 
     def waiting(self, tenant):
         check_arguments(tenant)
-        return sum(owner == tenant for owner, _cost, _priority in self.entries.values())
+        return sum(entry.tenant == tenant for entry in self.entries.values())
 
     def statistics(self):
         return Statistics(
             length=len(self),
             capacity=self.capacity,
-            tenants=len({tenant for tenant, _cost, _priority in self.entries.values()}),
+            tenants=len({entry.tenant for entry in self.entries.values()}),
             pushed=self.pushed,
             popped=self.popped,
             discarded=self.discarded,
             refused=self.refused,
+            displaced=self.displaced,
         )
 
     def __len__(self):
@@ -104,30 +316,15 @@ class FairQueueOracle:
     def __contains__(self, handle):
         return handle in self.entries
 
-    def new_entry(self, tenant, cost, priority):
-        handle = self.pushed
-        self.entries[handle] = (tenant, cost, priority)
-        self.pushed += 1
-        return handle
 
-    def line(self, tenant, priority):
-        ring, served = self.rings[priority], self.served[priority]
-        if tenant not in ring:
-            ring[tenant] = []
-            order = sorted(ring, key=lambda member: member in served)  # a stable sort: the served stay behind
-            self.rings[priority] = {member: ring[member] for member in order}
-        return self.rings[priority][tenant]
-
-    def turn(self, ring, tenant):
-        line = ring.pop(tenant)
-        if line:
-            ring[tenant] = line
+def check(condition):
+    if not condition:
+        raise ValueError
 
 
-def check_arguments(tenant, cost=1.0, priority=1):
+def check_arguments(tenant, cost=1.0, priority=1, size=0):
     if type(tenant) not in (str, int):
         raise TypeError("tenant")
-    if not isinstance(cost, (int, float)) or not isinstance(priority, int):
-        raise TypeError("cost or priority")
-    if not (math.isfinite(cost) and cost >= 0 and 0 <= priority < CLASSES):
-        raise ValueError("cost or priority")
+    if not isinstance(cost, (int, float)) or not isinstance(priority, int) or not isinstance(size, int):
+        raise TypeError("cost, priority or size")
+    check(math.isfinite(cost) and cost >= 0 and 0 <= priority < CLASSES and 0 <= size < 2**48)

@@ -10,7 +10,9 @@ from fairlead._cext.fairqueue import FairQueue, Full
 
 
 def run_machine(new_queue, **changes):
-    machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), {"new_queue": new_queue})
+    always = getattr(new_queue, "shows_with", {})
+    attributes = {"new_queue": new_queue, "always": always}
+    machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
 
@@ -20,71 +22,112 @@ def test_the_kernel_lives_as_the_oracle_does():
 
 def test_the_oracle_agrees_with_itself():
     """Or the mutants below could be failing for a fault of the machine."""
-    run_machine(FairQueueOracle, max_examples=100)
+    run_machine(FairQueueOracle, max_examples=50)
+
+
+# Lines and turns -----------------------------------------------------------------------------------
 
 
 class LastInFirstOut(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1):
-        handle = super().push(tenant, cost, priority=priority)
-        line = self.rings[priority][tenant]
+    def push(self, tenant, cost=1.0, *, priority=1, size=0):
+        handle = super().push(tenant, cost, priority=priority, size=size)
+        line = self.lines[priority][tenant]
         line.insert(0, line.pop())
         return handle
 
 
-class RetryGoesToTheEnd(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1):
-        handle = super().push_front(tenant, cost, priority=priority)
-        line = self.rings[priority][tenant]
-        line.append(line.pop(0))
-        return handle
-
-
-class RetryIsRefused(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1):
-        check_arguments(tenant, cost, priority)
-        if len(self) >= self.capacity:
-            raise Full
-        return super().push_front(tenant, cost, priority=priority)
-
-
 class ServedTenantStaysInFront(FairQueueOracle):
-    def turn(self, ring, tenant):
-        if not ring[tenant]:
-            del ring[tenant]
+    def take_turn(self, entry):
+        before = self.lines[entry.priority].copy()
+        super().take_turn(entry)
+        after = self.lines[entry.priority]
+        self.lines[entry.priority] = {tenant: after[tenant] for tenant in before}
 
 
 class ReturningTenantGoesToTheFront(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1):
-        handle = super().push(tenant, cost, priority=priority)
-        ring = self.rings[priority]
-        if len(ring[tenant]) == 1:
-            self.rings[priority] = {tenant: ring.pop(tenant)} | ring
-        return handle
+    def join(self, tenant, priority):
+        super().join(tenant, priority)
+        lines = self.lines[priority]
+        self.lines[priority] = {tenant: lines.pop(tenant)} | lines
+
+
+class RoundsNeverEnd(FairQueueOracle):
+    shows_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
+
+    def take_turn(self, entry):
+        served = self.served[entry.priority].copy()
+        super().take_turn(entry)
+        self.served[entry.priority] |= served
+
+
+class DiscardCountsAsATurn(FairQueueOracle):
+    shows_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
+
+    def discard(self, handle):
+        entry = self.entries.get(handle)
+        discarded = super().discard(handle)
+        if discarded and entry.tenant in self.lines[entry.priority]:
+            self.take_turn(entry)
+        return discarded
+
+
+class PositionIsOrderOfArrival(FairQueueOracle):
+    def position(self, handle):
+        if handle not in self.entries:
+            raise KeyError(handle)
+        return sorted(self.entries).index(handle)
+
+
+# Classes -------------------------------------------------------------------------------------------
 
 
 class LowestClassFirst(FairQueueOracle):
-    def pop(self):
-        self.rings.reverse()
-        try:
-            return super().pop()
-        finally:
-            self.rings.reverse()
+    def class_next(self):
+        return max(self.classes_waiting(), default=None)
+
+
+class SharesAreForgotten(FairQueueOracle):
+    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+
+    def class_next(self):
+        return min(self.classes_waiting(), default=None)
+
+
+class CreditIsNotSpent(FairQueueOracle):
+    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+
+    def accrue(self, popped):
+        before = self.credits[popped]
+        super().accrue(popped)
+        self.credits[popped] = max(self.credits[popped], before)
+
+
+class CreditOutlastsTheWait(FairQueueOracle):
+    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+
+    def leave(self, handle):
+        before = self.credits.copy()
+        super().leave(handle)
+        self.credits = before
+
+
+# Capacity, handles, displacement -------------------------------------------------------------------
 
 
 class OneMoreThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1):
+    def push(self, tenant, cost=1.0, *, priority=1, size=0):
         self.capacity += 1
         try:
-            return super().push(tenant, cost, priority=priority)
+            return super().push(tenant, cost, priority=priority, size=size)
         finally:
             self.capacity -= 1
 
 
 class OneLessThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1):
+    def push(self, tenant, cost=1.0, *, priority=1, size=0):
         self.capacity -= 1
         try:
-            return super().push(tenant, cost, priority=priority)
+            return super().push(tenant, cost, priority=priority, size=size)
         finally:
             self.capacity += 1
 
@@ -92,17 +135,6 @@ class OneLessThanCapacity(FairQueueOracle):
 class DiscardRemovesNothing(FairQueueOracle):
     def discard(self, handle):
         return handle in self.entries
-
-
-class DiscardCountsAsATurn(FairQueueOracle):
-    def discard(self, handle):
-        if handle not in self.entries:
-            return False
-        tenant, _cost, priority = self.entries[handle]
-        super().discard(handle)
-        if tenant in self.rings[priority]:
-            self.turn(self.rings[priority], tenant)
-        return True
 
 
 class StaleHandleHitsAnother(FairQueueOracle):
@@ -113,29 +145,179 @@ class StaleHandleHitsAnother(FairQueueOracle):
 
 
 class HandleIsUsedAgain(FairQueueOracle):
-    def new_entry(self, tenant, cost, priority):
-        super().new_entry(tenant, cost, priority)
+    def new_entry(self, entry):
+        super().new_entry(entry)
         handle = len(self.entries) - 1
         self.entries[handle] = self.entries.pop(self.pushed - 1)
         return handle
 
 
-class PositionIsOrderOfArrival(FairQueueOracle):
-    def position(self, handle):
-        if handle not in self.entries:
-            raise KeyError(handle)
-        return sorted(self.entries).index(handle)
+class DisplacesWithoutSlack(FairQueueOracle):
+    shows_with = {"capacity": 6}  # noqa: RUF012
+
+    def displace(self, tenant, *, priority=1):
+        self.slack -= 1
+        try:
+            return super().displace(tenant, priority=priority)
+        finally:
+            self.slack += 1
 
 
-class RefusalLeavesTheTenantBehind(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1):
+class DisplacesAHigherClass(FairQueueOracle):
+    shows_with = {"capacity": 6}  # noqa: RUF012
+
+    def displace(self, tenant, *, priority=1):
+        return super().displace(tenant, priority=max(priority - 1, 0))
+
+
+class DisplacesTheOldest(FairQueueOracle):
+    shows_with = {"capacity": 6}  # noqa: RUF012
+
+    def displace(self, tenant, *, priority=1):
+        self.turn_lines_round()
+        try:
+            return super().displace(tenant, priority=priority)
+        finally:
+            self.turn_lines_round()
+
+    def turn_lines_round(self):
+        for line in [line for lines in self.lines for line in lines.values()]:
+            line.reverse()
+
+
+# Retries -------------------------------------------------------------------------------------------
+
+
+class RetryGoesToTheEnd(FairQueueOracle):
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
+        handle = super().push_front(tenant, cost, priority=priority, size=size)
+        line = self.retried[priority]
+        line.append(line.pop(0))
+        return handle
+
+
+class RetryIsRefused(FairQueueOracle):
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
+        check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
-            self.rings[priority].setdefault(tenant, [])
-        return super().push(tenant, cost, priority=priority)
+            raise Full
+        return super().push_front(tenant, cost, priority=priority, size=size)
 
 
-@pytest.mark.parametrize("mutant", FairQueueOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+class RetryIsChargedAgain(FairQueueOracle):
+    def serve(self, handle):
+        entry = self.entries[handle]
+        super().serve(handle)
+        if entry.retried:
+            self.add(entry.tenant, entry.cost)
+
+
+class RetryTakesATurn(FairQueueOracle):
+    def serve(self, handle):
+        entry = self.entries[handle]
+        super().serve(handle)
+        if entry.retried and not self.by_tokens:
+            self.take_turn(entry)
+
+
+# Bypass and budget ---------------------------------------------------------------------------------
+
+
+class BypassHasNoBound(FairQueueOracle):
+    def pop(self, fits=None):
+        self.bypass = 10**9
+        return super().pop(fits)
+
+
+class BypassIsOneTooMany(FairQueueOracle):
+    def pop(self, fits=None):
+        self.bypass += 1
+        try:
+            return super().pop(fits)
+        finally:
+            self.bypass -= 1
+
+
+class SkippedIsPassed(FairQueueOracle):
+    shows_with = {"bypass": 1, "capacity": 1000}  # noqa: RUF012
+
+    def pop(self, fits=None):
+        return super().pop(fits and (lambda handle: bool(fits(handle))))
+
+
+class OnlyTheFirstOfALineIsAsked(FairQueueOracle):
+    def order(self):
+        lines = [line for lines in self.lines for line in lines.values()]
+        yield from (handle for handle in super().order() if all(handle not in line[1:] for line in lines))
+
+
+class BudgetIsForEach(FairQueueOracle):
+    def pop_many(self, max_count, memory_budget):
+        return [
+            handle for _ in range(max_count) for handle in super(type(self), self).pop_many(1, memory_budget)
+        ]
+
+
+# Tokens --------------------------------------------------------------------------------------------
+
+
+class NobodyIsLifted(FairQueueOracle):
+    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+
+    def lift(self, tenant):
+        self.lifts[tenant] = self.level()
+        self.counters.setdefault(tenant, 0.0)
+
+
+class LiftForgetsWhatWasUsed(FairQueueOracle):
+    def lift(self, tenant):
+        self.lifts[tenant] = self.counters[tenant] = self.level()
+
+
+class TheLastFloorIsForgotten(FairQueueOracle):
+    def leave(self, handle):
+        super().leave(handle)
+        self.floor = 0.0
+
+
+class TiesGoToTheFirstThatCame(FairQueueOracle):
+    def take_turn(self, entry):
+        super().take_turn(entry)
+        self.turns[entry.tenant] = 1
+
+
+class RefundGoesBelowTheLift(FairQueueOracle):
+    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+
+    def lift(self, tenant):
+        super().lift(tenant)
+        self.lifts[tenant] = 0.0
+
+
+class RefundDoesNothing(FairQueueOracle):
+    def refund(self, tenant, cost):
+        check_arguments(tenant, cost)
+
+
+class RefundIgnoresTheWeight(FairQueueOracle):
+    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+
+    def refund(self, tenant, cost):
+        super().refund(tenant, cost * self.weight(tenant))
+
+
+class ChargeIgnoresTheWeight(FairQueueOracle):
+    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+
+    def add(self, tenant, cost):
+        super().add(tenant, cost * self.weight(tenant))
+
+
+MUTANTS = FairQueueOracle.__subclasses__()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_queue_is_found_out(mutant):
     with pytest.raises(AssertionError):
         # That there is a failure is enough; how small it could be is not asked.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False)
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=600)

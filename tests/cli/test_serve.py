@@ -69,7 +69,7 @@ def test_every_option_reaches_the_configuration(app, model):
         "--host localhost --port 9 --api-key sk-1 --api-key ana=sk-2 --served-model-name tiny "
         "--device cuda:1 --dtype bfloat16 --slots 4 --max-batch 3 --max-batched-tokens 5 --max-model-len 6 "
         "--kv-cache-memory-mb 7 --threads 2 --queue-capacity 0 --queue-timeout 1.5 --request-timeout 2.5 "
-        "--log-json"
+        "--fairness tokens --estimate quantile --keep-alive 0 --log-json"
     )
     expected = Config(
         models=(
@@ -89,7 +89,9 @@ def test_every_option_reaches_the_configuration(app, model):
         host="localhost",
         port=9,
         api_keys=(ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")),
-        queue=QueueConfig(capacity=0, timeout_s=1.5),
+        queue=QueueConfig(
+            capacity=0, timeout_s=1.5, fairness="tokens", estimate="quantile", keep_alive_s=0.0
+        ),
         request_timeout_s=2.5,
         log_json=True,
     )
@@ -132,6 +134,11 @@ def test_the_padding_of_a_base64_key_is_not_taken_for_a_user(app, model):
         ("--queue-capacity -1", "--queue-capacity"),
         ("--queue-timeout 0", "--queue-timeout"),
         ("--queue-timeout nan", "--queue-timeout"),
+        ("--keep-alive -1", "--keep-alive"),
+        ("--keep-alive nan", "--keep-alive"),
+        ("--keep-alive inf", "--keep-alive"),
+        ("--fairness lottery", "--fairness"),
+        ("--estimate guess", "--estimate"),
         ("--request-timeout inf", "--request-timeout"),
         ("--api-key same --api-key ana=same", "--api-key"),
         ("--api-key=", "--api-key"),

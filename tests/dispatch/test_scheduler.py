@@ -1,65 +1,10 @@
-"""The scheduler as a pure state machine, driven by events against recorded effects."""
+"""The scheduler as a pure state machine: its events, one situation at a time, against recorded effects."""
 
-from collections import Counter, deque
-from contextlib import AbstractAsyncContextManager
-from random import Random
+from collections import Counter
 
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-from fairlead.dispatch.scheduler import Scheduler, Ticket, TicketState
-from fairlead.errors import Draining, FairleadError, InvalidRequest, LoadFailed, QueueFull
-from fairlead.job import Job, Sampling
-from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.node import NodeLimits
-
-MODEL = "m"
-
-
-class FakeNode:
-    def __init__(self, id: str = "node") -> None:  # noqa: A002
-        self.id = id
-        self.models = frozenset({MODEL})
-
-    def generate(self, job: Job) -> AbstractAsyncContextManager[Deltas]:
-        raise AssertionError("the scheduler never generates")
-
-
-class RecordedEffects:
-    def __init__(self) -> None:
-        self.granted: list[Ticket] = []
-        self.refused: dict[Ticket, FairleadError] = {}
-
-    def grant(self, ticket: Ticket) -> None:
-        self.granted.append(ticket)
-
-    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        assert ticket not in self.refused
-        self.refused[ticket] = error
-
-
-def job(tenant: str = "A", *, prompt: int = 3) -> Job:
-    return Job(
-        id="r", tenant=tenant, model=MODEL, prompts=(list(range(prompt)),), sampling=Sampling(max_tokens=1)
-    )
-
-
-def limits(seats: int, *, longest: int = 100) -> NodeLimits:
-    return NodeLimits(seats=seats, max_model_len=longest)
-
-
-def scheduler(capacity: int = 100) -> tuple[Scheduler, RecordedEffects]:
-    effects = RecordedEffects()
-    return Scheduler(effects, capacity=capacity, random=Random(0)), effects
-
-
-def submit(to: Scheduler, *jobs: Job) -> list[Ticket]:
-    tickets = [Ticket(each) for each in jobs]
-    for ticket in tickets:
-        to.submit(ticket)
-    return tickets
+from dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from fairlead.dispatch.ticket import TicketState
+from fairlead.errors import Displaced, Draining, InvalidRequest, LoadFailed, NoQueue, QueueFull, QueueTimeout
 
 
 def test_two_tenants_with_five_jobs_and_two_are_served_a_b_a_b_a_a_a():
@@ -190,123 +135,139 @@ def test_draining_refuses_who_waits_and_who_comes_and_lets_the_running_finish():
     assert 0 == subject.statistics().running
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random events; the counts and the order are held against a plain model of the rules."""
-
-    CAPACITY = 5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.subject, self.effects = scheduler(self.CAPACITY)
-        self.tickets: list[Ticket] = []
-        self.nodes = [FakeNode("one"), FakeNode("two")]
-        self.up: dict[str, int] = {}
-        self.held: dict[Ticket, str] = {}
-        self.lines: dict[str, deque[Ticket]] = {}
-        self.seen_grants = 0
-        self.left: set[Ticket] = set()
-
-    def settle(self) -> None:
-        """Take in new grants; each must be the oldest of its tenant, and come while a seat was free."""
-        for ticket in self.effects.granted[self.seen_grants :]:
-            line = self.lines[ticket.job.tenant]
-            assert line.popleft() is ticket, "FIFO within a tenant"
-            assert ticket.place is not None
-            self.held[ticket] = ticket.place.node.id
-        self.seen_grants = len(self.effects.granted)
-
-    @rule(tenant=st.sampled_from("ABC"), prompt=st.sampled_from([1, 9, 10, 50]))
-    def submit(self, tenant: str, prompt: int) -> None:
-        ticket = Ticket(job(tenant, prompt=prompt))
-        line = self.lines.setdefault(tenant, deque())
-        line.append(ticket)
-        self.subject.submit(ticket)
-        self.tickets.append(ticket)
-        if ticket in self.effects.refused:
-            line.remove(ticket)
-        self.settle()
-
-    @precondition(lambda self: self.tickets)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(self.tickets))
-        if ticket.state is TicketState.QUEUED:
-            self.lines[ticket.job.tenant].remove(ticket)
-        self.held.pop(ticket, None)
-        self.left.add(ticket)
-        self.subject.leave(ticket)
-        self.settle()
-
-    @rule(number=st.integers(0, 1), seats=st.integers(1, 3))
-    def node_up(self, number: int, seats: int) -> None:
-        node = self.nodes[number]
-        self.lose(node.id)
-        self.up[node.id] = seats
-        self.subject.node_up(node, limits(seats, longest=10))
-        for line in self.lines.values():
-            for ticket in [each for each in line if each in self.effects.refused]:
-                line.remove(ticket)
-        self.settle()
-
-    @rule(number=st.integers(0, 1))
-    def node_down(self, number: int) -> None:
-        self.lose(self.nodes[number].id)
-        self.up.pop(self.nodes[number].id, None)
-        self.subject.node_down(self.nodes[number])
-        self.settle()
-
-    def lose(self, id: str) -> None:  # noqa: A002
-        for ticket in [ticket for ticket, node in self.held.items() if node == id]:
-            del self.held[ticket]
-
-    @invariant()
-    def counts_agree(self) -> None:
-        statistics = self.subject.statistics()
-        waiting = sum(map(len, self.lines.values()))
-        assert waiting == statistics.waiting
-        assert len(self.held) == statistics.running
-        assert sum(self.up.values()) == statistics.seats
-        assert waiting <= self.CAPACITY
-
-    @invariant()
-    def a_free_seat_means_nobody_waits(self) -> None:
-        if len(self.held) < sum(self.up.values()):
-            assert not any(self.lines.values())
-
-    @invariant()
-    def every_ticket_has_at_most_one_end(self) -> None:
-        assert not set(self.effects.refused) & set(self.effects.granted)
-        assert len(self.effects.granted) == len(set(self.effects.granted))
+def test_a_flood_does_not_keep_the_others_out_of_a_full_queue():
+    subject, effects = scheduler(capacity=4)
+    flood = submit(subject, *map(job, "AAAA"))
+    (newcomer,) = submit(subject, job("B"))
+    assert [flood[3]] == list(effects.refused)
+    assert isinstance(effects.refused[flood[3]], Displaced)
+    assert TicketState.QUEUED is newcomer.state
+    assert 4 == subject.statistics().waiting
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_nobody_is_displaced_for_a_tenant_with_nearly_as_many():
+    subject, effects = scheduler(capacity=3)
+    submit(subject, *map(job, "AAB"))
+    (newcomer,) = submit(subject, job("B"))
+    assert [newcomer] == list(effects.refused)
+    assert isinstance(effects.refused[newcomer], QueueFull)
 
 
-def test_the_machine_catches_a_scheduler_that_forgets_to_pump(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Scheduler, "_pump", lambda _self: None)
-    with pytest.raises(AssertionError):
-        run_machine()
+def test_a_lower_class_is_displaced_first():
+    subject, effects = scheduler(capacity=4)
+    *_, low, _high = submit(subject, job("A"), job("A"), job("C", priority=2), job("A"))
+    submit(subject, job("B"))
+    assert [low] == list(effects.refused)
 
 
-def test_the_machine_catches_a_scheduler_that_gives_one_seat_twice(monkeypatch: pytest.MonkeyPatch):
-    leave = Scheduler.leave
-
-    def leave_twice(self: Scheduler, ticket: Ticket) -> None:
-        if ticket.state is TicketState.GRANTED and ticket.place is not None:
-            ticket.place.busy -= 1
-        leave(self, ticket)
-
-    monkeypatch.setattr(Scheduler, "leave", leave_twice)
-    with pytest.raises(AssertionError):
-        run_machine()
+def test_higher_classes_go_first_and_min_share_lets_the_lower_ones_through():
+    for min_share, expected in ((0.0, "0000000022"), (0.25, "0000200020")):
+        subject, effects = scheduler(min_share=min_share)
+        submit(subject, *(job("A", priority=priority) for priority in (2, 2, *8 * (0,))))
+        subject.node_up(FakeNode(), limits(1))
+        for _ in range(10):
+            subject.leave(effects.granted[-1])
+        assert expected == "".join(str(ticket.job.priority) for ticket in effects.granted)
 
 
-def run_machine() -> None:
-    from hypothesis import Phase
-    from hypothesis.stateful import run_state_machine_as_test
+def test_who_does_not_want_to_wait_is_refused_only_when_it_would_have_to():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode(), limits(1))
+    seated, refused = submit(subject, job(no_queue=True), job(no_queue=True))
+    assert [seated] == effects.granted
+    assert isinstance(effects.refused[refused], NoQueue)
 
-    quick = settings(
-        max_examples=200, stateful_step_count=30, deadline=None, phases=[Phase.generate], database=None
-    )
-    run_state_machine_as_test(SchedulerMachine, settings=quick)
+
+def test_a_deadline_ends_a_wait_and_not_a_job_that_runs():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode(), limits(1))
+    running, waiting = submit(subject, job(), job())
+    for ticket in (running, waiting):
+        subject.deadline(ticket, QueueTimeout("late"))
+    assert [waiting] == list(effects.refused)
+    assert [] == effects.stopped
+
+
+def test_a_deadline_stops_a_stream_before_its_first_delta_and_not_after():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode(), limits(2))
+    silent, begun = submit(subject, job(stream=True), job(stream=True))
+    subject.first_delta(begun)
+    for ticket in (silent, begun):
+        subject.deadline(ticket, QueueTimeout("late"))
+    assert [silent] == effects.stopped
+
+
+def test_a_job_that_a_node_gives_back_goes_first_and_is_charged_once():
+    subject, effects = scheduler(fairness="tokens")
+    subject.node_up(FakeNode(), limits(1))
+    first, second = submit(subject, job("A", cost=5.0), job("A", cost=5.0))
+    subject.returned(first)
+    assert [first, first] == effects.granted
+    assert 2 == first.attempts
+    assert TicketState.QUEUED is second.state
+    assert 5.0 == subject._line.counter("A")
+
+
+def test_a_long_job_costs_its_tenant_the_turns_it_took():
+    subject, effects = scheduler(fairness="tokens")
+    subject.node_up(FakeNode(), limits(1))
+    submit(subject, *(job("A", cost=10.0) for _ in range(3)), *(job("B", cost=10.0) for _ in range(3)))
+    subject.finished(effects.granted[-1], cost=25.0)
+    for _ in range(5):
+        subject.finished(effects.granted[-1], cost=10.0)
+    assert "ABBABA" == "".join(ticket.job.tenant for ticket in effects.granted)
+
+
+def test_what_a_job_did_not_use_is_given_back():
+    subject, _effects = scheduler(fairness="tokens")
+    subject.node_up(FakeNode(), limits(1))
+    (running,) = submit(subject, job("A", cost=10.0))
+    subject.first_delta(running)
+    subject.charge(running, 4.0)
+    assert 10.0 == subject._line.counter("A")
+    subject.finished(running, cost=4.0)
+    assert 4.0 == subject._line.counter("A")
+
+
+def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode(), limits(2, cache_tokens=100))
+    holder, big = submit(subject, job("A", tokens=60), job("B", tokens=60))
+    small = submit(subject, *(job("C", tokens=10) for _ in range(12)))
+    for ticket in small[:8]:
+        assert TicketState.GRANTED is ticket.state
+        subject.leave(ticket)
+    assert [TicketState.QUEUED] * 5 == [big.state, *(ticket.state for ticket in small[8:])]
+    subject.leave(holder)
+    assert big in effects.granted
+
+
+def test_a_job_larger_than_the_whole_cache_runs_alone():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode(), limits(2, cache_tokens=100))
+    (huge,) = submit(subject, job(tokens=1000))
+    assert [huge] == effects.granted
+
+
+def test_fewer_seats_take_none_away_and_more_are_given_at_once():
+    subject, effects = scheduler()
+    node = FakeNode()
+    subject.node_up(node, limits(2))
+    first, second, third = submit(subject, job(), job(), job())
+    subject.seats_changed(node, limits(1))
+    subject.leave(first)
+    assert TicketState.QUEUED is third.state
+    subject.seats_changed(node, limits(2))
+    assert [first, second, third] == effects.granted
+
+
+def test_what_a_newcomer_is_told_does_not_disturb_who_waits():
+    subject, effects = scheduler()
+    submit(subject, *map(job, "AAB"))
+    assert ["A", "B", "A"] == [each.tenant for each in subject.foretell("m", "A", 1)]
+    assert ["A", "B"] == [each.tenant for each in subject.foretell("m", "C", 1)]
+    subject.node_up(FakeNode(), limits(1))
+    for _ in range(3):
+        subject.leave(effects.granted[-1])
+    assert "ABA" == "".join(ticket.job.tenant for ticket in effects.granted)

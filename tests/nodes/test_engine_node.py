@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.config import QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import Gateway
@@ -24,6 +24,7 @@ from fairlead.worker.wire import WorkerSpec
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
 MODEL = "m"
+_numbers = itertools.count()
 
 
 class Reports:
@@ -71,7 +72,9 @@ async def running(model: TextModel, reports: Reports, options: str = "") -> Asyn
 def job(tokens: int, *, n: int = 1, prompts: int = 1, stop: tuple[str, ...] = ()) -> Job:
     prompt = tuple(list(range(10, 20 + number)) for number in range(prompts))
     sampling = Sampling(max_tokens=tokens, seed=1)
-    return Job(id="r", tenant="A", model=MODEL, prompts=prompt, sampling=sampling, n=n, stop=stop)
+    return Job(
+        id=f"job {next(_numbers)}", tenant="A", model=MODEL, prompts=prompt, sampling=sampling, n=n, stop=stop
+    )
 
 
 async def whole(deltas: Deltas) -> dict[int, list[int]]:
@@ -128,8 +131,8 @@ async def test_a_dead_child_fails_its_jobs_and_comes_back(model: TextModel):
 
 
 async def test_the_seat_of_a_dead_child_is_given_to_nobody(model: TextModel):
-    dispatcher = Dispatcher(capacity=10)
-    gateway = Gateway(dispatcher, queue_timeout_s=60, request_timeout_s=60)
+    dispatcher = Dispatcher(QueueConfig(capacity=10))
+    gateway = Gateway(dispatcher, request_timeout_s=60)
     failures: list[str] = []
     done: list[int] = []
     streaming = trio.Event()

@@ -1,6 +1,6 @@
-"""Who calls: API keys, and the tenant that fairness is between. Knows no route and no queue.
+"""Who calls, and what that allows: API keys, tenants, priorities. Knows no route and no queue.
 
-The tenant is, in this order:
+The tenant, between whom there is fairness, is, in this order:
 
 1. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
    `safety_identifier`. It is written under the key's own identity, `portal/alice`, so that two trusted
@@ -17,8 +17,9 @@ from hmac import compare_digest
 
 from werkzeug.datastructures import Headers
 
-from fairlead.config import ApiKey
-from fairlead.errors import InvalidApiKey
+from fairlead.api.body import told
+from fairlead.config import ApiKey, QueueConfig
+from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest
 
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
@@ -60,9 +61,46 @@ def tenant_of(
     """Return the tenant, at most `MAX_TENANT_LENGTH` characters; the last two arguments are the body's."""
     named = headers.get(USER_HEADER) or user or safety_identifier
     if api_key is not None:
-        identity = api_key.user or f"key-{_digest(api_key.key.encode()).hex()[:16]}"
+        identity = api_key.user or owner_of(api_key)
         return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
     return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def owner_of(api_key: ApiKey | None) -> str:
+    """Return a key's own identity, which does not show it; empty without a key. Two keys never share one."""
+    return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
+
+
+def priority_of(api_key: ApiKey | None, asked: str | None, queue: QueueConfig) -> int:
+    """Return the class of priority for a job, an index into `queue.classes`; `asked` is its name.
+
+    Who asks for none gets the default class, or the highest one its key allows if that is lower. Without
+    keys everybody may ask for any. Raises `InvalidRequest` and `Forbidden`.
+    """
+    if api_key is None:
+        highest = 0
+    elif api_key.priority is None:
+        highest = queue.default_class
+    else:
+        highest = queue.classes.index(api_key.priority)
+    if not asked:
+        return max(queue.default_class, highest)
+    if asked not in queue.classes:
+        known = ", ".join(queue.classes)
+        raise InvalidRequest(f"priority: must be one of {known}, not {told(asked)}", param="priority")
+    priority = queue.classes.index(asked)
+    if priority < highest:
+        most = queue.classes[highest]
+        raise Forbidden(f"priority: this API key allows at most {most!r}, not {asked!r}", param="priority")
+    return priority
+
+
+def flag_of(headers: Headers, name: str) -> bool:
+    """Return whether a header that is 1 or absent is 1. Raises `InvalidRequest` for anything else."""
+    given = headers.get(name, "")
+    if given not in {"", "0", "1"}:
+        raise InvalidRequest(f"{name}: must be 1 or absent, not {told(given)}", param=name)
+    return bool(given == "1")
 
 
 def _presented_key(headers: Headers) -> str | None:

@@ -9,14 +9,14 @@ from fairlead.api.services import Services
 
 
 class Admin:
-    """`/health`, `/ready`, `/queue`, `/running`, `/version`."""
+    """`/health`, `/ready`, `/running`, `/version`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def add_to(self, app: Quart) -> None:
         """Register the routes."""
-        for name in ("health", "ready", "queue", "running", "version"):
+        for name in ("health", "ready", "running", "version"):
             app.add_url_rule(f"/{name}", view_func=getattr(self, name), methods=["GET"])
 
     async def health(self) -> Response:
@@ -28,10 +28,6 @@ class Admin:
         if self._services.ready():
             return json_response({"status": "ready"})
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
-
-    async def queue(self) -> Response:
-        """The queue's totals."""
-        return json_response(self._services.queue_statistics())
 
     async def running(self) -> Response:
         """The resident models."""

@@ -18,6 +18,7 @@ Body = TypeVar("Body")
 MAX_DIAGNOSED_BYTES = 64 * 1024
 # What a client wrote is not told back to it at any length.
 MAX_TOLD_CHARS = 200
+MAX_TOLD_NAME_CHARS = 100
 
 _PLACE = re.compile(r"(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
@@ -36,6 +37,11 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         raise InvalidRequest("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(body, error) from None
+
+
+def told(name: str) -> str:
+    """Return a name that a client sent as it can stand in a message to it."""
+    return repr(name if len(name) <= MAX_TOLD_NAME_CHARS else f"{name[:MAX_TOLD_NAME_CHARS]}…")
 
 
 def _misfit(message: str) -> InvalidRequest:

@@ -1,34 +1,54 @@
-"""What the routes of every dialect do with the current request: read, encode, have a job served."""
+"""What the routes of every dialect do with the current request: read, encode, have a job served.
+
+Request ids: a job is known by the `X-Request-Id` of its request, to its own client, to `cancel` and to the
+log. An id that a job in flight has already gets a suffix, and the answer's header says so.
+"""
 
 from collections.abc import Callable
+from collections.abc import Sequence as ReadOnlySequence
 from functools import partial
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import msgspec
+import structlog
 import trio
 from quart import Response, g, request
 
-from fairlead.api.access import tenant_of
+from fairlead.api import answers
+from fairlead.api.access import flag_of, owner_of, priority_of, tenant_of
 from fairlead.api.body import Body, parse
-from fairlead.api.exchange import FairleadRequest, read_body, unwrap
+from fairlead.api.exchange import FairleadRequest, read_body
+from fairlead.api.limits import Charge, Quotas
+from fairlead.api.pending import PendingAnswer
+from fairlead.api.schemas import Generation
 from fairlead.api.services import Answer, Services
-from fairlead.job import Job
+from fairlead.api.sse import EventStream, Writer, event_response
+from fairlead.errors import Cancelled, FairleadError, Forbidden, RequestTimeout
+from fairlead.job import Delta, Job, Sampling
+from fairlead.text.model import TextModel
 
 Encoded = TypeVar("Encoded")
 
 # From here on, tokenizing could hold up everybody's next token: it goes to a thread.
 LONG_BODY_BYTES = 20_000
 ENCODING_THREADS = 2
+MAX_REQUEST_ID_LENGTH = 128
+_SUFFIX_LENGTH = 8
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Edge:
-    """The routes' way to the services. Holds no state of a request: that is Quart's current request."""
+    """The routes' way to the services. What it keeps of a request is what must outlive the route."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
+        self.quotas = Quotas(services.config.api_keys)
         self._threads = trio.CapacityLimiter(ENCODING_THREADS)
+        self._in_flight: set[str] = set()
+
+    # What the request is -----------------------------------------------------------------------------
 
     async def read(self, decoder: msgspec.json.Decoder[Body]) -> Body:
         """Return the parsed body. Raises `InvalidRequest`, `BodyTooLarge` or `BodyTimeout`."""
@@ -43,7 +63,7 @@ class Edge:
             return call()
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
 
-    def tenant(self, *, user: str | None, safety_identifier: str | None) -> str:
+    def tenant(self, *, user: str | None = None, safety_identifier: str | None = None) -> str:
         """Return whom the current request is to be counted for."""
         client = _current_request().scope.get("client")
         return tenant_of(
@@ -54,13 +74,119 @@ class Edge:
             safety_identifier=safety_identifier,
         )
 
-    async def serve(self, job: Job) -> Answer:
-        """Have the job served, in a task that lives as long as the exchange. Raises a `FairleadError`."""
+    def priority(self, asked: str | None = None) -> int:
+        """Return the request's class of priority; `asked` is the body's wish, which a header overrules."""
+        asked = request.headers.get("X-Priority") or asked
+        return priority_of(g.api_key, asked, self.services.config.queue)
+
+    def models(self) -> list[TextModel]:
+        """Return the models that the caller may use."""
+        return [model for model in self.services.models.values() if self._allows(model)]
+
+    def find_model(self, name: str | None) -> TextModel:
+        """Return the model of that name or alias; without a name, the only one the caller may use.
+
+        Raises `ModelNotFound`, `Forbidden`, or `InvalidRequest` when there are several to choose from.
+        """
+        if name is None and len(allowed := self.models()) == 1:
+            return allowed[0]
+        model = self.services.find_model(name)
+        if not self._allows(model):
+            raise Forbidden(f"this API key may not use the model {model.name!r}", param="model")
+        return model
+
+    def job(
+        self,
+        wanted: Generation,
+        model: TextModel,
+        *,
+        kind: str,
+        prompts: tuple[ReadOnlySequence[int], ...],
+        sampling: Sampling,
+        n: int,
+        stop: tuple[str, ...],
+    ) -> Job:
+        """Return the job that the request asks for; `kind` begins its id. Raises as `priority` does."""
+        return Job(
+            id=f"{kind}-{uuid4().hex}",
+            tenant=self.tenant(user=wanted.user, safety_identifier=wanted.safety_identifier),
+            model=model.name,
+            prompts=prompts,
+            sampling=sampling,
+            n=n,
+            stop=stop,
+            stream=bool(wanted.stream),
+            request_id=g.request_id,
+            owner=owner_of(g.api_key),
+            priority=self.priority(wanted.priority),
+            no_queue=flag_of(request.headers, "X-No-Queue"),
+        )
+
+    # Having it served --------------------------------------------------------------------------------
+
+    async def whole(self, job: Job) -> tuple[list[Delta], dict[str, str]]:
+        """Have the job served to its end. Return one delta a choice, and what the headers say of its wait.
+
+        Raises a `FairleadError`.
+        """
+        pending, charge = self._start(job)
+        answer = await pending.get()
+        whole = await answers.collect(answer.deltas, job.sequences)
+        # The job's own task may not have got this far yet, and the answer's headers are to be right.
+        charge.answered(answer.deltas.tokens, trio.current_time())
+        return whole, waiting_headers(answer)
+
+    async def stream(self, job: Job, writer: Writer) -> Response:
+        """Have the job served; return its stream when the first delta is there, or `keep_alive_s` has passed.
+
+        Raises a `FairleadError` until then; afterwards errors come as events.
+        """
+        pending, _ = self._start(job)
+        keep_alive_s = self.services.config.queue.keep_alive_s
+        with trio.move_on_after(keep_alive_s or float("inf")):
+            await pending.get()
+        waiting = partial(self.services.gateway.waiting, g.request_id)  # may have got its suffix only now
+        body = EventStream(pending, writer, waiting)
+        if pending.is_there:
+            return event_response(body, waiting_headers(await pending.get()))
+        now = waiting()
+        headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
+        return event_response(body, headers)
+
+    def _start(self, job: Job) -> tuple[PendingAnswer, Charge]:
+        """Charge for the job and start a task for it that lives no longer than the exchange."""
+        charge = self.quotas.of(g.api_key).admit(prompt_tokens=job.prompt_tokens, now_s=trio.current_time())
+        if job.request_id in self._in_flight:
+            request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
+            job = msgspec.structs.replace(job, request_id=request_id)
+            g.request_id = request_id
+            structlog.contextvars.bind_contextvars(request_id=request_id)
+        self._in_flight.add(job.request_id)
+        pending = PendingAnswer()
+        _current_request().nursery.start_soon(self._serve, job, charge, pending)
+        return pending, charge
+
+    async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
+        """Own one job: from here to the end of this task it is in flight, and counts against its key."""
         try:
-            answer = await _current_request().nursery.start(self.services.gateway.serve, job)
-        except ExceptionGroup as group:
-            raise unwrap(group) from group
-        return cast(Answer, answer)
+            await self.services.gateway.serve(job, task_status=pending)
+            if not pending.is_there:
+                raise RuntimeError("the gateway has served a job without an answer")
+        except Exception as error:
+            if pending.is_there:
+                raise
+            pending.fail(error)
+            if _is_refusal(pending.error):
+                charge.refund()
+        finally:
+            if pending.answer is not None:
+                charge.answered(pending.answer.deltas.tokens, trio.current_time())
+            charge.end()
+            self._in_flight.discard(job.request_id)
+
+    def _allows(self, model: TextModel) -> bool:
+        allowed = g.api_key.models if g.api_key is not None else ()
+        return not allowed or model.name in {self.services.aliases.get(name, name) for name in allowed}
 
 
 def json_response(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -71,12 +197,29 @@ def json_response(document: Any, status: int = 200, headers: dict[str, str] | No
 
 def waiting_headers(answer: Answer) -> dict[str, str]:
     """Return what an answer that had to wait says about it (spec 2); nothing for one that did not."""
-    headers = {}
-    if answer.estimated_wait_s is not None:
-        headers["X-Estimated-Wait"] = str(answer.estimated_wait_s)
-    if answer.queue_position is not None:
-        headers["X-Queue-Position"] = str(answer.queue_position)
-    return headers
+    return _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
+
+
+def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:
+    headers = {
+        "X-Estimated-Wait": wait_s,
+        "X-Queue-Position": position,
+        "X-Estimated-Wait-P90": wait_p90_s,
+    }
+    return {name: str(value) for name, value in headers.items() if value is not None}
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether a job that has no answer costs nothing.
+
+    Not so what has run for as long as it may, nor what its client itself ended, which could otherwise have
+    prompts computed for nothing.
+    """
+    return isinstance(error, FairleadError) and not isinstance(error, RequestTimeout | Cancelled)
+
+
+def _suffix() -> str:
+    return uuid4().hex[:_SUFFIX_LENGTH]
 
 
 def _current_request() -> FairleadRequest:

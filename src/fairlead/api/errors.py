@@ -33,6 +33,7 @@ _TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
+    499: "cancelled_error",
     504: "timeout_error",
 }
 

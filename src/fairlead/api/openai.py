@@ -2,16 +2,13 @@
 
 import time
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from quart import Quart, Response
 
 from fairlead.api import answers, prepare
-from fairlead.api.edge import Edge, json_response, waiting_headers
+from fairlead.api.edge import Edge, json_response
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
-from fairlead.api.sse import event_response
-from fairlead.job import Job
 from fairlead.text.model import TextModel
 
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -35,7 +32,7 @@ class OpenAI:
     async def chat(self) -> Response:
         """`POST /v1/chat/completions`."""
         wanted = await self._edge.read(_chat_decoder)
-        model = self._services.find_model(wanted.model)
+        model = self._edge.find_model(wanted.model)
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
         tools = prepare.chat_tools(wanted)
@@ -44,10 +41,10 @@ class OpenAI:
             model.encode_chat, messages, tools=tools, variables=wanted.chat_template_kwargs
         )
         newer = wanted.max_completion_tokens is not None
-        job = Job(
-            id=f"chatcmpl-{uuid4().hex}",
-            tenant=self._edge.tenant(user=wanted.user, safety_identifier=wanted.safety_identifier),
-            model=model.name,
+        job = self._edge.job(
+            wanted,
+            model,
+            kind="chatcmpl",
             prompts=(prompt,),
             sampling=prepare.sampling(
                 wanted,
@@ -59,32 +56,29 @@ class OpenAI:
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
-            stream=bool(wanted.stream),
         )
         created = int(time.time())
-        answer = await self._edge.serve(job)
-        headers = waiting_headers(answer)
         if job.stream:
             chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=wanted.stream_options)
-            return event_response(answer.deltas, chunks, headers)
-        whole = await answers.collect(answer.deltas, job.sequences)
+            return await self._edge.stream(job, chunks)
+        whole, headers = await self._edge.whole(job)
         body = answers.chat_completion(job, whole, model.tokenizer, created=created)
         return json_response(body, headers=headers)
 
     async def complete(self) -> Response:
         """`POST /v1/completions`."""
         wanted = await self._edge.read(_completion_decoder)
-        model = self._services.find_model(wanted.model)
+        model = self._edge.find_model(wanted.model)
         prepare.check_completion(wanted)
         prompts = prepare.completion_prompts(wanted.prompt)
         sequences = self._services.config.limits.sequences
         n = prepare.check_generation(wanted, prompts=len(prompts), sequences=sequences)
         encoded = await self._edge.encode(_encode_prompts, model, prompts)
         echo = await self._edge.encode(_decode_prompts, model, prompts) if wanted.echo else ()
-        job = Job(
-            id=f"cmpl-{uuid4().hex}",
-            tenant=self._edge.tenant(user=wanted.user, safety_identifier=wanted.safety_identifier),
-            model=model.name,
+        job = self._edge.job(
+            wanted,
+            model,
+            kind="cmpl",
             prompts=encoded,
             sampling=prepare.sampling(
                 wanted,
@@ -95,28 +89,25 @@ class OpenAI:
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
-            stream=bool(wanted.stream),
         )
         created = int(time.time())
-        answer = await self._edge.serve(job)
-        headers = waiting_headers(answer)
         if job.stream:
             chunks = answers.CompletionChunks(
                 job, model.tokenizer, created=created, options=wanted.stream_options, echo=echo
             )
-            return event_response(answer.deltas, chunks, headers)
-        whole = await answers.collect(answer.deltas, job.sequences)
+            return await self._edge.stream(job, chunks)
+        whole, headers = await self._edge.whole(job)
         body = answers.completion(job, whole, model.tokenizer, created=created, echo=echo)
         return json_response(body, headers=headers)
 
     async def models(self) -> Response:
         """`GET /v1/models`."""
-        served = [_model_card(model) for model in self._services.models.values()]
+        served = [_model_card(model) for model in self._edge.models()]
         return json_response({"object": "list", "data": served})
 
     async def model(self, name: str) -> Response:
         """`GET /v1/models/{id}`, by name or alias."""
-        return json_response(_model_card(self._services.find_model(name)))
+        return json_response(_model_card(self._edge.find_model(name)))
 
 
 def _model_card(model: TextModel) -> dict[str, Any]:

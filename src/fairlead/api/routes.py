@@ -3,19 +3,20 @@
 from uuid import uuid4
 
 import structlog
+import trio
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
-from fairlead.api.edge import Edge
+from fairlead.api.edge import MAX_REQUEST_ID_LENGTH, Edge
 from fairlead.api.errors import error_response
 from fairlead.api.exchange import Exchange, FairleadRequest
 from fairlead.api.openai import OpenAI
+from fairlead.api.queue import Queue
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
 
-MAX_REQUEST_ID_LENGTH = 128
 # A load balancer that asks whether we live has no key.
 _OPEN_RULES = frozenset({"/health"})
 
@@ -35,6 +36,7 @@ def create_app(services: Services) -> QuartTrio:
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     access = Access(services.config.api_keys)
+    edge = Edge(services)
 
     async def enter() -> None:
         g.request_id = _request_id(request.headers.get("X-Request-Id", ""))
@@ -48,13 +50,15 @@ def create_app(services: Services) -> QuartTrio:
 
     async def leave(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
+        # A caller whose key is not known, or not asked for, has no limits to be told.
+        quota = edge.quotas.of(g.get("api_key"))
+        response.headers.update(quota.headers(trio.current_time()))
         return response
 
     app.before_request(enter)
     app.register_error_handler(Exception, fail)
     app.after_request(leave)
-    edge = Edge(services)
-    for part in (OpenAI(edge), Tokens(edge), Admin(services)):
+    for part in (OpenAI(edge), Tokens(edge), Queue(edge), Admin(services)):
         part.add_to(app)
     return app
 

@@ -61,6 +61,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     user: str | None = None
     safety_identifier: str | None = None
+    priority: str | None = None
 
 
 # Chat ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import trio
 
+from fairlead.api.body import told
 from fairlead.config import Config
 from fairlead.errors import InvalidRequest, ModelNotFound
 from fairlead.job import Job
@@ -25,20 +26,46 @@ class Answer(Protocol):
         """What was estimated on arrival, whole seconds."""
 
     @property
+    def estimated_wait_p90_s(self) -> int | None:
+        """The wait that nine of ten do not exceed; None also where the estimate in force knows none."""
+
+    @property
     def queue_position(self) -> int | None:
         """The place in the queue on arrival, from 1."""
 
 
+class Waiting(Protocol):
+    """What can be said now of a job that waits."""
+
+    @property
+    def position(self) -> int:
+        """Its place in the queue, from 1."""
+
+    @property
+    def estimated_wait_s(self) -> int:
+        """What is left of its wait, whole seconds."""
+
+
 class Gateway(Protocol):
-    """One job's life, in a task of its own."""
+    """One job's life, in a task of its own. No two jobs it is given at a time share a `request_id`."""
 
     async def serve(self, job: Job, *, task_status: trio.TaskStatus[Answer] = ...) -> None:
         """Report `started` with the `Answer`; raise a `FairleadError` before that, never after."""
 
+    def cancel(self, request_id: str, owner: str) -> bool:
+        """End a job of this owner with `Cancelled`; False if there is none of that id to end."""
+
+    def waiting(self, request_id: str) -> Waiting | None:
+        """Return how a job waits; None if it has its seat, or has left."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything the routes act on. `models` by canonical name; `aliases` from other names to those."""
+    """Everything the routes act on. `models` by canonical name; `aliases` from other names to those.
+
+    `estimate` returns, for a model, tenant and priority, what a new job would be told: `position`,
+    `estimated_wait_s` and `estimated_wait_p90_s`.
+    """
 
     config: Config
     gateway: Gateway
@@ -46,6 +73,7 @@ class Services:
     aliases: Mapping[str, str]
     ready: Callable[[], bool]
     queue_statistics: Callable[[], dict[str, Any]]
+    estimate: Callable[[str, str, int], dict[str, Any]]
     running: Callable[[], list[dict[str, Any]]]
 
     def find_model(self, name: str | None) -> TextModel:
@@ -59,6 +87,5 @@ class Services:
             raise InvalidRequest("model: one of the served models must be named", param="model")
         model = self.models.get(self.aliases.get(name, name))
         if model is None:
-            shown = name if len(name) <= 100 else f"{name[:100]}…"
-            raise ModelNotFound(f"the model {shown!r} is not served here", param="model")
+            raise ModelNotFound(f"the model {told(name)} is not served here", param="model")
         return model

@@ -4,19 +4,24 @@ The stream only reads. The seat belongs to the gateway's task in the exchange's 
 never iterated, or stopped anywhere, holds nothing up.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
+import trio
 from quart import Response
 
 from fairlead.api.errors import openai_error, public_error
 from fairlead.api.exchange import CutStream
+from fairlead.api.pending import PendingAnswer
+from fairlead.api.services import Waiting
 from fairlead.job import Delta
-from fairlead.nodes.deltas import Deltas
 
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # or nginx keeps events until it has a page of them
 }
+# How often a stream without an answer yet says that it lives.
+COMMENT_EVERY_S = 5.0
 
 
 class Writer(Protocol):
@@ -32,13 +37,18 @@ class Writer(Protocol):
 class EventStream:
     """A response body: all deltas that are there go out in one piece.
 
+    While there is no answer yet, comments say how it waits: one at once, so that a proxy has something to
+    pass on, and then one every `COMMENT_EVERY_S`.
+
     An error after the first byte can have no status any more: it becomes an event, and then `CutStream`
     ends the connection, because a clean end would look like a whole answer.
     """
 
-    def __init__(self, deltas: Deltas, writer: Writer) -> None:
-        self._deltas = deltas
+    def __init__(self, pending: PendingAnswer, writer: Writer, waiting: Callable[[], Waiting | None]) -> None:
+        self._pending = pending
         self._writer = writer
+        self._waiting = waiting
+        self._next_comment_at = -float("inf")
         self._ended = False
         self._failed = False
 
@@ -51,20 +61,33 @@ class EventStream:
         if self._ended:
             raise StopAsyncIteration
         try:
+            if not self._pending.is_there and (comment := await self._comment()):
+                return comment
             return await self._next()
         except Exception as error:  # noqa: BLE001  # our own bugs too must not look like the end of an answer
             self._failed = True
             return b"data: " + openai_error(public_error(error)) + b"\n\n"
 
+    async def _comment(self) -> bytes:
+        """Wait until it is time for a comment and return it; nothing if the answer is there before."""
+        with trio.move_on_at(self._next_comment_at):
+            await self._pending.get()
+            return b""
+        self._next_comment_at = trio.current_time() + COMMENT_EVERY_S
+        waiting = self._waiting()
+        if waiting is None:
+            return b": running\n\n"
+        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
+
     async def _next(self) -> bytes:
-        while taken := await self._deltas.take():
+        deltas = (await self._pending.get()).deltas
+        while taken := await deltas.take():
             if events := self._writer.write(taken):
                 return events
         self._ended = True
         return self._writer.end()
 
 
-def event_response(deltas: Deltas, writer: Writer, headers: dict[str, str]) -> Response:
+def event_response(body: EventStream, headers: dict[str, str]) -> Response:
     """Return the streamed answer, with `headers` beside those that keep it flowing."""
-    body = EventStream(deltas, writer)
     return Response(body, 200, {**HEADERS, **headers}, content_type="text/event-stream")

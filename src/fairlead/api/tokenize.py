@@ -25,7 +25,7 @@ class Tokens:
     async def tokenize(self) -> Response:
         """`POST /tokenize`."""
         wanted = await self._edge.read(_tokenize_decoder)
-        model = self._edge.services.find_model(wanted.model)
+        model = self._edge.find_model(wanted.model)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise prepare.refuse("prompt", "either prompt or messages must be given")
         if wanted.prompt is not None:
@@ -56,7 +56,7 @@ class Tokens:
     async def detokenize(self) -> Response:
         """`POST /detokenize`."""
         wanted = await self._edge.read(_detokenize_decoder)
-        model = self._edge.services.find_model(wanted.model)
+        model = self._edge.find_model(wanted.model)
         if wanted.tokens:
             prepare.check_token_ids(wanted.tokens, model, "tokens")
         prompt = await self._edge.encode(model.tokenizer.decode, wanted.tokens, skip_special_tokens=False)

@@ -1,34 +1,29 @@
 """The scheduler's effects on Trio: tasks that wait for a seat, and the clock that measures them.
 
-A waiter stays registered until its own synchronous `leave` runs, so a grant is never lost on its way to a
-task that was just cancelled: whatever the task had then, a place in the queue or a seat, `leave` gives back.
+A waiter stays registered until its own synchronous `finally` runs, so a grant is never lost on its way to a
+task that was just cancelled: whatever the task had then, a place in the queue or a seat, is given back.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
 from random import Random
 
 import msgspec
 import trio
 
-from fairlead.dispatch.estimate import MeanEstimate, retry_after_s
-from fairlead.dispatch.scheduler import Scheduler, Ticket, TicketState
-from fairlead.errors import FairleadError, QueueFull
+from fairlead.config import QueueConfig
+from fairlead.dispatch.estimate import retry_after_s
+from fairlead.dispatch.forecast import Forecast, Forecaster, Running
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.timer import Alarm, Timer
+from fairlead.errors import FairleadError, QueueTimeout
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
 
-
-class Seat(msgspec.Struct, frozen=True):
-    """The right to run one job on one node, and what it cost to get it.
-
-    `estimated_wait_s` and `queue_position` (1 is next) are what was foretold on arrival; None for who did
-    not wait.
-    """
-
-    node: Node
-    waited_s: float
-    estimated_wait_s: int | None
-    queue_position: int | None
+METER_INTERVAL_S = 1.0
 
 
 class DispatchStatistics(msgspec.Struct, frozen=True):
@@ -42,68 +37,125 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
     mean_service_s: float
 
 
+class Seat:
+    """The right to run one job on one node. `forecast` is what it was told on arrival, if it had to wait."""
+
+    __slots__ = ("_begin", "forecast", "node", "waited_s")
+
+    def __init__(
+        self,
+        node: Node,
+        waited_s: float,
+        forecast: Forecast | None,
+        begin: Callable[[Callable[[], int]], None],
+    ) -> None:
+        self.node = node
+        self.waited_s = waited_s
+        self.forecast = forecast
+        self._begin = begin
+
+    def begin(self, generated: Callable[[], int]) -> None:
+        """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
+        self._begin(generated)
+
+
 class _Waiter:
-    """A task at the counter: woken once, by a grant or a refusal."""
+    """A task at the counter: woken once, by a grant or a refusal; stopped, perhaps, when it has its seat."""
 
-    __slots__ = ("error", "event", "ticket")
+    __slots__ = ("error", "event", "forecast", "generated", "granted_at", "scope", "ticket")
 
-    def __init__(self, job: Job) -> None:
-        self.ticket = Ticket(job)
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
         self.event = trio.Event()
+        self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
+        self.forecast: Forecast | None = None
+        self.granted_at: float | None = None
+        self.generated: Callable[[], int] = int  # none yet
+
+    def end(self, error: FairleadError) -> None:
+        """Wake or stop the task with this error; the first one counts."""
+        self.error = self.error or error
+        self.event.set()
 
 
 class Dispatcher:
-    """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`)."""
+    """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`). `run` is its timer."""
 
-    def __init__(self, *, capacity: int, random: Random | None = None) -> None:
+    def __init__(self, queue: QueueConfig, *, random: Random | None = None) -> None:
+        self._queue = queue
         self._random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
-        self._scheduler = Scheduler(self, capacity=capacity, random=self._random)
-        self._estimate = MeanEstimate()
+        self._scheduler = Scheduler(
+            self,
+            capacity=queue.capacity,
+            random=self._random,
+            fairness=queue.fairness,
+            min_share=queue.min_share,
+            tenant_weights=queue.tenant_weights,
+        )
+        self._timer = Timer()
+        self._forecaster = Forecaster(queue)
         self._waiters: dict[Ticket, _Waiter] = {}
-        self._granted_at: dict[Ticket, float] = {}
+        self._by_id: dict[str, _Waiter] = {}
+
+    async def run(self) -> None:
+        """Keep the deadlines and charge for what flows, until cancelled."""
+        self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
+        await self._timer.run()
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
         """Wait for a seat, hold it for the length of the block, give it back however the block ends.
 
-        Raises `QueueFull`, `InvalidRequest` (it can never fit), `Draining` or `LoadFailed` instead.
-        The deadline is the caller's: cancel the wait, and the place in the queue is gone.
+        Raises instead of waiting: `QueueFull`, `NoQueue`, `InvalidRequest` (it can never fit), `Draining`,
+        `LoadFailed`. Raises while waiting, and for a stream until `Seat.begin`: `QueueTimeout`, `Displaced`.
+        Raises what `cancel` was called with, at any time.
         """
         arrived = trio.current_time()
-        waiter = _Waiter(job)
+        waiter = _Waiter(self._forecaster.ticket(job))
         ticket = waiter.ticket
-        self._waiters[ticket] = waiter
-        try:
-            self._scheduler.submit(ticket)
-            foretold = position = None
-            if ticket.state is TicketState.QUEUED:
-                ahead = self._scheduler.position(ticket)
-                position = ahead + 1
-                foretold = self._wait_s(ahead)
+        self._waiters[ticket] = self._by_id[job.request_id] = waiter
+        alarms: list[Alarm] = []
+        with waiter.scope:
+            try:
+                self._scheduler.submit(ticket)
+                if ticket.state is TicketState.QUEUED:
+                    waiter.forecast = self._forecast(ticket, first=True)
+                alarms += self._set_alarms(ticket, arrived)
                 await waiter.event.wait()
-            if waiter.error is not None:
-                raise waiter.error
-            assert ticket.place is not None
-            now = self._granted_at[ticket] = trio.current_time()
-            self._estimate.granted(now - arrived)
-            yield Seat(ticket.place.node, now - arrived, foretold, position)
-        finally:
-            del self._waiters[ticket]
-            if (granted_at := self._granted_at.pop(ticket, None)) is not None:
-                self._estimate.finished(trio.current_time() - granted_at)
-            self._scheduler.leave(ticket)
+                if waiter.error is None:
+                    assert ticket.place is not None
+                    waited_s = trio.current_time() - arrived
+                    self._forecaster.granted(ticket, waited_s)
+                    yield Seat(ticket.place.node, waited_s, waiter.forecast, partial(self._begin, waiter))
+            finally:
+                for alarm in alarms:
+                    alarm.drop()
+                self._over(waiter)
+        if waiter.error is not None:
+            raise waiter.error
 
-    def estimated_wait_s(self) -> int:
-        """Return what a job that arrived now, behind all others, would be told; 0 when a seat is free."""
-        statistics = self._scheduler.statistics()
-        if not statistics.waiting and statistics.running < statistics.seats:
-            return 0
-        return self._wait_s(statistics.waiting)
+    def waiting(self, request_id: str) -> Forecast | None:
+        """Return what a job that waits now would be told; None if it does not wait (any more)."""
+        waiter = self._by_id.get(request_id)
+        if waiter is None or waiter.ticket.state is not TicketState.QUEUED:
+            return None
+        return self._forecast(waiter.ticket)
 
-    def retry_after_s(self) -> int:
-        """Return when a refused client should come back, in seconds, 1…60, jittered."""
-        return retry_after_s(self.estimated_wait_s(), self._random)
+    def cancel(self, request_id: str, owner: str, error: FairleadError) -> bool:
+        """End the waiting or running job of that id with `error`. False if the owner has no such job."""
+        waiter = self._by_id.get(request_id)
+        if waiter is None or waiter.ticket.job.owner != owner:
+            return False
+        self.stop(waiter.ticket, error)
+        return True
+
+    def forecast(self, model: str, tenant: str, priority: int) -> Forecast:
+        """Return what a job of this tenant and class would be told if it arrived now."""
+        ahead = self._scheduler.foretell(model, tenant, priority)
+        if ahead is None:
+            return Forecast(0, 0, 0 if self._forecaster.wants_jobs_ahead else None)
+        return self._foretell(len(ahead), lambda: ahead)
 
     def drain(self) -> None:
         """Take no more jobs; who waits is told so, who runs goes on."""
@@ -117,8 +169,8 @@ class Dispatcher:
             running=counts.running,
             capacity=counts.capacity,
             seats=counts.seats,
-            mean_wait_s=self._estimate.mean_wait_s,
-            mean_service_s=self._estimate.mean_service_s,
+            mean_wait_s=self._forecaster.mean_wait_s,
+            mean_service_s=self._forecaster.mean_service_s,
         )
 
     # What nodes report (NodeListener) ----------------------------------------------------------------
@@ -139,20 +191,88 @@ class Dispatcher:
 
     def grant(self, ticket: Ticket) -> None:
         """Wake the task that waits with this ticket."""
-        self._waiters[ticket].event.set()
-
-    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """Wake it with an error."""
-        if isinstance(error, QueueFull):
-            error.estimated_wait_s = self._wait_s(self._scheduler.statistics().waiting)
-            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
         waiter = self._waiters[ticket]
-        waiter.error = error
+        waiter.granted_at = trio.current_time()
         waiter.event.set()
 
-    def _wait_s(self, ahead: int) -> int:
-        """Whoever has to wait is told one second at least."""
-        now = trio.current_time()
-        oldest = now - min(self._granted_at.values(), default=now)
-        seats = self._scheduler.statistics().seats
-        return max(1, self._estimate.wait_s(ahead=ahead, seats=seats, oldest_running_s=oldest))
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        """Wake it with an error; one that another try may avoid says when to try."""
+        self._waiters[ticket].end(self._with_estimate(error))
+
+    def stop(self, ticket: Ticket, error: FairleadError) -> None:
+        """Cancel the task, wherever it is, and have `seat` raise the error."""
+        waiter = self._waiters[ticket]
+        waiter.end(self._with_estimate(error))
+        waiter.scope.cancel()
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        """Nothing is loadable by a swap as long as every model has a node of its own."""
+        raise AssertionError(f"no swap can load {model} in place of {sorted(evict)}")
+
+    # Clocks and costs --------------------------------------------------------------------------------
+
+    def _set_alarms(self, ticket: Ticket, arrived: float) -> list[Alarm]:
+        if ticket.state is TicketState.DONE:
+            return []
+        timeout_s = self._queue.timeout_s
+        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s for its turn")
+        alarms = [self._timer.at(arrived + timeout_s, partial(self._scheduler.deadline, ticket, late))]
+        if ticket.state is TicketState.QUEUED:
+            starved = partial(self._scheduler.starved, ticket)
+            alarms.append(self._timer.at(arrived + self._queue.starvation_bound_s, starved))
+        return alarms
+
+    def _begin(self, waiter: _Waiter, generated: Callable[[], int]) -> None:
+        waiter.generated = generated
+        self._scheduler.first_delta(waiter.ticket)
+
+    def _read_meters(self) -> None:
+        for waiter in self._waiters.values():
+            self._scheduler.charge(waiter.ticket, self._spent(waiter))
+        self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
+
+    def _spent(self, waiter: _Waiter) -> float:
+        if not waiter.ticket.has_begun:
+            return 0.0
+        return self._forecaster.weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
+
+    def _over(self, waiter: _Waiter) -> None:
+        """A job is over, or has left: give back what it has. Synchronous, so nothing comes in between."""
+        ticket, job = waiter.ticket, waiter.ticket.job
+        del self._waiters[ticket]
+        if self._by_id.get(job.request_id) is waiter:
+            del self._by_id[job.request_id]
+        self._forecaster.forget(ticket)
+        if waiter.granted_at is not None:
+            service_s = trio.current_time() - waiter.granted_at
+            self._forecaster.finished(job, service_s, waiter.generated())
+        self._scheduler.finished(ticket, cost=self._spent(waiter))
+
+    def _with_estimate(self, error: FairleadError) -> FairleadError:
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
+            waiting = self._scheduler.waiting_jobs()
+            error.estimated_wait_s = self._foretell(len(waiting), lambda: waiting).estimated_wait_s
+            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
+        return error
+
+    def _forecast(self, ticket: Ticket, *, first: bool = False) -> Forecast:
+        ahead = self._scheduler.position(ticket)
+        jobs = partial(self._scheduler.jobs_ahead, ticket)
+        return self._foretell(ahead, jobs, ticket=ticket if first else None)
+
+    def _foretell(
+        self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, ticket: Ticket | None = None
+    ) -> Forecast:
+        running = [
+            Running(waiter.ticket.job, waiter.granted_at, waiter.generated())
+            for waiter in self._waiters.values()
+            if waiter.granted_at is not None
+        ]
+        return self._forecaster.foretell(
+            ahead=ahead,
+            jobs_ahead=jobs_ahead() if self._forecaster.wants_jobs_ahead else (),
+            running=running,
+            seats=self._scheduler.statistics().seats,
+            now=trio.current_time(),
+            ticket=ticket,
+        )

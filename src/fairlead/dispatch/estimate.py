@@ -1,10 +1,19 @@
 """How long a wait will be, from how long the last jobs took. Pure: knows no clock and no queue."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from random import Random
 
+import msgspec
+
+from fairlead.dispatch.window import Window
+
 KEPT_JOBS = 100
+KEPT_ERRORS = 2000  # waits of one busy hour err alike: fewer would be one hour's
+ENOUGH_ERRORS = 30
+NEGLIGIBLE_S = 0.25  # a forecast of 10 ms that turns out 40 ms is not four times wrong
 
 
 class MeanEstimate:
@@ -40,6 +49,163 @@ class MeanEstimate:
         """
         service_s = self.mean_service_s if self._service_s else oldest_running_s
         return math.ceil(service_s * ahead / max(seats, 1))
+
+
+class JobSize(msgspec.Struct, frozen=True):
+    """What decides how long a job holds its seat. `output_tokens`: predicted, of its longest sequence."""
+
+    prompt_tokens: int
+    output_tokens: float
+
+
+class RunningJob(msgspec.Struct, frozen=True):
+    """A job in its seat for `running_s`, with `tokens_so_far` of its `size.output_tokens`.
+
+    That prediction should be made now, given that there are `tokens_so_far` already.
+    """
+
+    size: JobSize
+    running_s: float
+    tokens_so_far: int = 0
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What a job is told: its position (1 is next), the wait's median and its 90 % quantile.
+
+    `work_s` is the wait if all predicted lengths were true, before the correction by past errors; None if a
+    seat was free. `rounds` says which past errors are like its own.
+    """
+
+    position: int
+    wait_s: float
+    p90_s: float
+    work_s: float | None
+    rounds: int
+
+
+class QuantileEstimate:
+    """`queue.estimate: quantile`: the work ahead, played through, and corrected by how wrong that used to be.
+
+    Every running job keeps its seat for what remains of it, then the jobs ahead take the seats in the order
+    they leave, each as long as its predicted length lasts. What comes out is scaled by the quantiles of
+    actual ÷ foretold over past waits that were about as many rounds of the seats away, for the errors of
+    one's turn coming next and of a hundred jobs' sum have little in common.
+
+    Forecasts are at least 0; 0 when a seat is free; and never less for one who stands further back.
+    """
+
+    def __init__(self) -> None:
+        self._rates = _Rates()
+        self._errors = _Errors()
+
+    def granted(self, forecast: Forecast, waited_s: float) -> None:
+        """Learn from a wait that is over: what was foretold on arrival, and what came."""
+        if forecast.work_s is not None:
+            self._errors.add(forecast.rounds, forecast.work_s, waited_s)
+
+    def finished(self, size: JobSize, service_s: float) -> None:
+        """Learn from a job that held its seat so long; `size.output_tokens` is what it really sent."""
+        self._rates.add(size, service_s)
+
+    def forecast(self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int) -> Forecast:
+        """Foretell the wait of a job that all of `ahead` leave before, in that order.
+
+        Takes time in proportion to the seats, and to the jobs ahead × log seats.
+        """
+        seats = max(seats, 1)
+        position = len(ahead) + 1
+        seats_free = max(seats - len(running), 0)
+        if len(ahead) < seats_free:
+            return Forecast(position, 0.0, 0.0, None, 0)
+        # More may run than there are seats, when a node has just gone: then the first to end free nothing.
+        free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
+        heapify(free_after_s)
+        oldest_s = max((job.running_s for job in running), default=0.0)
+        wait_s = p90_s = 0.0
+        for index in range(position):
+            work_s = free_after_s[0]
+            rounds = _rounds(index, seats)
+            # The correction differs from one number of rounds to the next. So that whoever stands further
+            # back is never told less, it counts what the last one before each of these steps was told.
+            if index >= seats_free and (index + 1 == position or _rounds(index + 1, seats) != rounds):
+                wait_s = max(wait_s, self._errors.corrected(rounds, work_s, 0.5))
+                p90_s = max(p90_s, wait_s, self._errors.corrected(rounds, work_s, 0.9))
+            if index + 1 < position:
+                heapreplace(free_after_s, work_s + self._rates.service_s(ahead[index], unknown_s=oldest_s))
+        return Forecast(position, wait_s, p90_s, work_s, rounds)
+
+    def _remaining_s(self, running: Sequence[RunningJob]) -> list[float]:
+        return sorted(self._rates.remaining_s(job) for job in running)
+
+
+class _Rates:
+    """Seconds per prompt token and per output token, fitted to the last jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[float, float, float]] = deque(maxlen=KEPT_JOBS)
+        self._prompt_s = 0.0
+        self._output_s = 0.0
+
+    def add(self, size: JobSize, service_s: float) -> None:
+        self._jobs.append((size.prompt_tokens, size.output_tokens, service_s))
+        self._fit()
+
+    def service_s(self, size: JobSize, *, unknown_s: float) -> float:
+        """How long it will hold its seat; `unknown_s` while no job has shown how fast we are."""
+        if not self._jobs:
+            return unknown_s
+        return self._prompt_s * size.prompt_tokens + self._output_s * size.output_tokens
+
+    def remaining_s(self, job: RunningJob) -> float:
+        """How long it will still hold its seat; before any job has finished, as long again."""
+        if not self._jobs:
+            return job.running_s
+        tokens = max(job.size.output_tokens - job.tokens_so_far, 0.0)
+        if job.tokens_so_far:
+            return self._output_s * tokens
+        return max(self._prompt_s * job.size.prompt_tokens - job.running_s, 0.0) + self._output_s * tokens
+
+    def _fit(self) -> None:
+        """Least squares of the relative errors, so that one giant job does not outweigh all others."""
+        pp = po = oo = p1 = o1 = 0.0
+        for prompt_tokens, output_tokens, service_s in self._jobs:
+            p, o = (tokens / max(service_s, 0.001) for tokens in (prompt_tokens, output_tokens))
+            pp, po, oo, p1, o1 = pp + p * p, po + p * o, oo + o * o, p1 + p, o1 + o
+        determinant = pp * oo - po * po
+        if determinant > 1e-6 * pp * oo:
+            self._prompt_s = (p1 * oo - o1 * po) / determinant
+            self._output_s = (o1 * pp - p1 * po) / determinant
+            if self._prompt_s >= 0.0 and self._output_s >= 0.0:
+                return
+        # Prompts and outputs grew together, or a rate came out negative: then output alone explains the time.
+        self._prompt_s, self._output_s = (0.0, o1 / oo) if oo else (p1 / pp if pp else 0.0, 0.0)
+
+
+class _Errors:
+    """log(actual ÷ foretold) of past waits, by how many rounds of the seats they were away."""
+
+    def __init__(self) -> None:
+        self._all = Window(kept=KEPT_ERRORS)
+        self._by_rounds: defaultdict[int, Window] = defaultdict(lambda: Window(kept=KEPT_ERRORS))
+
+    def add(self, rounds: int, work_s: float, waited_s: float) -> None:
+        error = math.log((waited_s + NEGLIGIBLE_S) / (work_s + NEGLIGIBLE_S))
+        self._all.add(error)
+        self._by_rounds[rounds].add(error)
+
+    def corrected(self, rounds: int, work_s: float, share: float) -> float:
+        """What so much foretold work does not exceed with probability `share`."""
+        errors = self._by_rounds.get(rounds, self._all)
+        if len(errors) < ENOUGH_ERRORS:
+            errors = self._all
+        # Until enough is known: one in ten waits twice as long as foretold.
+        error = errors.quantile(share) if len(errors) >= ENOUGH_ERRORS else math.log(2.0) * (share > 0.5)
+        return max((work_s + NEGLIGIBLE_S) * math.exp(error) - NEGLIGIBLE_S, 0.0)
+
+
+def _rounds(ahead: int, seats: int) -> int:
+    """How often all seats change hands before one's turn, coarsely: 1, 2…3, 4…7, … have one number each."""
+    return (ahead // seats + 1).bit_length()
 
 
 def retry_after_s(estimated_wait_s: int, random: Random) -> int:

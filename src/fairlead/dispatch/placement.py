@@ -1,38 +1,54 @@
 """Which node a job goes to. Pure: counts in, a choice out; knows no queue and no socket."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from random import Random
 
 from fairlead.nodes.node import Node, NodeLimits
 
 
 class Place:
-    """A node that is up, and how many of its seats are taken. A node that comes back is a new place.
+    """A node that is up, and what of it is taken. A node that comes back is a new place.
 
-    `busy` is our own count of the jobs we sent there, never a report: a report is old when it arrives.
+    `busy` seats and `tokens` of its cache are our own count of the jobs we sent there, never a report: a
+    report is old when it arrives. `draining`: it gets no more jobs, because another model needs its room.
     """
 
-    __slots__ = ("busy", "limits", "node")
+    __slots__ = ("busy", "draining", "limits", "node", "tokens")
 
     def __init__(self, node: Node, limits: NodeLimits) -> None:
         self.node = node
         self.limits = limits
         self.busy = 0
+        self.tokens = 0
+        self.draining = False
 
     @property
     def free(self) -> int:
-        """Seats that nobody has."""
-        return self.limits.seats - self.busy
+        """Seats to give away."""
+        return 0 if self.draining else self.limits.seats - self.busy
+
+    def holds(self, tokens: int) -> bool:
+        """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""
+        limit = self.limits.cache_tokens
+        return limit is None or not self.busy or self.tokens + tokens <= limit
+
+    def take(self, tokens: int) -> None:
+        """Give a seat away."""
+        self.busy += 1
+        self.tokens += tokens
+
+    def give_back(self, tokens: int) -> None:
+        """Have the seat back."""
+        assert self.busy > 0
+        self.busy -= 1
+        self.tokens -= tokens
 
 
-def choose(places: Iterable[Place], random: Random) -> Place | None:
-    """Return the least busy place with a free seat, idle ones first; ties at random; None if all are taken.
+def choose(free: Sequence[Place], random: Random) -> Place:
+    """Return the least busy of some places with free seats, idle ones first; ties at random.
 
-    With one kind of node the spec's score, 0.3·load + 0.7·busy/seats, orders as busy/seats alone does; an
-    idle node scores 0 and so comes first.
+    The spec's score is 0.3·load + 0.7·busy/seats [000]. As long as the only load we know is our own count
+    of jobs, load is busy/seats too, and the score orders as that does; an idle node has 0 and comes first.
     """
-    free = [place for place in places if place.free > 0]
-    if not free:
-        return None
     least = min(place.busy / place.limits.seats for place in free)
     return random.choice([place for place in free if place.busy / place.limits.seats == least])

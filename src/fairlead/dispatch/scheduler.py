@@ -1,42 +1,37 @@
 """Decides who sits where. Knows no clock, socket or tokenizer.
 
 A pure state machine: what happens comes in as events (the public methods), what is to be done goes out
-through `Effects`, and every event ends in `_pump`, the one place where a seat is given. All state
-changes are synchronous, so in Trio each event is a critical section.
+through `Effects`, and every event ends in `_pump`, the one place where a seat is given and a swap started.
+All state changes are synchronous, so in Trio each event is a critical section. Nothing is logged here:
+what was committed is logged where it is carried out.
 """
 
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.placement import Place, choose
-from fairlead.errors import Draining, FairleadError, InvalidRequest, QueueFull
+from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.errors import (
+    Displaced,
+    Draining,
+    FairleadError,
+    InvalidRequest,
+    NoQueue,
+    QueueFull,
+    QueueTimeout,
+)
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
+Fairness = Literal["roundRobin", "tokens"]
 
-class TicketState(StrEnum):
-    """QUEUED → GRANTED → DONE; a refusal, or leaving early, skips GRANTED."""
-
-    NEW = "new"
-    QUEUED = "queued"
-    GRANTED = "granted"
-    DONE = "done"
-
-
-class Ticket:
-    """A job's place in the queue, then its seat. Only the scheduler writes to it."""
-
-    __slots__ = ("handle", "job", "place", "state")
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.state = TicketState.NEW
-        self.handle = -1
-        self.place: Place | None = None
+EXACT_ORDER_JOBS = 1000
 
 
 class Effects(Protocol):
@@ -46,7 +41,13 @@ class Effects(Protocol):
         """The ticket has a seat at `ticket.place` now."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """The ticket will never have one."""
+        """The ticket will never have a seat (again)."""
+
+    def stop(self, ticket: Ticket, error: FairleadError) -> None:
+        """The ticket's job is to end with this error; it leaves when it has."""
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        """Unload the models of `evict`, which are idle and get no more jobs, then load `model`."""
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
@@ -61,18 +62,37 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
 class Scheduler:
     """One global fair queue over the seats of all nodes.
 
-    Rules: a job with a free seat never counts against the queue; tenants take turns; a free seat means
-    that nobody waits who fits it; every ticket ends exactly once.
+    `loadable` are models that a swap can load, as `policy` allows. Rules: a job with a free seat never
+    counts against the queue; a free seat that fits means that nobody waits who could have it; a model with
+    work in flight is never evicted; every ticket ends exactly once.
     """
 
-    def __init__(self, effects: Effects, *, capacity: int, random: Random) -> None:
+    def __init__(
+        self,
+        effects: Effects,
+        *,
+        capacity: int,
+        random: Random,
+        fairness: Fairness = "roundRobin",
+        min_share: float = 0.0,
+        tenant_weights: Mapping[str, float] | None = None,
+        policy: EvictionPolicy | None = None,
+        loadable: frozenset[str] = frozenset(),
+    ) -> None:
         self._effects = effects
         self._random = random
         self._capacity = capacity
-        # Even with capacity 0 a job passes through the line on its way to a free seat.
-        self._line = FairQueue(capacity=max(capacity, 1))
+        # One more than may wait: a job passes through the line on its way to a free seat, too.
+        self._line = FairQueue(capacity=capacity + 1, fairness=fairness, min_share=min_share)
+        for tenant, weight in (tenant_weights or {}).items():
+            self._line.set_weight(tenant, weight)
+        self._policy = policy or KeepEverything()
+        self._loadable = loadable
         self._queued: dict[int, Ticket] = {}
+        self._waiting_for: Counter[str] = Counter()
+        self._starved: Counter[str] = Counter()
         self._places: dict[str, Place] = {}
+        self._loading: set[str] = set()
         self._draining = False
 
     # Events of a job ---------------------------------------------------------------------------------
@@ -84,32 +104,85 @@ class Scheduler:
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
-        ticket.handle = self._line.push(ticket.job.tenant, float(ticket.job.prompt_tokens))
-        ticket.state = TicketState.QUEUED
-        self._queued[ticket.handle] = ticket
+        self._enqueue(ticket, self._line.push)
         self._pump()
 
     def leave(self, ticket: Ticket) -> None:
-        """A job is over, or its client is gone, in whatever state: its place and its seat are free now."""
+        """A job's client is gone, in whatever state: its place or seat is free, and it cost what it used."""
+        self.finished(ticket, cost=ticket.charged if ticket.has_begun else 0.0)
+
+    def finished(self, ticket: Ticket, *, cost: float) -> None:
+        """A job is over and has cost this much; what was charged too much is given back."""
         if ticket.state is TicketState.QUEUED:
             self._line.discard(ticket.handle)
-            del self._queued[ticket.handle]
+            self._dequeue(ticket)
         elif ticket.state is TicketState.GRANTED:
-            assert ticket.place is not None
-            ticket.place.busy -= 1
+            self.charge(ticket, cost)
+            self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - cost))
+            self._vacate(ticket)
         ticket.state = TicketState.DONE
         self._pump()
+
+    def first_delta(self, ticket: Ticket) -> None:
+        """A job's answer has begun: it has waited its wait."""
+        ticket.has_begun = True
+
+    def charge(self, ticket: Ticket, cost: float) -> None:
+        """A running job has cost this much until now; what is above its estimate counts from now on."""
+        if ticket.state is TicketState.GRANTED and cost > ticket.charged:
+            self._line.charge(ticket.job.tenant, cost - ticket.charged)
+            ticket.charged = cost
+
+    def returned(self, ticket: Ticket) -> None:
+        """A node gave a job back before its first delta: to the front of its line, and charged once."""
+        assert ticket.state is TicketState.GRANTED
+        assert not ticket.has_begun
+        self._vacate(ticket)
+        self._enqueue(ticket, self._line.push_front)
+        self._pump()
+
+    def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
+        """A job's time to wait is over. A stream waits until its first delta, all others until their seat."""
+        if ticket.state is TicketState.QUEUED:
+            self._withdraw(ticket, error)
+            self._pump()
+        elif ticket.state is TicketState.GRANTED and ticket.job.stream and not ticket.has_begun:
+            self._effects.stop(ticket, error)
+
+    def starved(self, ticket: Ticket) -> None:
+        """A job has waited so long that its model's turn comes before those of the models that are loaded."""
+        if ticket.state is TicketState.QUEUED and not ticket.starved:
+            ticket.starved = True
+            self._starved[ticket.job.model] += 1
+            self._pump()
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one, under the fairness in force."""
         return self._line.position(ticket.handle)
 
+    def jobs_ahead(self, ticket: Ticket) -> list[Job]:
+        """Return the waiting jobs that leave before this one, in the order in which they do."""
+        return self._ahead(self.position(ticket))
+
+    def waiting_jobs(self) -> list[Job]:
+        """Return all jobs that wait, in the order of their arrival."""
+        return [ticket.job for ticket in self._queued.values()]
+
+    def foretell(self, model: str, tenant: str, priority: int) -> list[Job] | None:
+        """Return who would leave before a job that came now; None if a seat is free for it."""
+        if any(place.free > 0 for place in self._holding(model)):
+            return None
+        handle = self._line.push(tenant, priority=priority)
+        ahead = self._ahead(self._line.position(handle))
+        self._line.discard(handle)
+        return ahead
+
     # Events of nodes and of the server ---------------------------------------------------------------
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """A node has seats to give. Seats of an earlier life of it are forgotten."""
-        self._forget(node)
+        """A node has seats to give; its models are loaded. Seats of an earlier life of it are forgotten."""
         self._places[node.id] = Place(node, limits)
+        self._loading -= node.models
         for ticket in list(self._queued.values()):
             if (error := self._misfit(ticket.job)) is not None:
                 self._withdraw(ticket, error)
@@ -117,15 +190,24 @@ class Scheduler:
 
     def node_down(self, node: Node) -> None:
         """A node is gone, and its seats with it; who held one finds out from the node."""
-        self._forget(node)
+        self._places.pop(node.id, None)
+        self._pump()
+
+    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
+        """A node has more or fewer seats than before. Who sits keeps the seat."""
+        if (place := self._places.get(node.id)) is not None:
+            place.limits = limits
+            self._pump()
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
         """A node could not load its models: who waits for them is told, unless another node has them."""
-        self._forget(node)
+        self._places.pop(node.id, None)
+        self._loading -= node.models
         for ticket in list(self._queued.values()):
             model = ticket.job.model
             if model in node.models and not self._holding(model):
                 self._withdraw(ticket, error)
+        self._pump()
 
     def drain(self) -> None:
         """Take no more jobs and refuse those that wait; the running ones go on."""
@@ -146,25 +228,82 @@ class Scheduler:
     # Decisions ---------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Give every free seat to the job whose turn it is."""
-        while self._queued:
-            place = choose(self._places.values(), self._random)
-            if place is None:
-                return
-            ticket = self._queued.pop(self._line.pop())
-            place.busy += 1
-            ticket.place = place
+        """Give every free seat to the job whose turn it is, then start the swaps that can be."""
+        while self._queued and any(place.free > 0 for place in self._places.values()):
+            try:
+                ticket = self._queued[self._line.pop(self._fits)]
+            except IndexError:
+                break
+            self._dequeue(ticket)
+            place = ticket.place = choose(self._candidates(ticket), self._random)
+            place.take(ticket.tokens)
             ticket.state = TicketState.GRANTED
+            # A retry was charged at its first grant.
+            ticket.charged = max(ticket.charged, ticket.cost)
+            ticket.attempts += 1
             self._effects.grant(ticket)
+        self._start_swaps()
+
+    def _fits(self, handle: int) -> bool | None:
+        """Answer the line: None when no seat is there for this job, False when its memory is not."""
+        ticket = self._queued[handle]
+        if self._candidates(ticket):
+            return True
+        return False if any(place.free > 0 for place in self._holding(ticket.job.model)) else None
+
+    def _candidates(self, ticket: Ticket) -> list[Place]:
+        holding = self._holding(ticket.job.model)
+        return [place for place in holding if place.free > 0 and place.holds(ticket.tokens)]
+
+    def _start_swaps(self) -> None:
+        """Load what is waited for. Starved models first, then in the order of arrival.
+
+        A victim that works is let be: it goes on with the jobs that wait for it, so that swaps are few,
+        until somebody starves; then it gets no more jobs and is evicted when it is idle.
+        """
+        for place in self._places.values():
+            place.draining = False
+        for model in sorted(self._wanted(), key=lambda model: not self._starved[model]):
+            running = frozenset(self._loading.union(*(place.node.models for place in self._places.values())))
+            evict = self._policy.eviction_for(model, running)
+            victims = [place for place in self._places.values() if place.node.models & evict]
+            if evict & self._loading or any(place.draining for place in victims):
+                continue
+            if any(place.busy for place in victims):
+                if self._starved[model]:
+                    for place in victims:
+                        place.draining = True
+                continue
+            for place in victims:
+                del self._places[place.node.id]
+            self._loading.add(model)
+            self._effects.start_swap(model, evict)
+
+    def _wanted(self) -> list[str]:
+        models = dict.fromkeys(ticket.job.model for ticket in self._queued.values())
+        return [
+            model
+            for model in models
+            if model in self._loadable and model not in self._loading and not self._holding(model)
+        ]
 
     def _refusal(self, job: Job) -> FairleadError | None:
         if self._draining:
             return Draining("the server is shutting down", retry_after_s=5)
         if (misfit := self._misfit(job)) is not None:
             return misfit
-        seat_is_free = any(place.free > 0 for place in self._places.values())
-        if len(self._queued) >= self._capacity and not seat_is_free:
+        if any(place.free > 0 for place in self._holding(job.model)):
+            return None
+        if job.no_queue:
+            return NoQueue("no seat is free, and the request does not want to wait")
+        if len(self._queued) < self._capacity:
+            return None
+        victim = self._line.displace(job.tenant, priority=job.priority)
+        if victim is None:
             return QueueFull(f"the queue is full: {self._capacity} jobs are waiting")
+        displaced = self._queued[victim]
+        self._dequeue(displaced)
+        self._refuse(displaced, Displaced("the queue is full, and others with fewer jobs in it came"))
         return None
 
     def _misfit(self, job: Job) -> InvalidRequest | None:
@@ -182,14 +321,38 @@ class Scheduler:
     def _holding(self, model: str) -> list[Place]:
         return [place for place in self._places.values() if model in place.node.models]
 
+    def _ahead(self, count: int) -> list[Job]:
+        """The `count` jobs that leave next. Of very many the exact order is not worth its time."""
+        tickets = list(self._queued.values())
+        if len(tickets) <= EXACT_ORDER_JOBS:
+            tickets.sort(key=self.position)
+        return [ticket.job for ticket in tickets[:count]]
+
+    # Book-keeping ------------------------------------------------------------------------------------
+
+    def _enqueue(self, ticket: Ticket, push: Callable[..., int]) -> None:
+        job = ticket.job
+        ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
+        ticket.state = TicketState.QUEUED
+        self._queued[ticket.handle] = ticket
+
+    def _dequeue(self, ticket: Ticket) -> None:
+        """Forget a ticket whose entry has left the line."""
+        del self._queued[ticket.handle]
+        if ticket.starved:
+            ticket.starved = False
+            self._starved[ticket.job.model] -= 1
+
+    def _vacate(self, ticket: Ticket) -> None:
+        assert ticket.place is not None
+        ticket.place.give_back(ticket.tokens)
+        ticket.place = None
+
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
         self._line.discard(ticket.handle)
-        del self._queued[ticket.handle]
+        self._dequeue(ticket)
         self._refuse(ticket, error)
 
     def _refuse(self, ticket: Ticket, error: FairleadError) -> None:
         ticket.state = TicketState.DONE
         self._effects.refuse(ticket, error)
-
-    def _forget(self, node: Node) -> None:
-        self._places.pop(node.id, None)

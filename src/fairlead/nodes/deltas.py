@@ -12,9 +12,13 @@ from fairlead.job import Delta
 
 
 class Deltas:
-    """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`."""
+    """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
+
+    `tokens` counts the tokens of all choices that were put so far, whether they have been read or not.
+    """
 
     def __init__(self, choices: int) -> None:
+        self.tokens = 0
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
         self._error: FairleadError | None = None
@@ -28,6 +32,7 @@ class Deltas:
         """Add a piece of the answer. After the end it is dropped: the node may not know of it yet."""
         if self._ended.is_set():
             return
+        self.tokens += len(delta.token_ids)
         earlier = self._waiting.get(delta.index)
         if earlier is None:
             self._waiting[delta.index] = delta

@@ -140,7 +140,12 @@ class EngineNode:
         self._loads += 1
         self._load_progress = 1.0
         logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
-        self._listener.node_up(self, NodeLimits(seats=ready.slots, max_model_len=ready.max_model_len))
+        limits = NodeLimits(
+            seats=ready.slots,
+            max_model_len=ready.max_model_len,
+            cache_tokens=ready.blocks_total * ready.block_size,
+        )
+        self._listener.node_up(self, limits)
 
     def _went_down(self, error: FairleadError) -> None:
         was_up, self._ready = self._ready is not None, None

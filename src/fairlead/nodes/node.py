@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 
 class NodeLimits(msgspec.Struct, frozen=True):
-    """What fits a node. `max_model_len`: prompt + output tokens of one sequence."""
+    """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: of all that
+    run at once, None if the node does not say.
+    """
 
     seats: int
     max_model_len: int
+    cache_tokens: int | None = None
 
 
 class Node(Protocol):

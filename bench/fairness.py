@@ -1,0 +1,202 @@
+"""Who gets served, who waits, and who is told the truth about it?
+
+    python bench/fairness.py [--json bench/results/fairness.json] [--plot service.png]
+
+The real scheduler over the real queue, in virtual time, with seats that only pass it: the same numbers on
+every machine. `simulation/` has the workloads. Each goal of the performance page is printed beside what came
+out, and beside what the usual way of doing it comes to on the same requests.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from simulation.backlog import LARGE, LIGHT, SMALL, Backlog, backlog
+from simulation.contention import flood, overload, share_after_idling
+from simulation.forecasts import forecasts
+from simulation.placing import by_old_reports, by_own_counts
+
+
+class Row(NamedTuple):
+    """One line of the table. `usual` and `measured` are in the same unit; the goal is a range of it."""
+
+    what: str
+    usual: float
+    measured: float
+    least: float | None
+    most: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None if there is none."""
+        if self.least is None and self.most is None:
+            return None
+        above = self.least is None or self.measured >= self.least
+        return above and (self.most is None or self.measured <= self.most)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write the table")
+    parser.add_argument("--plot", type=Path, help="where to draw the service of each tenant over time")
+    options = parser.parse_args()
+
+    by_turns, by_tokens = backlog("roundRobin"), backlog("tokens")
+    rows = [*backlog_rows(by_turns, by_tokens), *contention_rows(), *forecast_rows(), *placing_rows()]
+    print(f"{'what':72} {'usual':>10} {'measured':>10}  goal")
+    for row in rows:
+        verdict = {True: "met", False: "MISSED", None: ""}[row.met]
+        print(f"{row.what:72} {row.usual:10.4g} {row.measured:10.4g}  {goal(row):12} {verdict}")
+    if options.json:
+        table = [row._asdict() | {"met": row.met} for row in rows]
+        options.json.write_text(json.dumps({"rows": table}, indent=1) + "\n")
+    if options.plot:
+        draw({"roundRobin": by_turns, "tokens": by_tokens}, options.plot)
+
+
+def backlog_rows(by_turns: Backlog, by_tokens: Backlog) -> list[Row]:
+    """Two tenants that always want more, and eight that want little."""
+    by_arrival = backlog("arrival")
+    ratio = by_tokens.throughput / by_turns.throughput
+    return [
+        Row(
+            "gap in weighted service over 540 s, round robin | tokens",
+            by_turns.gap,
+            by_tokens.gap,
+            None,
+            10_000,
+        ),
+        Row(
+            "that gap over the bound of the theory, round robin | tokens",
+            by_turns.gap / by_turns.bound,
+            by_tokens.gap / by_tokens.bound,
+            None,
+            1.0,
+        ),
+        Row(
+            "light p99 wait, s, arrival | round robin",
+            by_arrival.light_p99_s,
+            by_turns.light_p99_s,
+            None,
+            None,
+        ),
+        Row("light p99 wait, s, arrival | tokens", by_arrival.light_p99_s, by_tokens.light_p99_s, None, 2.5),
+        Row("weighted throughput over round robin's, | tokens", 1.0, ratio, 0.97, None),
+    ]
+
+
+def contention_rows() -> list[Row]:
+    """A flood, a burst after idling, overload."""
+    nothing, greedy, stubborn = flood("nothing"), flood("greedy"), flood("stubborn")
+    once, helpless = flood("flood"), flood("stubborn", displacing=False)
+    return [
+        Row(
+            "refused of the others in a flood, no displacement | ours",
+            helpless.refused,
+            stubborn.refused,
+            None,
+            0.001,
+        ),
+        Row(
+            "p99 wait over that beside a merely greedy tenant, no flood | flood",
+            nothing.p99_s / greedy.p99_s,
+            stubborn.p99_s / greedy.p99_s,
+            None,
+            1.2,
+        ),
+        Row(
+            "p99 wait over that beside nobody, | flood of 1,000 once",
+            1.0,
+            once.p99_s / nothing.p99_s,
+            None,
+            None,
+        ),
+        Row(
+            "share taken after an idle burst, no lift | lift",
+            share_after_idling(lifting=False),
+            share_after_idling(lifting=True),
+            0.45,
+            0.55,
+        ),
+        Row(
+            "504s a request at 2.25 x overload, retried | not retried",
+            overload(retrying_timeouts=True).timeouts,
+            overload(retrying_timeouts=False).timeouts,
+            None,
+            0.05,
+        ),
+        Row(
+            "504s a request, all admitted | refused above 30 s of estimated wait",
+            overload(retrying_timeouts=False).timeouts,
+            overload(retrying_timeouts=False, refused_above_s=30.0).timeouts,
+            None,
+            0.05,
+        ),
+    ]
+
+
+def forecast_rows() -> list[Row]:
+    """How right the forecasts are, under both kinds of fairness."""
+    rows = []
+    for order in ("roundRobin", "tokens"):
+        result = forecasts(order)
+        rows += [
+            Row(f"{order}: wait, median error, mean by arrival | by fair position", *result[:2], None, None),
+            Row(
+                f"{order}: wait, median error, mean by arrival | quantile",
+                result[0],
+                result.quantile,
+                None,
+                0.35,
+            ),
+            Row(f"{order}: coverage of P90", 0.9, result.p90_coverage, 0.87, 0.93),
+        ]
+    return rows
+
+
+def placing_rows() -> list[Row]:
+    """Sixteen nodes at 80 %."""
+    usual, ours = by_old_reports(), by_own_counts()
+    return [
+        Row("idle node hit, 1 s old reports | own counts", usual.idle_hit, ours.idle_hit, 0.999, None),
+        Row(
+            "p99 wait, s, 16 nodes at 80 %, 1 s old reports | own counts", usual.p99_s, ours.p99_s, None, 6.0
+        ),
+    ]
+
+
+def goal(row: Row) -> str:
+    """Return the range in words."""
+    if row.least is not None and row.most is not None:
+        return f"{row.least:g} to {row.most:g}"
+    if row.least is not None:
+        return f">= {row.least:g}"
+    return f"<= {row.most:g}" if row.most is not None else ""
+
+
+def draw(runs: dict[str, Backlog], path: Path) -> None:
+    """Draw the service of the two backlogged tenants, and of all light ones together, over time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(runs), figsize=(9, 3.2), sharey=True, layout="constrained")
+    for panel, (order, run) in zip(panels, runs.items(), strict=True):
+        light = [sum(at_once) for at_once in zip(*(run.served[tenant] for tenant in LIGHT), strict=True)]
+        for label, service in (
+            (LARGE, run.served[LARGE]),
+            (SMALL, run.served[SMALL]),
+            ("eight light", light),
+        ):
+            panel.plot(range(1, len(service) + 1), service, label=label)
+        panel.set_title(f"queue.fairness: {order}")
+        panel.set_xlabel("seconds")
+    panels[0].set_ylabel("weighted tokens served")
+    panels[0].legend()
+    figure.savefig(path, dpi=70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The real scheduler and the real queue, with seats that only pass the time.
+
+The one place where a simulation touches the scheduler. It does what the dispatcher does around it: costs
+from predicted lengths, charges as tokens flow, deadlines.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.ticket import Ticket
+from fairlead.errors import FairleadError, QueueTimeout
+from fairlead.job import Job, Sampling
+from fairlead.nodes.node import NodeLimits
+from simulation.clock import Clock
+from simulation.workload import MAX_TOKENS, Request, Speed
+
+if TYPE_CHECKING:
+    from fairlead.nodes.deltas import Deltas
+
+MODEL = "model"
+METER_S = 0.25
+WEIGHTS = TokenWeights()
+
+# arrival: all tenants as one, so first come, first served.
+Order = Literal["arrival", "roundRobin", "tokens"]
+
+
+class Desk:
+    """Takes requests, seats them, ends them. `ended` is told of each, once, whatever became of
+    it, `granted` of each that gets a seat; the latter must not submit another.
+
+    `displacing=False` refuses every newcomer to a full queue, as if there were no displacement.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        order: Order,
+        nodes: int = 1,
+        seats: int = 8,
+        capacity: int = 100,
+        displacing: bool = True,
+        timeout_s: float | None = None,
+        granted: Callable[[Request], None] = lambda _: None,
+        ended: Callable[[Request], None] = lambda _: None,
+    ) -> None:
+        self.clock = clock
+        self.speed = Speed()
+        self.seats = nodes * seats
+        self.lengths = LengthPredictor()
+        self.requests: list[Request] = []
+        self.running: dict[Request, Ticket] = {}
+        self.waiting: dict[Request, Ticket] = {}
+        self.granted_to_idle = 0
+        self.granted_while_idle = 0
+        self._served: dict[str, float] = {}
+        self._as_one = order == "arrival"
+        self._displacing = displacing
+        self._capacity = capacity
+        self._timeout_s = timeout_s
+        self._granted = granted
+        self._ended = ended
+        self._requests: dict[Ticket, Request] = {}
+        self._busy = dict.fromkeys(range(nodes), 0)
+        self._node_of: dict[Request, int] = {}
+        fairness: Literal["roundRobin", "tokens"] = "tokens" if order == "tokens" else "roundRobin"
+        self._scheduler = Scheduler(self, capacity=capacity, random=Random(1), fairness=fairness)
+        for number in range(nodes):
+            limits = NodeLimits(seats=seats, max_model_len=10 * MAX_TOKENS)
+            self._scheduler.node_up(_Node(str(number)), limits)
+        if order == "tokens":
+            clock.every(METER_S, self._meter)
+
+    # What a client does ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, model: str = MODEL) -> None:
+        """A request arrives now."""
+        request.submitted_s = self.clock.now_s
+        self.requests.append(request)
+        ticket = self._ticket(request, model)
+        self._requests[ticket] = request
+        self.waiting[request] = ticket
+        if not self._displacing and len(self.waiting) > self._capacity and len(self.running) == self.seats:
+            self._refused(request, "queue_full")
+            return
+        self._scheduler.submit(ticket)
+        if self._timeout_s is not None and request in self.waiting:
+            self.clock.after(self._timeout_s, partial(self._deadline, request))
+
+    # What can be seen from outside -------------------------------------------------------------------
+
+    def ahead_of(self, request: Request) -> list[Request]:
+        """Return the waiting requests that leave before this one, in that order."""
+        positions = {other: self._scheduler.position(ticket) for other, ticket in self.waiting.items()}
+        own = positions[request]
+        return sorted((other for other, at in positions.items() if at < own), key=positions.__getitem__)
+
+    def service(self) -> dict[str, float]:
+        """Return the weighted tokens each tenant has been served until now."""
+        served = self._served.copy()
+        for request in self.running:
+            assert request.granted_s is not None
+            done = self.speed.progress(request, self.clock.now_s - request.granted_s)
+            served[request.tenant] = served.get(request.tenant, 0.0) + WEIGHTS.cost(*done)
+        return served
+
+    # What the scheduler asks for (Effects) -----------------------------------------------------------
+
+    def grant(self, ticket: Ticket) -> None:
+        """The request begins, and is over after its service time."""
+        request = self._requests[ticket]
+        del self.waiting[request]
+        self.running[request] = ticket
+        request.granted_s = self.clock.now_s
+        assert ticket.place is not None
+        self._count(request, int(ticket.place.node.id))
+        self.clock.after(self.speed.service_s(request), partial(self._finish, request))
+        self._granted(request)
+
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        """The request is over."""
+        self._refused(self._requests[ticket], error.code)
+
+    def stop(self, ticket: Ticket, error: FairleadError) -> None:
+        """Only streams are stopped, and here are none."""
+        raise AssertionError(ticket, error)
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        """Only loadable models are swapped, and here are none."""
+        raise AssertionError(model, evict)
+
+    # What passes -------------------------------------------------------------------------------------
+
+    def _ticket(self, request: Request, model: str) -> Ticket:
+        tenant = "everybody" if self._as_one else request.tenant
+        output_tokens = self.lengths.predict(request.tenant, MODEL, max_tokens=MAX_TOKENS)
+        job = Job("", tenant, model, (range(request.prompt_tokens),), Sampling(max_tokens=MAX_TOKENS))
+        return Ticket(job, cost=WEIGHTS.cost(request.prompt_tokens, output_tokens))
+
+    def _finish(self, request: Request) -> None:
+        ticket = self.running.pop(request)
+        self._busy[self._node_of.pop(request)] -= 1
+        request.finished_s = self.clock.now_s
+        self.lengths.observe(request.tenant, MODEL, request.output_tokens)
+        cost = WEIGHTS.cost(request.prompt_tokens, request.output_tokens)
+        self._served[request.tenant] = self._served.get(request.tenant, 0.0) + cost
+        self._scheduler.finished(ticket, cost=cost)
+        self._end(request, ticket)
+
+    def _deadline(self, request: Request) -> None:
+        if (ticket := self.waiting.get(request)) is not None:
+            self._scheduler.deadline(ticket, QueueTimeout("waited too long"))
+
+    def _refused(self, request: Request, code: str) -> None:
+        request.refused = code
+        self._end(request, self.waiting.pop(request))
+
+    def _end(self, request: Request, ticket: Ticket) -> None:
+        del self._requests[ticket]
+        # Not at once: effects must not call back into the scheduler.
+        self.clock.after(0.0, partial(self._ended, request))
+
+    def _meter(self) -> None:
+        for request, ticket in self.running.items():
+            assert request.granted_s is not None
+            done = self.speed.progress(request, self.clock.now_s - request.granted_s)
+            self._scheduler.charge(ticket, WEIGHTS.cost(*done))
+
+    def _count(self, request: Request, node: int) -> None:
+        if 0 in self._busy.values():
+            self.granted_while_idle += 1
+            self.granted_to_idle += self._busy[node] == 0
+        self._busy[node] += 1
+        self._node_of[request] = node
+
+
+class _Node:
+    """All the scheduler wants to know of a node."""
+
+    models = frozenset({MODEL})
+
+    def __init__(self, id: str) -> None:  # noqa: A002  # the protocol's name for it
+        self.id = id
+
+    def generate(self, job: Job) -> "AbstractAsyncContextManager[Deltas]":
+        raise AssertionError(job)

@@ -1,0 +1,37 @@
+"""What HTTP shows of the queue, and the one thing it lets a client do to it: cancel a job of its own."""
+
+from quart import Quart, Response, g, request
+
+from fairlead.api.access import owner_of
+from fairlead.api.body import told
+from fairlead.api.edge import Edge, json_response
+from fairlead.errors import NotFound
+
+
+class Queue:
+    """`/queue`, `/queue/estimate`, `/v1/requests/{id}/cancel`."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._services = edge.services
+
+    def add_to(self, app: Quart) -> None:
+        """Register the routes."""
+        app.add_url_rule("/queue", view_func=self.queue, methods=["GET"])
+        app.add_url_rule("/queue/estimate", view_func=self.estimate, methods=["GET"])
+        app.add_url_rule("/v1/requests/<path:request_id>/cancel", view_func=self.cancel, methods=["POST"])
+
+    async def queue(self) -> Response:
+        """The queue's totals."""
+        return json_response(self._services.queue_statistics())
+
+    async def estimate(self) -> Response:
+        """What a new job of the caller would be told; `?model=` as in a job, `X-Priority` too."""
+        model = self._edge.find_model(request.args.get("model"))
+        return json_response(self._services.estimate(model.name, self._edge.tenant(), self._edge.priority()))
+
+    async def cancel(self, request_id: str) -> Response:
+        """End a waiting or running job of the same key; nobody learns of another key's jobs."""
+        if not self._services.gateway.cancel(request_id, owner_of(g.api_key)):
+            raise NotFound(f"no request {told(request_id)} of yours is waiting or running")
+        return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -1,0 +1,47 @@
+"""A job's place in the queue, then its seat: what the scheduler knows of it."""
+
+from enum import StrEnum
+
+from fairlead.dispatch.placement import Place
+from fairlead.job import Job
+
+
+class TicketState(StrEnum):
+    """QUEUED ⇄ GRANTED → DONE; back only when a node gives a job back. A refusal skips GRANTED."""
+
+    NEW = "new"
+    QUEUED = "queued"
+    GRANTED = "granted"
+    DONE = "done"
+
+
+class Ticket:
+    """`cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` what it is
+    likely to take of a node's cache. `attempts` counts grants. `has_begun`: its first delta is on its way.
+    Only the scheduler writes to it.
+    """
+
+    __slots__ = (
+        "attempts",
+        "charged",
+        "cost",
+        "handle",
+        "has_begun",
+        "job",
+        "place",
+        "starved",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, job: Job, *, cost: float = 1.0, tokens: int = 0) -> None:
+        self.job = job
+        self.cost = cost
+        self.tokens = tokens
+        self.state = TicketState.NEW
+        self.handle = -1
+        self.place: Place | None = None
+        self.attempts = 0
+        self.charged = 0.0
+        self.has_begun = False
+        self.starved = False

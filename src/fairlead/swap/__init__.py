@@ -1,0 +1,1 @@
+"""Which models make room for which: pure policies."""

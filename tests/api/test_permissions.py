@@ -1,0 +1,173 @@
+"""What a key may ask for: priorities and models."""
+
+from dataclasses import replace
+
+import pytest
+
+from fairlead.config import ApiKey, QueueConfig
+
+CHAT = "/v1/chat/completions"
+PLAIN = ApiKey("sk-plain")
+FIRST = ApiKey("sk-first", priority="high")
+LAST = ApiKey("sk-last", priority="low")
+
+
+def bearer(key: ApiKey | None, **more: str) -> dict[str, str]:
+    return {**({"Authorization": f"Bearer {key.key}"} if key else {}), **more}
+
+
+async def priority(client, chat, key=None, *, header=None, **fields):
+    """Return the job's priority, or the status and param of the refusal."""
+    client.gateway.jobs.clear()
+    headers = bearer(key, **({"X-Priority": header} if header is not None else {}))
+    reply = await client.post(CHAT, chat(**fields), headers=headers)
+    if reply.status != 200:
+        return reply.status, reply.error["param"]
+    return client.gateway.job.priority
+
+
+# Priority ------------------------------------------------------------------------------------------
+
+
+async def test_without_keys_everybody_may_have_any_class_and_gets_the_middle_one(client, chat):
+    assert 1 == await priority(client, chat)
+    assert [0, 1, 2] == [await priority(client, chat, priority=name) for name in ("high", "normal", "low")]
+
+
+async def test_the_header_wins_over_the_body(client, chat):
+    assert 2 == await priority(client, chat, header="low", priority="high")
+    assert 0 == await priority(client, chat, header="", priority="high")
+
+
+async def test_a_key_has_what_it_allows_and_less(client_with, chat):
+    client = client_with(PLAIN, FIRST, LAST)
+    refused = (403, "priority")
+    for key, expected in (
+        (PLAIN, [1, refused, 1, 2]),
+        (FIRST, [1, 0, 1, 2]),
+        (LAST, [2, refused, refused, 2]),
+    ):
+        asked = (None, "high", "normal", "low")
+        assert expected == [await priority(client, chat, key, header=name) for name in asked]
+        assert expected == [await priority(client, chat, key, priority=name) for name in asked]
+
+
+async def test_a_refusal_names_both_priorities(client_with, chat):
+    reply = await client_with(LAST).post(CHAT, chat(priority="high"), headers=bearer(LAST))
+    assert "priority: this API key allows at most 'low', not 'high'" == reply.error["message"]
+    assert ("forbidden", "permission_error") == (reply.error["code"], reply.error["type"])
+
+
+@pytest.mark.parametrize(
+    "header", ["High", "HIGH", "high,low", "0", "-1", "urgent", "\xe9", "\x00", "'\"\\", "x" * 60_000]
+)
+async def test_a_priority_that_is_none_is_a_short_400(client, chat, header):
+    reply = await client.post(CHAT, chat(), headers={"X-Priority": header})
+    assert (400, "priority") == (reply.status, reply.error["param"])
+    assert "high, normal, low" in reply.error["message"]
+    assert len(reply.body) < 600
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True, [], {}, "urgent", "x" * 10_000])
+async def test_a_bodys_priority_must_be_a_name(client, chat, value):
+    assert (400, "priority") == await priority(client, chat, priority=value)
+
+
+@pytest.mark.parametrize(
+    ("classes", "default"), [(("only",), 0), (("paid", "free"), 1), (("a", "b", "c", "d"), 2)]
+)
+async def test_classes_can_be_others(client_with, chat, classes, default):
+    client = client_with(queue=QueueConfig(classes=classes))
+    assert default == await priority(client, chat)
+    assert 0 == await priority(client, chat, priority=classes[0])
+    assert (400, "priority") == await priority(client, chat, priority="normal")
+
+
+# X-No-Queue ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("headers", "expected"), [({}, False), ({"X-No-Queue": "1"}, True)])
+async def test_who_will_not_wait_says_so_in_a_header(client, chat, headers, expected):
+    await client.post(CHAT, chat(), headers=headers)
+    assert expected is client.gateway.job.no_queue
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+async def test_an_empty_header_or_a_zero_means_no(client, chat, value):
+    await client.post(CHAT, chat(), headers={"X-No-Queue": value})
+    assert client.gateway.job.no_queue is False
+
+
+@pytest.mark.parametrize("value", ["yes", "11", "1,1", "\xb9", "x" * 10_000])
+async def test_any_other_value_is_refused_rather_than_guessed(client, chat, value):
+    reply = await client.post(CHAT, chat(), headers={"X-No-Queue": value})
+    assert (400, "X-No-Queue") == (reply.status, reply.error["param"])
+    assert len(reply.body) < 600
+    assert [] == client.gateway.jobs
+
+
+# Owner ---------------------------------------------------------------------------------------------
+
+
+async def test_the_owner_is_the_key_and_does_not_show_it(client_with, chat):
+    keys = (ApiKey("sk-one", user="ana"), ApiKey("sk-two", user="ana", trusted=True))
+    client = client_with(*keys)
+    for key in keys:
+        await client.post(CHAT, chat(user="bob"), headers=bearer(key))
+    first, second = (job.owner for job in client.gateway.jobs)
+    assert first != second
+    assert not any("sk-" in owner or "one" in owner for owner in (first, second))
+
+
+async def test_without_keys_there_are_no_owners(client, chat):
+    await client.post(CHAT, chat())
+    assert "" == client.gateway.job.owner
+
+
+# Models --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(model):
+    """Another model, that answers like the first."""
+    return replace(model, name="other")
+
+
+def with_two(client_with, model, other, *keys):
+    return client_with(*keys, models={"small": model, "other": other})
+
+
+async def test_a_key_sees_and_has_its_models_only(client_with, chat, model, other):
+    key = ApiKey("sk-small", models=("tiny",))
+    client = with_two(client_with, model, other, key, PLAIN)
+    listed = (await client.get("/v1/models", headers=bearer(key))).json["data"]
+    assert ["small"] == [card["id"] for card in listed]
+    assert 2 == len((await client.get("/v1/models", headers=bearer(PLAIN))).json["data"])
+    for name in ("small", "tiny"):
+        assert 200 == (await client.post(CHAT, chat(model=name), headers=bearer(key))).status
+    for reply in (
+        await client.post(CHAT, chat(model="other"), headers=bearer(key)),
+        await client.post("/v1/completions", {"model": "other", "prompt": "a"}, headers=bearer(key)),
+        await client.post("/tokenize", {"model": "other", "prompt": "a"}, headers=bearer(key)),
+        await client.post("/detokenize", {"model": "other", "tokens": [1]}, headers=bearer(key)),
+        await client.get("/v1/models/other", headers=bearer(key)),
+        await client.get("/queue/estimate?model=other", headers=bearer(key)),
+    ):
+        assert (403, "forbidden", "model") == (reply.status, reply.error["code"], reply.error["param"])
+        assert "'other'" in reply.error["message"]
+    assert 404 == (await client.post(CHAT, chat(model="huge"), headers=bearer(key))).status
+
+
+async def test_without_a_name_the_only_model_a_key_may_use_is_meant(client_with, chat, model, other):
+    key = ApiKey("sk-other", models=("other",))
+    client = with_two(client_with, model, other, key, PLAIN)
+    assert 200 == (await client.post(CHAT, chat(model=None), headers=bearer(key))).status
+    assert "other" == client.gateway.job.model
+    assert 400 == (await client.post(CHAT, chat(model=None), headers=bearer(PLAIN))).status
+
+
+async def test_a_key_whose_models_are_not_served_has_none(client_with, chat):
+    key = ApiKey("sk-gone", models=("gone",))
+    client = client_with(key)
+    assert [] == (await client.get("/v1/models", headers=bearer(key))).json["data"]
+    assert 403 == (await client.post(CHAT, chat(model=None), headers=bearer(key))).status

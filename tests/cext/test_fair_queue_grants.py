@@ -1,0 +1,281 @@
+"""Retries, displacement, what fits, shares of the classes: on the kernel and on its oracle."""
+
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cext.fair_queue_oracle import FairQueueOracle
+from fairlead._cext.fairqueue import FairQueue, Full
+
+both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
+fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
+
+
+def push_all(queue, names, **options):
+    return {queue.push(name, **options): name for name in names}
+
+
+def pop_all(queue, names):
+    return "".join(names[queue.pop()] for _ in range(len(queue)))
+
+
+# Retries -------------------------------------------------------------------------------------------
+
+
+@both
+@fairly
+def test_a_retry_goes_first_and_takes_nobody_s_turn(new_queue, fairness):
+    queue = new_queue(capacity=4, fairness=fairness)
+    names = push_all(queue, "AABB")
+    first = queue.pop()
+    names[queue.push_front("A")] = "a"
+    assert "A" == names[first]
+    assert "aBAB" == pop_all(queue, names)
+
+
+@both
+@fairly
+def test_as_many_turns_as_were_taken_in_vain_come_back(new_queue, fairness):
+    queue = new_queue(capacity=8, fairness=fairness)
+    names = push_all(queue, "AAAABBBB")
+    failed = [queue.pop() for _ in range(4)]
+    assert "ABAB" == "".join(names[handle] for handle in failed)
+    for handle in reversed(failed):
+        names[queue.push_front(names[handle])] = names[handle].lower()
+    assert "ababABAB" == pop_all(queue, names)
+
+
+@both
+def test_a_retry_is_not_charged_again(new_queue):
+    queue = new_queue(capacity=1, fairness="tokens")
+    queue.push("A", 10.0)
+    queue.pop()
+    charged = queue.counter("A")
+    queue.push_front("A", 10.0)
+    queue.pop()
+    assert (10.0, 10.0) == (charged, queue.counter("A"))
+
+
+@both
+def test_a_retry_is_never_refused_and_never_displaced(new_queue):
+    queue = new_queue(capacity=2)
+    retries = [queue.push_front("A") for _ in range(4)]
+    assert queue.displace("B") is None
+    with pytest.raises(Full):
+        queue.push("B")
+    assert retries[::-1] == [queue.pop() for _ in retries]
+
+
+# Displacement --------------------------------------------------------------------------------------
+
+
+@both
+@fairly
+def test_a_newcomer_displaces_the_newest_of_who_has_most(new_queue, fairness):
+    queue = new_queue(capacity=5, fairness=fairness)
+    handles = list(push_all(queue, "BAAAB"))
+    assert handles[3] == queue.displace("C")
+    assert (4, 1) == (len(queue), queue.statistics().displaced)
+
+
+@both
+@fairly
+@pytest.mark.parametrize(("newcomer", "displaces"), [("A", False), ("B", False), ("C", True)])
+def test_only_who_has_two_more_than_the_newcomer_is_displaced(new_queue, fairness, newcomer, displaces):
+    queue = new_queue(capacity=3, fairness=fairness)
+    push_all(queue, "AAB")
+    assert displaces == (queue.displace(newcomer) is not None)
+
+
+@both
+def test_what_the_newcomer_has_in_other_classes_counts(new_queue):
+    queue = new_queue(capacity=5)
+    push_all(queue, "BB", priority=0)
+    push_all(queue, "AAA")
+    assert queue.displace("B") is None
+
+
+@both
+def test_a_lower_class_makes_room_whoever_waits_in_it(new_queue):
+    queue = new_queue(capacity=6)
+    push_all(queue, "AAAA")
+    low = list(push_all(queue, "BC", priority=2))
+    assert {queue.displace("A"), queue.push("A") and queue.displace("A")} == set(low)
+
+
+@both
+def test_a_higher_class_never_makes_room(new_queue):
+    queue = new_queue(capacity=4)
+    push_all(queue, "AAAA", priority=0)
+    assert queue.displace("B", priority=1) is None
+
+
+@both
+@fairly
+def test_light_tenants_get_in_while_one_floods(new_queue, fairness):
+    queue = new_queue(capacity=100, fairness=fairness)
+    refused = Counter()
+    for number in range(2000):
+        tenant = "flood" if number % 20 else f"light {number % 7}"
+        if len(queue) == 100 and queue.displace(tenant) is None:
+            refused[tenant] += 1
+        else:
+            queue.push(tenant)
+        if number % 10 == 0 and len(queue) == 100:
+            queue.pop()
+    assert {"flood"} == set(refused)
+
+
+# What fits -----------------------------------------------------------------------------------------
+
+
+@both
+@fairly
+def test_a_skipped_entry_blocks_nobody_and_keeps_its_place(new_queue, fairness):
+    queue = new_queue(capacity=40, bypass=0, fairness=fairness)
+    seatless = queue.push("A")
+    others = [queue.push("B") for _ in range(30)]
+    assert others == [queue.pop(lambda handle: None if handle == seatless else True) for _ in others]
+    assert seatless == queue.pop(lambda _handle: True)
+
+
+@both
+def test_entries_are_asked_tenant_by_tenant_and_first_to_last(new_queue):
+    queue = new_queue(capacity=9)
+    names = {queue.push(tenant, priority=priority): f"{tenant}{priority}" for tenant, priority in
+             [("A", 1), ("B", 1), ("A", 1), ("A", 0), ("C", 7)]}  # fmt: skip
+    asked = []
+    with pytest.raises(IndexError):
+        queue.pop(lambda handle: asked.append(names[handle]))
+    assert ["A0", "A1", "A1", "B1", "C7"] == asked
+
+
+@both
+def test_the_turn_is_whose_entry_left(new_queue):
+    queue = new_queue(capacity=9)
+    names = push_all(queue, "ABCABC")
+    assert "B" == names[queue.pop(lambda handle: names[handle] == "B" or None)]
+    assert "ACBAC" == pop_all(queue, names)
+
+
+@both
+@fairly
+def test_a_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fairness):
+    queue = new_queue(capacity=40, fairness=fairness)
+    large = queue.push("A", size=100)
+    for tenant in "BCBCBCBCBCBC":
+        queue.push(tenant, size=1)
+    popped = []
+    with suppress(IndexError):
+        while True:
+            popped.append(queue.pop(lambda handle: queue.size(handle) <= 10))
+    assert 8 == len(popped)
+    assert large == queue.pop(lambda _handle: True)
+    assert 4 == len(queue.pop_many(10, 10))
+
+
+@both
+def test_what_stands_before_the_head_does_not_pass_it(new_queue):
+    queue = new_queue(capacity=9, bypass=0)
+    large = queue.push("A")
+    urgent = [queue.push("B", priority=0) for _ in range(3)]
+    assert urgent == [queue.pop(lambda handle: handle != large) for _ in urgent]
+
+
+@both
+def test_a_question_that_raises_changes_nothing(new_queue):
+    queue = new_queue(capacity=3)
+    names = push_all(queue, "ABA")
+    with pytest.raises(ZeroDivisionError):
+        queue.pop(lambda _handle: 1 / 0)
+    assert "ABA" == pop_all(queue, names)
+
+
+@both
+def test_a_batch_fills_the_budget_and_leaves_the_rest(new_queue):
+    queue = new_queue(capacity=9)
+    sizes = {queue.push("A", size=size): size for size in (4, 7, 3, 3, 1)}
+    assert [4, 3, 3] == [sizes[handle] for handle in queue.pop_many(9, 10)]
+    assert [7, 1] == [sizes[handle] for handle in queue.pop_many(9, 8)]
+
+
+@both
+def test_a_batch_stops_at_its_count_and_skips_what_was_cancelled(new_queue):
+    queue = new_queue(capacity=9)
+    handles = [queue.push("A") for _ in range(5)]
+    queue.discard(handles[1])
+    assert [handles[0], handles[2]] == queue.pop_many(2, 10**30)
+    assert [] == queue.pop_many(0, 1)
+
+
+@both
+def test_one_too_large_for_any_batch_blocks_no_caller_and_can_be_discarded(new_queue):
+    queue = new_queue(capacity=40)
+    endless = queue.push("A", size=1000)
+    for _ in range(20):
+        queue.push("B", size=1)
+    assert [8, 0, 0] == [len(queue.pop_many(20, 20)) for _ in range(3)]
+    queue.discard(endless)
+    assert 12 == len(queue.pop_many(20, 20))
+
+
+@both
+@pytest.mark.parametrize(("count", "budget"), [(-1, 1), (1, -1), (-(2**70), 1)])
+def test_a_batch_less_than_nothing_is_refused(new_queue, count, budget):
+    with pytest.raises(ValueError):
+        new_queue(capacity=1).pop_many(count, budget)
+
+
+# Shares --------------------------------------------------------------------------------------------
+
+
+@both
+@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+@given(min_share=st.sampled_from([0.05, 0.1, 0.25, 0.33]), lengths=st.tuples(*[st.integers(1, 60)] * 3))
+def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, lengths):
+    queue = new_queue(capacity=200, min_share=min_share)
+    for priority, length in enumerate(lengths):
+        push_all(queue, "A" * length, priority=priority)
+    left = list(lengths)
+    popped = 0
+    while all(left):
+        left[queue.priority(next_to_leave(queue))] -= 1
+        queue.pop()
+        popped += 1
+        for priority in (1, 2):
+            assert lengths[priority] - left[priority] >= popped * min_share - 2
+
+
+def next_to_leave(queue):
+    """The handle that the next pop takes: none is taken when the question raises."""
+    asked = []
+
+    def note(handle):
+        asked.append(handle)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        queue.pop(note)
+    return asked[0]
+
+
+@both
+def test_a_tenth_is_every_tenth_pop(new_queue):
+    queue = new_queue(capacity=60, min_share=0.1)
+    names = push_all(queue, "h" * 40, priority=0) | push_all(queue, "l" * 10, priority=2)
+    assert ("h" * 10 + "l" + ("h" * 9 + "l") * 2) == "".join(names[queue.pop()] for _ in range(31))
+
+
+@both
+def test_a_class_saves_nothing_up_while_it_is_empty(new_queue):
+    queue = new_queue(capacity=60, min_share=0.25)
+    push_all(queue, "h" * 40, priority=0)
+    low = queue.push("l", priority=1)
+    for _ in range(3):
+        queue.pop()
+    queue.discard(low)
+    low = queue.push("l", priority=1)
+    assert 4 == queue.position(low)

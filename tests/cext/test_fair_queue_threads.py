@@ -1,0 +1,247 @@
+"""Several threads on one queue; questions that change it; and what was wrong in the queue it grew from."""
+
+import random
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from fairlead._cext.fairqueue import FairQueue, Full
+
+fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
+
+
+@pytest.fixture(autouse=True)
+def threads_take_turns_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*works):
+    """Runs each in a thread of its own, all at once, and raises what any of them raised."""
+    failures = []
+    gate = threading.Barrier(len(works))
+
+    def run(work):
+        gate.wait()
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (the test raises it)
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=[work]) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@fairly
+def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one branch a method)
+    queue = FairQueue(capacity=300, fairness=fairness, min_share=0.1)
+    pushed, popped, discarded = [], [], []
+
+    def work(seed):
+        chance = random.Random(seed)
+        own = []
+        for number in range(12_500):
+            action = chance.random()
+            if action < 0.5:
+                with suppress(Full):
+                    own.append(queue.push(chance.choice("ABCDEFG"), number % 5, priority=number % 3))
+                    pushed.append(own[-1])
+            elif action < 0.6:
+                own.append(queue.push_front("R", priority=number % 3))
+                pushed.append(own[-1])
+            elif action < 0.8:
+                with suppress(IndexError):
+                    popped.append(queue.pop())
+            elif action < 0.85:
+                with suppress(IndexError):
+                    popped.append(queue.pop(lambda handle: (True, None, False)[hash(handle) % 3]))
+            elif action < 0.9:
+                popped.extend(queue.pop_many(3, 100))
+            elif action < 0.97 and own:
+                handle = chance.choice(own)
+                if queue.discard(handle):
+                    discarded.append(handle)
+            elif (handle := queue.displace("Z", priority=0)) is not None:
+                discarded.append(handle)
+
+    together(*[lambda seed=seed: work(seed) for seed in range(4)])
+    popped.extend(queue.pop_many(10**6, 10**6))
+    assert 0 == len(queue)
+    assert sorted(pushed) == sorted(popped + discarded)
+    statistics = queue.statistics()
+    assert (len(pushed), len(popped)) == (statistics.pushed, statistics.popped)
+
+
+@fairly
+def test_entries_are_conserved_while_another_thread_clears(fairness):
+    queue = FairQueue(capacity=1000, fairness=fairness)
+    popped = []
+    pushed = 0
+
+    def push():
+        nonlocal pushed
+        for number in range(10_000):
+            with suppress(Full):
+                queue.push(number % 50, number % 3, priority=number % 8)
+                pushed += 1
+
+    def pop():
+        for _ in range(8_000):
+            with suppress(IndexError):
+                popped.append(queue.pop(lambda handle: handle % 7 != 0 or None))
+
+    def clear():
+        for _ in range(300):
+            queue.clear()
+
+    together(push, pop, pop, clear)
+    statistics = queue.statistics()
+    assert (pushed, len(popped)) == (statistics.pushed, statistics.popped)
+    assert len(set(popped)) == len(popped)
+    assert pushed == len(queue) + statistics.popped + statistics.discarded
+
+
+def test_of_a_pop_and_a_cancel_of_the_same_entry_one_wins():
+    queue = FairQueue(capacity=10_000)
+    handles = [queue.push("A") for _ in range(10_000)]
+    popped, discarded = [], []
+
+    def pop():
+        with suppress(IndexError):
+            while True:
+                popped.append(queue.pop())
+
+    def discard():
+        discarded.extend(handle for handle in handles if queue.discard(handle))
+
+    together(pop, pop, discard)
+    assert sorted(handles) == sorted(popped + discarded)
+
+
+def test_a_queue_can_be_dropped_while_it_is_full_and_asked():
+    name = repr(2**100)
+    references = sys.getrefcount(name)
+    queue = FairQueue(capacity=100)
+    for _ in range(100):
+        queue.push(name)
+
+    def drop_it(_handle):
+        nonlocal queue
+        queue = None
+        return True
+
+    queue.pop(drop_it)
+    assert references == sys.getrefcount(name)
+
+
+# Questions that change the queue -------------------------------------------------------------------
+
+
+@fairly
+def test_what_left_while_it_was_asked_is_not_taken(fairness):
+    queue = FairQueue(capacity=9, fairness=fairness)
+    first, second = queue.push("A"), queue.push("A")
+    assert second == queue.pop(lambda handle: queue.discard(first) or handle in queue)
+    assert 0 == len(queue)
+
+
+@fairly
+@pytest.mark.parametrize("change", ["clear", "pop", "push", "push_front", "displace", "discard", "charge"])
+def test_a_question_may_change_anything(fairness, change):
+    queue = FairQueue(capacity=200, fairness=fairness)
+    pushed = [queue.push(f"{number % 9}", priority=number % 8) for number in range(200)]
+    chance = random.Random(change)
+    others = []
+
+    def fits(_handle):
+        with suppress(Full, IndexError):
+            if change.startswith("push"):
+                others.append(getattr(queue, change)("newcomer"))
+            elif change in ("clear", "pop"):
+                getattr(queue, change)()
+            elif change == "charge":
+                queue.charge(f"{chance.randrange(9)}", 1.0)
+            else:
+                getattr(queue, change)(*[chance.choice(pushed)] if change == "discard" else ["newcomer"])
+        return chance.choice([True, False, None, None, None])
+
+    for _ in range(200):
+        with suppress(IndexError):
+            assert queue.pop(fits) not in queue
+    statistics = queue.statistics()
+    left = len(queue) + statistics.popped + statistics.discarded + statistics.displaced
+    assert len(pushed) + len(others) == statistics.pushed == left
+    assert len(queue) == len(queue.pop_many(10**6, 10**6))
+
+
+def test_a_question_that_always_changes_the_queue_comes_to_an_end():
+    queue = FairQueue(capacity=0)
+    queue.push_front("A")
+    asked = []
+
+    def fits(handle):
+        asked.append(handle)
+        queue.discard(queue.push_front("A"))
+
+    with pytest.raises(IndexError):
+        queue.pop(fits)
+    assert 1 == len(asked)
+
+
+# What was wrong in the queue it grew from ----------------------------------------------------------
+
+
+@fairly
+def test_equal_priorities_leave_in_the_order_in_which_they_came(fairness):
+    """There, the sequence number is never compared, and a heap does not keep what is equal in order."""
+    queue = FairQueue(capacity=1000, fairness=fairness)
+    handles = [queue.push("A") for _ in range(1000)]
+    assert handles == [queue.pop() for _ in handles]
+
+
+@fairly
+def test_what_was_removed_never_comes_out(fairness):
+    """There, it leaves the map and stays in the heap."""
+    queue = FairQueue(capacity=100, fairness=fairness)
+    handles = [queue.push("A") for _ in range(100)]
+    assert all(queue.discard(handle) for handle in handles[::2])
+    assert handles[1::2] == [queue.pop() for _ in range(len(queue))]
+
+
+def test_the_length_is_exact_after_any_way_of_leaving():
+    """There, a semaphore counts enqueues, and neither removals nor batches are taken off."""
+    queue = FairQueue(capacity=100)
+    handles = [queue.push("A") for _ in range(100)]
+    lengths = []
+    for leave in (queue.pop, lambda: queue.discard(handles[50]), lambda: queue.pop_many(10, 10), queue.clear):
+        leave()
+        lengths.append(len(queue))
+    assert [99, 98, 88, 0] == lengths
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_a_batch_holds_nothing_that_was_cancelled():
+    """There, a batch does not look whether what it takes was cancelled."""
+    queue = FairQueue(capacity=10)
+    handles = [queue.push("A", size=1) for _ in range(10)]
+    for handle in handles[:5]:
+        queue.discard(handle)
+    assert handles[5:] == queue.pop_many(10, 5)
+
+
+def test_one_too_large_does_not_keep_the_others_out_of_a_batch():
+    """There, a batch ends at the first that does not fit, and so does every batch after it."""
+    queue = FairQueue(capacity=10)
+    queue.push("A", size=100)
+    small = [queue.push("A", size=1) for _ in range(8)]
+    assert small == queue.pop_many(10, 8)

@@ -1,0 +1,199 @@
+"""Token fairness: who has used least goes first, and idling earns nothing."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cext.fair_queue_oracle import FairQueueOracle
+from fairlead._cext.fairqueue import FairQueue
+
+both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
+
+
+def push_all(queue, names, **options):
+    return {queue.push(name, **options): name for name in names}
+
+
+def pop_all(queue, names):
+    return "".join(names[queue.pop()] for _ in range(len(queue)))
+
+
+@both
+@pytest.mark.parametrize("arrival", ["AAAAABB", "ABABAAA", "ABBAAAA", "AABAAAB"])
+def test_equal_costs_give_the_order_of_round_robin(new_queue, arrival):
+    queue = new_queue(capacity=7, fairness="tokens")
+    assert "ABABAAA" == pop_all(queue, push_all(queue, arrival))
+
+
+@both
+def test_who_was_served_from_an_empty_queue_goes_after_who_was_not(new_queue):
+    queue = new_queue(capacity=10, fairness="tokens")
+    names = push_all(queue, "A")
+    served = names[queue.pop()]
+    names |= push_all(queue, "AAAABB")
+    assert "ABABAAA" == served + pop_all(queue, names)
+
+
+@both
+def test_one_large_entry_is_worth_many_small_ones(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    names = {queue.push("A", 10.0): "A" for _ in range(2)} | {queue.push("b", 2.0): "b" for _ in range(8)}
+    assert "AbbbbbAbbb" == pop_all(queue, names)
+
+
+@both
+def test_a_weight_of_two_is_worth_twice_as_much(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    queue.set_weight("A", 2.0)
+    names = push_all(queue, "AAAAAABBB")
+    assert "ABABAABAA" == pop_all(queue, names)
+
+
+@both
+def test_idling_earns_no_credit(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    names = push_all(queue, "AAAAAA")
+    for _ in range(4):
+        queue.pop()
+    names |= push_all(queue, "BBB")
+    assert "BABAB" == pop_all(queue, names)
+
+
+@both
+def test_what_was_used_beyond_the_estimate_is_paid_for(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    names = push_all(queue, "AAABBB")
+    queue.pop()
+    queue.charge("A", 2.0)
+    assert 3.0 == queue.counter("A")
+    assert "BBBAA" == pop_all(queue, names)
+
+
+@both
+def test_what_was_not_used_comes_back(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    names = {queue.push("A", 9.0): "A", queue.push("A", 1.0): "A", queue.push("B", 2.0): "B"}
+    queue.push("B", 2.0)
+    queue.pop()
+    assert 9.0 == queue.counter("A")
+    queue.refund("A", 8.0)
+    assert (1.0, "B") == (queue.counter("A"), names[queue.pop()])
+    assert "A" == names[queue.pop()]
+
+
+@both
+def test_a_refund_that_comes_late_gives_what_an_early_one_would_have(new_queue):
+    counters = []
+    for early in (True, False):
+        queue = new_queue(capacity=90, fairness="tokens")
+        push_all(queue, "A" + "B" * 70, cost=50.0)
+        queue.pop()
+        if early:
+            queue.refund("A", 45.0)
+        while queue.counter("B") < 20.0:
+            queue.pop()
+        queue.push("A")
+        if not early:
+            queue.refund("A", 45.0)
+        counters.append(queue.counter("A"))
+    assert counters[0] == counters[1] == 50.0
+
+
+@both
+def test_a_refund_of_more_than_was_charged_gives_no_lead(new_queue):
+    queue = new_queue(capacity=90, fairness="tokens")
+    push_all(queue, "BBBB", cost=10.0)
+    queue.pop()
+    queue.push("A")
+    queue.refund("A", 1e6)
+    queue.refund("nobody", 1e6)
+    assert [10.0] * 3 == [queue.counter(tenant) for tenant in ("A", "B", "nobody")]
+
+
+@both
+def test_round_robin_counts_nothing(new_queue):
+    queue = new_queue(capacity=1)
+    queue.charge("A", 5.0)
+    queue.refund("A", 1.0)
+    queue.push("A", 7.0)
+    queue.pop()
+    assert 0.0 == queue.counter("A")
+
+
+@both
+@pytest.mark.parametrize("method", ["charge", "refund", "set_weight"])
+@pytest.mark.parametrize(
+    ("error", "tenant", "amount"),
+    [(TypeError, None, 1.0), (TypeError, "A", "1"), (ValueError, "A", -1.0), (ValueError, "A", float("inf"))],
+)
+def test_an_amount_that_cannot_be_is_refused(new_queue, method, error, tenant, amount):
+    with pytest.raises(error):
+        getattr(new_queue(capacity=1, fairness="tokens"), method)(tenant, amount)
+
+
+def test_a_counter_stays_a_number_whatever_is_charged():
+    queue = FairQueue(capacity=3, fairness="tokens")
+    queue.set_weight("A", 5e-324)
+    queue.push("A", 1e308)
+    queue.pop()
+    queue.charge("A", 1e308)
+    queue.push("B")
+    assert (1e300, 0.0) == (queue.counter("A"), queue.counter("B"))
+
+
+def test_a_weight_is_let_go_when_it_is_one_again():
+    queue = FairQueue(capacity=1, fairness="tokens")
+    for number in range(70_000):
+        queue.set_weight(number, 2.0)
+        queue.set_weight(number, 1.0)
+    for number in range(65_536):
+        queue.set_weight(number, 2.0)
+    with pytest.raises(ValueError, match="65536"):
+        queue.set_weight("one more", 2.0)
+    with pytest.raises(ValueError, match="above 0"):
+        queue.set_weight("A", 0.0)
+
+
+@pytest.mark.parametrize("estimate", ["exact", "constant", "nothing"])
+@pytest.mark.parametrize("seats", [1, 4, 16])
+def test_counters_of_backlogged_tenants_stay_together(estimate, seats):
+    """Apart by at most the largest estimate and, for each that runs, the largest underestimate."""
+    chance = random.Random(f"{estimate}{seats}")
+    means = {"A": 15.0, "B": 3.0, "C": 8.0}
+    queue = FairQueue(capacity=1000, fairness="tokens")
+    actual, running = {}, []
+    largest_estimate = largest_underestimate = 0.0
+    for _ in range(3000):
+        for tenant, mean in means.items():
+            while queue.waiting(tenant) < 3:
+                cost = chance.uniform(0.1, 2) * mean
+                guess = {"exact": cost, "constant": 5.0, "nothing": 0.0}[estimate]
+                actual[queue.push(tenant, guess)] = (tenant, cost, guess)
+                largest_estimate = max(largest_estimate, guess)
+                largest_underestimate = max(largest_underestimate, cost - guess)
+        running.append(actual.pop(queue.pop()))
+        if len(running) == seats:
+            tenant, cost, guess = running.pop(chance.randrange(seats))
+            if cost > guess:
+                queue.charge(tenant, cost - guess)
+            else:
+                queue.refund(tenant, guess - cost)
+        counters = [queue.counter(tenant) for tenant in means if queue.waiting(tenant)]
+        assert max(counters) - min(counters) <= largest_estimate + seats * largest_underestimate + 1e-6
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from("ABCD"), st.integers(0, 2), st.sampled_from([0.0, 1.0, 3.0])), max_size=60
+    ),
+    min_share=st.sampled_from([0.0, 0.3]),
+    fairness=st.sampled_from(["roundRobin", "tokens"]),
+)
+def test_positions_foretell_the_order_of_leaving(arrivals, min_share, fairness):
+    queue = FairQueue(capacity=60, fairness=fairness, min_share=min_share)
+    handles = [queue.push(tenant, cost, priority=priority) for tenant, priority, cost in arrivals]
+    foretold = {queue.position(handle): handle for handle in handles}
+    assert [foretold.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]

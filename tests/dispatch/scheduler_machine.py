@@ -1,0 +1,266 @@
+"""Random events for a scheduler; whatever can be seen of it is held against a plain account of the rules."""
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dispatch.recorded import FakeNode, RecordedEffects, job, limits
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.errors import Displaced, FairleadError, LoadFailed, QueueTimeout
+
+CAPACITY = 5
+SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None)
+
+
+class OneAtATime:
+    """Of the models that a swap can load, one is loaded."""
+
+    def eviction_for(self, target: str, running: frozenset[str]) -> frozenset[str]:
+        return running & {"x", "y"}
+
+
+class Watching(RecordedEffects):
+    """Checks each effect at the moment it happens."""
+
+    def __init__(self, machine: "SchedulerMachine") -> None:
+        super().__init__()
+        self.machine = machine
+
+    def grant(self, ticket: Ticket) -> None:
+        super().grant(ticket)
+        self.machine.check_grant(ticket)
+
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        assert ticket.state is not TicketState.GRANTED
+        super().refuse(ticket, error)
+        self.machine.check_refusal(ticket, error)
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        super().start_swap(model, evict)
+        self.machine.check_swap(model, evict)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Models "m" and "n" live on nodes; "x" and "y" are loaded by swaps, one at a time."""
+
+    fairness = "roundRobin"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effects = Watching(self)
+        self.subject = Scheduler(
+            self.effects,
+            capacity=CAPACITY,
+            random=Random(0),
+            fairness=self.fairness,
+            policy=OneAtATime(),
+            loadable=frozenset("xy"),
+        )
+        self.order: dict[Ticket, int] = {}  # when it joined its line; who was given back comes first
+        self.nodes = {"one": FakeNode("one", "m"), "two": FakeNode("two", "m", "n")}
+        self.seats: dict[str, int] = {}
+        self.loading: set[str] = set()
+        self.expired: set[Ticket] = set()
+        self.returned_now = 0
+        self.newcomer: Ticket | None = None
+
+    def tickets(self, *states: TicketState) -> list[Ticket]:
+        return [ticket for ticket in self.order if ticket.state in states]
+
+    # What must hold at each effect -------------------------------------------------------------------
+
+    def check_grant(self, ticket: Ticket) -> None:
+        assert ticket not in self.effects.refused
+        assert ticket not in self.expired, "granted after its deadline"
+        assert ticket.place is not None
+        assert ticket.job.model in ticket.place.node.models
+        assert ticket.place.node.id in self.seats, "a seat on a node that is down"
+        assert ticket.place.busy <= self.seats[ticket.place.node.id], "a seat that was taken"
+        for other in self.tickets(TicketState.QUEUED):
+            same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
+                other.job.tenant,
+                other.job.priority,
+                other.job.model,
+            )
+            assert not same_line or self.order[ticket] < self.order[other], "FIFO within a tenant"
+
+    def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
+        if not isinstance(error, Displaced):
+            return
+        assert self.newcomer is not None
+        assert 0 == ticket.attempts, "a displaced job never ran"
+        victim, newcomer = ticket.job, self.newcomer.job
+        assert victim.priority >= newcomer.priority
+        if victim.priority == newcomer.priority:
+            waiting = [other.job for other in self.tickets(TicketState.QUEUED)] + [victim]
+            of_class = [other.tenant for other in waiting if other.priority == victim.priority]
+            theirs = sum(other.tenant == newcomer.tenant for other in waiting)
+            assert of_class.count(victim.tenant) >= theirs + 2
+
+    def check_swap(self, model: str, evict: frozenset[str]) -> None:
+        assert model not in self.loading
+        for ticket in self.tickets(TicketState.GRANTED):
+            holds = ticket.place is not None and ticket.place.node.models & evict
+            assert not holds or ticket.place.node.id not in self.seats, "evicted while it worked"
+        self.loading.add(model)
+        for evicted in evict:
+            assert evicted not in self.loading - {model}, "evicted while it was loaded"
+            self.seats.pop(f"swap {evicted}", None)
+
+    # Events ------------------------------------------------------------------------------------------
+
+    @rule(
+        tenant=st.sampled_from("ABC"),
+        model=st.sampled_from("mmmnxy"),
+        priority=st.sampled_from([1, 1, 1, 0, 2]),
+        prompt=st.sampled_from([1, 9, 9, 50]),
+        stream=st.booleans(),
+        no_queue=st.sampled_from([False, False, False, True]),
+        cost=st.sampled_from([1.0, 10.0]),
+    )
+    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost) -> None:
+        ticket = job(
+            tenant,
+            model=model,
+            priority=priority,
+            prompt=prompt,
+            stream=stream,
+            no_queue=no_queue,
+            cost=cost,
+        )
+        self.order[ticket] = len(self.order)
+        self.newcomer = ticket
+        self.subject.submit(ticket)
+        self.newcomer = None
+        assert ticket.state is not TicketState.NEW
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data(), cost=st.floats(0, 30))
+    def leave_or_finish(self, data, cost) -> None:
+        ticket = data.draw(st.sampled_from(list(self.order)))
+        if data.draw(st.booleans()):
+            self.subject.leave(ticket)
+        else:
+            self.subject.finished(ticket, cost=cost)
+        assert ticket.state is TicketState.DONE
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED))
+    @rule(data=st.data(), cost=st.floats(0, 30))
+    def go_on(self, data, cost) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        self.subject.first_delta(ticket)
+        self.subject.charge(ticket, cost)
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED))
+    @rule(data=st.data())
+    def be_returned(self, data) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        if not ticket.has_begun and ticket.place.node.id in self.seats:
+            self.order[ticket] = -len(self.order) - self.returned_now
+            self.returned_now += 1
+            self.subject.returned(ticket)
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
+    @rule(data=st.data())
+    def time_is_up(self, data) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED, TicketState.QUEUED)))
+        waits, stopped = ticket.state is TicketState.QUEUED, len(self.effects.stopped)
+        self.subject.deadline(ticket, QueueTimeout("late"))
+        if waits:
+            self.expired.add(ticket)
+            assert ticket in self.effects.refused
+        else:
+            stops = ticket.job.stream and not ticket.has_begun
+            assert stopped + stops == len(self.effects.stopped)
+
+    @precondition(lambda self: self.tickets(TicketState.QUEUED))
+    @rule(data=st.data())
+    def starve(self, data) -> None:
+        self.subject.starved(data.draw(st.sampled_from(self.tickets(TicketState.QUEUED))))
+
+    @rule(name=st.sampled_from(["one", "two"]), seats=st.integers(1, 3))
+    def node_up(self, name, seats) -> None:
+        self.seats[name] = seats
+        self.subject.node_up(self.nodes[name], limits(seats, longest=20))
+
+    @rule(name=st.sampled_from(["one", "two"]))
+    def node_down(self, name) -> None:
+        self.seats.pop(name, None)
+        self.subject.node_down(self.nodes[name])
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data(), seats=st.integers(1, 3))
+    def change_seats(self, data, seats) -> None:
+        name = data.draw(st.sampled_from(sorted(self.seats)))
+        self.seats[name] = seats
+        node = self.nodes.get(name) or FakeNode(name, name[-1])
+        self.subject.seats_changed(node, limits(seats, longest=20))
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), loads=st.sampled_from([True, True, False]))
+    def swap_ends(self, data, loads) -> None:
+        model = data.draw(st.sampled_from(sorted(self.loading)))
+        self.loading.remove(model)
+        node = FakeNode(f"swap {model}", model)
+        if loads:
+            self.seats[node.id] = 1
+            self.subject.node_up(node, limits(1, longest=20))
+        else:
+            self.subject.load_failed(node, LoadFailed("no such file"))
+
+    # What must hold between events -------------------------------------------------------------------
+
+    @invariant()
+    def counts_agree(self) -> None:
+        statistics = self.subject.statistics()
+        assert len(self.tickets(TicketState.QUEUED)) == statistics.waiting
+        assert sum(self.seats.values()) == statistics.seats
+        holders = dict.fromkeys(self.subject._places.values(), 0)
+        for ticket in self.tickets(TicketState.GRANTED):
+            if ticket.place in holders:
+                holders[ticket.place] += 1
+        assert holders == {place: place.busy for place in holders}
+        assert sum(holders.values()) == statistics.running
+        assert statistics.waiting <= CAPACITY + self.returned_now
+
+    @invariant()
+    def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
+        free = [place.node.models for place in self.subject._places.values() if place.free > 0]
+        for ticket in self.tickets(TicketState.QUEUED):
+            assert not any(ticket.job.model in models for models in free)
+
+    @invariant()
+    def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:
+        working = {
+            model
+            for place in self.subject._places.values()
+            if place.busy
+            for model in place.node.models & {"x", "y"}
+        }
+        waiting = {ticket.job.model for ticket in self.tickets(TicketState.QUEUED)} & {"x", "y"}
+        loaded = {name[-1] for name in self.seats if name.startswith("swap")}
+        if waiting - loaded and not working:
+            assert self.loading
+
+    @invariant()
+    def a_ticket_has_one_end(self) -> None:
+        assert len(self.effects.granted) == sum(ticket.attempts for ticket in self.order)
+        for ticket in self.effects.refused:
+            assert ticket.state is TicketState.DONE
+
+    def teardown(self) -> None:
+        for ticket in self.tickets(TicketState.QUEUED, TicketState.GRANTED):
+            if ticket.state in (TicketState.QUEUED, TicketState.GRANTED):
+                self.subject.leave(ticket)
+        statistics = self.subject.statistics()
+        assert (0, 0) == (statistics.waiting, statistics.running)
+        assert not self.subject._queued
+        assert not +self.subject._starved
+        assert 0 == len(self.subject._line)
+
+
+class TokensMachine(SchedulerMachine):
+    fairness = "tokens"

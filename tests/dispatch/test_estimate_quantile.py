@@ -1,0 +1,126 @@
+"""The quantile estimate: the work ahead, played through, corrected by past errors."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.dispatch.estimate import ENOUGH_ERRORS, Forecast, JobSize, QuantileEstimate, RunningJob
+
+SIZES = st.builds(JobSize, st.integers(1, 5000), st.floats(0, 2000))
+RUNNING = st.builds(RunningJob, SIZES, st.floats(0, 1000), st.integers(0, 3000))
+FINISHED = st.lists(st.tuples(SIZES, st.floats(0, 1000)), max_size=10)
+# How much longer than foretold the waits were that were one, two, … rounds away.
+FACTORS = st.lists(st.floats(0.01, 100), max_size=5)
+
+
+def estimate(finished=(), factors=()) -> QuantileEstimate:
+    made = QuantileEstimate()
+    for size, service_s in finished:
+        made.finished(size, service_s)
+    for rounds, factor in enumerate(factors, 1):
+        for number in range(2 * ENOUGH_ERRORS):
+            made.granted(Forecast(1, 0.0, 0.0, 10.0, rounds), factor * number)
+    return made
+
+
+def taught(*, prompt_s: float = 0.001, output_s: float = 0.1) -> QuantileEstimate:
+    """Return an estimate that has seen jobs of that speed."""
+    sizes = [JobSize(prompt, output) for prompt in (100, 200, 1000) for output in (10.0, 50.0)]
+    return estimate([(size, prompt_s * size.prompt_tokens + output_s * size.output_tokens) for size in sizes])
+
+
+def test_it_learns_what_prompt_and_output_tokens_take():
+    job = RunningJob(JobSize(1000, 50.0), running_s=0.0)
+    assert 6.0 == pytest.approx(taught().forecast(ahead=[], running=[job], seats=1).wait_s)
+
+
+def test_a_job_that_has_begun_to_answer_has_done_its_prompt():
+    job = RunningJob(JobSize(1000, 50.0), running_s=3.0, tokens_so_far=20)
+    assert 3.0 == pytest.approx(taught().forecast(ahead=[], running=[job], seats=1).wait_s)
+
+
+def test_a_job_still_at_its_prompt_has_less_of_it_left():
+    job = RunningJob(JobSize(1000, 50.0), running_s=0.4)
+    assert 5.6 == pytest.approx(taught().forecast(ahead=[], running=[job], seats=1).wait_s)
+
+
+def test_jobs_ahead_take_the_seats_in_turn():
+    running = [RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0)]
+    ahead = [JobSize(0, 50.0), JobSize(0, 10.0)]  # 1.0 to 6.0 on the first seat, 3.0 to 4.0 on the second
+    told = [taught().forecast(ahead=ahead[:count], running=running, seats=2) for count in range(3)]
+    assert [1, 2, 3] == [forecast.position for forecast in told]
+    assert [1.0, 3.0, 4.0] == pytest.approx([forecast.wait_s for forecast in told])
+
+
+def test_when_prompts_and_answers_grow_together_the_answers_explain_the_time():
+    made = estimate([(JobSize(10 * tokens, tokens), 0.1 * tokens) for tokens in (10, 20, 30)])
+    job = RunningJob(JobSize(1, 20.0), running_s=0.0)
+    assert 2.0 == pytest.approx(made.forecast(ahead=[], running=[job], seats=1).wait_s)
+
+
+def test_before_any_job_has_finished_the_oldest_running_one_stands_in():
+    running = [RunningJob(JobSize(9, 9.0), running_s=4.0), RunningJob(JobSize(9, 9.0), running_s=1.0)]
+    told = QuantileEstimate().forecast(ahead=[JobSize(9, 9.0)], running=running, seats=2)
+    assert 4.0 == pytest.approx(told.wait_s)
+
+
+def test_until_errors_are_known_one_in_ten_waits_about_twice_as_long():
+    job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
+    told = taught().forecast(ahead=[], running=[job], seats=1)
+    assert (10.0, 20.25) == pytest.approx((told.wait_s, told.p90_s))
+
+
+def test_past_errors_correct_it():
+    made = taught()
+    job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
+    random = Random(1)
+    for _ in range(1000):  # the truth is three times as long, and up to twice that or half of it
+        told = made.forecast(ahead=[], running=[job], seats=1)
+        made.granted(told, 30.0 * 2.0 ** random.uniform(-1, 1))
+    told = made.forecast(ahead=[], running=[job], seats=1)
+    assert 30.0 == pytest.approx(told.wait_s, rel=0.1)
+    assert 30.0 * 2.0**0.8 == pytest.approx(told.p90_s, rel=0.1)
+
+
+def test_a_job_that_did_not_wait_teaches_nothing():
+    made = taught()
+    free = made.forecast(ahead=[], running=[], seats=1)
+    for _ in range(100):
+        made.granted(free, 50.0)
+    job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
+    assert 10.0 == pytest.approx(made.forecast(ahead=[], running=[job], seats=1).wait_s)
+
+
+def test_when_a_node_is_gone_the_first_jobs_to_end_free_no_seat():
+    running = [
+        RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0, 51.0)
+    ]
+    assert 3.0 == pytest.approx(taught().forecast(ahead=[], running=running, seats=2).wait_s)
+
+
+@given(FINISHED, FACTORS, st.lists(RUNNING, max_size=5), st.integers(0, 3), st.lists(SIZES, max_size=5))
+def test_with_a_free_seat_it_is_zero(finished, factors, running, more_free, ahead):
+    seats = len(running) + len(ahead) + 1 + more_free
+    told = estimate(finished, factors).forecast(ahead=ahead, running=running, seats=seats)
+    assert (0.0, 0.0) == (told.wait_s, told.p90_s)
+
+
+@given(
+    finished=FINISHED,
+    factors=FACTORS,
+    running=st.lists(RUNNING, max_size=5),
+    seats=st.integers(0, 6),
+    ahead=st.lists(SIZES, max_size=40),
+)
+def test_it_is_never_negative_and_never_less_further_back(finished, factors, running, seats, ahead):
+    made = estimate(finished, factors)
+    told = [
+        made.forecast(ahead=ahead[:count], running=running, seats=seats) for count in range(len(ahead) + 1)
+    ]
+    for nearer, further in pairwise(told):
+        assert 0.0 <= nearer.wait_s <= further.wait_s
+        assert nearer.p90_s <= further.p90_s
+    assert all(each.wait_s <= each.p90_s for each in told)

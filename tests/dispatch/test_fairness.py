@@ -1,0 +1,98 @@
+"""The goals for fairness, on short runs of the bench's simulations: the real scheduler in virtual time."""
+
+import pytest
+
+import fairness
+from simulation.backlog import backlog
+from simulation.contention import flood, overload, share_after_idling
+from simulation.forecasts import forecasts
+from simulation.placing import by_old_reports, by_own_counts
+
+
+def test_by_tokens_the_gap_between_backlogged_tenants_stays_within_its_bound():
+    for seed in (1, 2, 3):
+        by_tokens = backlog("tokens", length_s=200.0, seed=seed)
+        assert by_tokens.gap <= 10_000
+        assert by_tokens.gap <= by_tokens.bound
+
+
+def test_by_turns_that_gap_grows_with_time():
+    short, long = (backlog("roundRobin", length_s=length_s).gap for length_s in (100.0, 200.0))
+    assert long > 1.8 * short
+    assert short > 50_000
+
+
+def test_by_tokens_who_wants_little_hardly_waits_and_nothing_is_lost():
+    by_turns, by_tokens = backlog("roundRobin"), backlog("tokens")
+    assert by_tokens.light_p99_s <= 2.5
+    assert by_tokens.throughput >= 0.97 * by_turns.throughput
+
+
+def test_a_flood_has_nobody_else_refused():
+    assert flood("stubborn", seeds=[1]).refused <= 0.001
+    assert flood("flood", seeds=[1]).refused <= 0.001
+    assert flood("stubborn", seeds=[1], displacing=False).refused > 0.05
+
+
+def test_a_flood_makes_the_others_wait_no_longer_than_one_greedy_tenant_does():
+    assert flood("stubborn", seeds=[1]).p99_s <= 1.2 * flood("greedy", seeds=[1]).p99_s
+
+
+def test_idling_earns_nothing():
+    assert 0.45 <= share_after_idling(lifting=True, idle_s=60.0, burst_s=30.0) <= 0.55
+    assert share_after_idling(lifting=False, idle_s=60.0, burst_s=30.0) > 0.9
+
+
+@pytest.mark.parametrize("order", ["roundRobin", "tokens"])
+def test_the_quantile_estimate_is_right_and_knows_how_right(order):
+    result = forecasts(order, length_s=4000.0, load=0.75)
+    assert result.quantile <= 0.35
+    assert result.quantile < result.by_fair_position < result.by_arrival
+    assert 0.85 <= result.p90_coverage <= 0.95
+
+
+def test_our_own_counts_always_find_the_idle_node():
+    ours, usual = by_own_counts(length_s=900.0), by_old_reports(length_s=900.0)
+    assert 1.0 == ours.idle_hit
+    assert ours.p99_s <= 6.0
+    assert usual.idle_hit < 0.9
+    assert usual.p99_s > 2 * ours.p99_s
+
+
+def test_with_more_seats_a_node_the_idle_one_still_comes_first():
+    assert 1.0 == by_own_counts(load=0.4, seats=2, length_s=300.0).idle_hit
+
+
+def test_under_overload_no_seat_is_lost_to_those_who_give_up():
+    assert overload(retrying_timeouts=False, length_s=300.0).answers >= 1 / 2.25
+
+
+def test_under_overload_refusing_whose_wait_is_long_leaves_few_timeouts():
+    assert overload(retrying_timeouts=False, length_s=300.0).timeouts > 0.1
+    assert overload(retrying_timeouts=False, refused_above_s=30.0, length_s=300.0).timeouts <= 0.05
+
+
+def test_the_same_seed_gives_the_same_run():
+    assert backlog("tokens", length_s=50.0) == backlog("tokens", length_s=50.0)
+    assert backlog("tokens", length_s=50.0) != backlog("tokens", length_s=50.0, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "met", "words"),
+    [
+        (None, 2.0, False, "<= 2"),
+        (3.0, None, True, ">= 3"),
+        (1.0, 5.0, True, "1 to 5"),
+        (None, None, None, ""),
+    ],
+)
+def test_a_row_of_the_table_says_whether_its_goal_is_met(least, most, met, words):
+    row = fairness.Row("what", 1.0, 3.0, least, most)
+    assert (met, words) == (row.met, fairness.goal(row))
+
+
+def test_the_service_of_each_tenant_is_drawn(tmp_path):
+    picture = tmp_path / "service.png"
+    runs = {order: backlog(order, length_s=20.0) for order in ("roundRobin", "tokens")}
+    fairness.draw(runs, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")

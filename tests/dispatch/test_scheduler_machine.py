@@ -1,0 +1,88 @@
+"""The scheduler under random events, and proof that the machine finds what is broken."""
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
+from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.placement import Place
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.ticket import Ticket, TicketState
+
+TestRoundRobin = SchedulerMachine.TestCase
+TestRoundRobin.settings = SETTINGS
+TestTokens = TokensMachine.TestCase
+TestTokens.settings = SETTINGS
+
+HUNT = settings(SETTINGS, max_examples=400, phases=[Phase.generate])
+
+
+def forgets_to_pump(self: Scheduler) -> None:
+    return None
+
+
+def gives_a_seat_back_twice(self: Scheduler, ticket: Ticket) -> None:
+    place = ticket.place
+    _vacate(self, ticket)
+    if place is not None and place.busy:
+        place.give_back(0)
+
+
+def keeps_the_seat_of_who_left(self: Scheduler, ticket: Ticket) -> None:
+    ticket.place = None
+
+
+def evicts_what_works(self: Scheduler) -> None:
+    for place in self._places.values():
+        place.busy, kept = 0, place.busy
+        place.node.kept = kept
+    _start_swaps(self)
+    for place in self._places.values():
+        place.busy = place.node.kept
+
+
+def never_starts_a_swap(self: Scheduler) -> None:
+    return None
+
+
+def counts_a_seat_too_many(self: Place) -> int:
+    return 0 if self.draining else self.limits.seats + 1 - self.busy
+
+
+def forgets_the_deadline(self: Scheduler, ticket: Ticket, error: Exception) -> None:
+    if ticket.state is TicketState.GRANTED:
+        _deadline(self, ticket, error)
+
+
+def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> None:
+    ticket.state = TicketState.DONE
+
+
+_vacate = Scheduler._vacate
+_start_swaps = Scheduler._start_swaps
+_deadline = Scheduler.deadline
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [
+        (Scheduler, "_pump", forgets_to_pump),
+        (Scheduler, "_vacate", gives_a_seat_back_twice),
+        (Scheduler, "_vacate", keeps_the_seat_of_who_left),
+        (Scheduler, "_start_swaps", evicts_what_works),
+        (Scheduler, "_start_swaps", never_starts_a_swap),
+        (Place, "free", property(counts_a_seat_too_many)),
+        (Scheduler, "deadline", forgets_the_deadline),
+        (Scheduler, "_dequeue", leaves_who_was_displaced_in_the_line),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
+        run_state_machine_as_test(SchedulerMachine, settings=HUNT)
+
+
+def test_the_queue_of_the_machine_is_the_kernel():
+    assert isinstance(SchedulerMachine().subject._line, FairQueue)
