@@ -1,0 +1,167 @@
+"""Hand-offs that lose seats, each by one mistake that is easily made. The fuzz has to catch them all.
+
+Most are wrapped around the real `Dispatcher.seat`, so they need not follow its changes. `Honest` is the
+control: it hands over the same way as two of them do, but makes no mistake, so it has to survive.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+import trio
+
+from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.ticket import Ticket
+from fairlead.errors import FairleadError
+from fairlead.job import Job
+from fuzz.cancellation import Parts
+from fuzz.world import MortalNode
+
+
+class _Wrapped(Dispatcher):
+    """Enters and leaves the real seat by hand. What a mutant forgets to leave is closed with the loop."""
+
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        self._entered: list[AbstractAsyncContextManager[Seat]] = []
+
+    def _real_seat(self, job: Job) -> AbstractAsyncContextManager[Seat]:
+        real = super().seat(job)
+        self._entered.append(real)
+        return real
+
+
+class CheckpointBeforeTry(_Wrapped):
+    """There is a checkpoint between the grant and the `try`: cancelled there, nobody gives the seat back."""
+
+    @asynccontextmanager
+    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+        real = self._real_seat(job)
+        seat = await real.__aenter__()
+        await trio.lowlevel.checkpoint()
+        try:
+            yield seat
+        finally:
+            await real.__aexit__(None, None, None)
+
+
+class UnshieldedFinally(_Wrapped):
+    """The `finally` awaits before it gives the seat back. In a cancelled scope that raises at once."""
+
+    @asynccontextmanager
+    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+        real = self._real_seat(job)
+        seat = await real.__aenter__()
+        try:
+            yield seat
+        finally:
+            await trio.lowlevel.checkpoint()
+            await real.__aexit__(None, None, None)
+
+
+class Honest(_Wrapped):
+    """Seats are handed over through a channel: a send succeeds only if somebody is there to receive it.
+
+    A clerk waits in the real queue. What the visitor does not take, because it has left, goes back.
+    """
+
+    buffer = 0
+
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        self._granted: set[str] = set()
+
+    def grant(self, ticket: Ticket) -> None:
+        self._granted.add(ticket.job.id)
+        super().grant(ticket)
+
+    @asynccontextmanager
+    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+        give, take = trio.open_memory_channel[Seat | FairleadError](self.buffer)
+        queue, done = trio.CancelScope(), trio.Event()
+        trio.lowlevel.spawn_system_task(self._clerk, self._real_seat(job), give, queue, done)
+        try:
+            seat = await take.receive()
+        except trio.Cancelled:
+            if job.id not in self._granted:
+                queue.cancel()
+            raise
+        if isinstance(seat, FairleadError):
+            raise seat
+        try:
+            yield seat
+        finally:
+            done.set()
+
+    async def _clerk(
+        self,
+        real: AbstractAsyncContextManager[Seat],
+        give: trio.MemorySendChannel[Seat | FairleadError],
+        queue: trio.CancelScope,
+        done: trio.Event,
+    ) -> None:
+        with queue:
+            try:
+                seat = await real.__aenter__()
+            except FairleadError as error:
+                with suppress(trio.WouldBlock):
+                    give.send_nowait(error)
+                return
+            try:
+                give.send_nowait(seat)
+            except trio.WouldBlock:
+                await self._refused(done)
+            else:
+                await done.wait()
+            finally:
+                await real.__aexit__(None, None, None)
+
+    async def _refused(self, done: trio.Event) -> None:
+        """Nobody took the seat: it goes back at once."""
+
+
+class IgnoredRefusal(Honest):
+    """A grant that nobody took is counted like one that somebody did."""
+
+    async def _refused(self, done: trio.Event) -> None:
+        await done.wait()
+
+
+class BufferedHandOff(Honest):
+    """The channel has room for a seat: sending always succeeds, and who left before receiving never knows."""
+
+    buffer = 1
+
+
+class LeaveWithoutPump(_Wrapped):
+    """A seat that is given back is offered to nobody; it waits for the next event."""
+
+    @asynccontextmanager
+    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+        real = self._real_seat(job)
+        seat = await real.__aenter__()
+        try:
+            yield seat
+        finally:
+            self._scheduler._pump = lambda: None
+            await real.__aexit__(None, None, None)
+            del self._scheduler._pump
+
+
+class DeafNode(MortalNode):
+    """An abort is not sent: the node goes on working for nobody."""
+
+    def abort(self, work: trio.CancelScope) -> None:
+        """Do not say anything."""
+
+
+FOUR = {
+    "a grant whose refusal is ignored": Parts(IgnoredRefusal),
+    "a buffered hand-off": Parts(BufferedHandOff),
+    "a checkpoint between grant and try": Parts(CheckpointBeforeTry),
+    "an unshielded await in finally": Parts(UnshieldedFinally),
+}
+MORE = {
+    "a leave that forgets to pump": Parts(LeaveWithoutPump),
+    "an abort that is not sent": Parts(node_type=DeafNode),
+}

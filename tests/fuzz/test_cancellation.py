@@ -1,0 +1,108 @@
+"""A visitor leaves, a node dies or swaps, at every step of the scheduler: nobody else may notice."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, count, islice
+
+import pytest
+
+from fairlead.errors import QueueTimeout
+from fuzz.cancellation import REAL, Parts, Run, Strike, draw_plan, every_cut, every_fault, run
+from fuzz.mutants import FOUR, MORE, Honest
+from fuzz.world import Plan, Visit
+
+SHARE = 0.25  # of the time for all fuzz tests: a layer's
+RUNS_TO_CATCH = 1000
+
+
+def all_runs(layer: Callable[[int], Iterator[Run]], first_seed: int = 0) -> Iterator[Run]:
+    """Every run of a layer, without end."""
+    return chain.from_iterable(map(layer, count(first_seed)))
+
+
+def until(deadline: float, runs: Iterable[Run]) -> Iterator[Run]:
+    """The runs that begin in time, one at least."""
+    for done in runs:
+        yield done
+        if time.monotonic() > deadline:
+            return
+
+
+def failures(runs: Iterable[Run]) -> list[Run]:
+    """The first run with a problem, if there is one. Its plan and strikes are all it takes to repeat it."""
+    return list(islice((done for done in runs if done.problems), 1))
+
+
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_seed_always_takes_the_same_steps(seed, tight):
+    plan = draw_plan(seed, tight=tight)
+    first, second = (run(plan, traced=True) for _ in range(2))
+    assert first.trace == second.trace
+    assert first.stays == second.stays
+
+
+def test_up_to_a_strike_the_steps_are_the_same_as_without():
+    plan = draw_plan(1)
+    unstruck = run(plan, traced=True)
+    for cut in islice(every_cut(1), 1, None, 10):
+        (strike,) = cut.strikes
+        struck = run(plan, cut.strikes, traced=True)
+        assert unstruck.trace[: strike.step] == struck.trace[: strike.step]
+
+
+def test_whoever_leaves_at_whatever_step_leaves_nothing_behind(fuzz_seconds):
+    deadline = time.monotonic() + SHARE * fuzz_seconds
+    assert [] == failures(until(deadline, all_runs(every_cut)))
+
+
+def test_whatever_dies_or_swaps_or_leaves_at_its_deadline_at_whatever_step_leaves_nothing_behind(
+    fuzz_seconds,
+):
+    deadline = time.monotonic() + SHARE * fuzz_seconds
+    assert [] == failures(until(deadline, all_runs(every_fault)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_queue_deadline_that_comes_with_the_seat_or_with_the_first_delta_is_never_another(stream):
+    visits = [Visit(f"{n}", "A", stream=stream, arrives_s=0, first_s=0, rest_s=n) for n in range(2)]
+    plan = Plan(0, tuple(visits), seats=(1,), queue_timeout_s=1)
+    runs = (run(plan, (Strike(step, "pause", "1"),)) for step in range(1, run(plan).steps))
+    assert {QueueTimeout} == plan.refusals
+    assert [] == failures(runs)
+
+
+@pytest.mark.parametrize("mistake", [*FOUR, *MORE])
+def test_a_hand_off_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
+    runs = islice(all_runs(partial(every_cut, parts={**FOUR, **MORE}[mistake])), RUNS_TO_CATCH)
+    assert 1 == len(failures(runs))
+
+
+@pytest.mark.parametrize("mistake", FOUR)
+def test_a_mistake_in_handing_over_shows_only_when_somebody_leaves(mistake):
+    assert [] == run(draw_plan(0), parts=FOUR[mistake]).problems
+
+
+@pytest.mark.parametrize("parts", [REAL, Parts(Honest)], ids=["real", "honest"])
+def test_a_hand_off_without_a_mistake_survives_the_runs_that_catch_the_others(parts):
+    assert [] == failures(islice(all_runs(partial(every_cut, parts=parts)), RUNS_TO_CATCH))
+
+
+@pytest.mark.timeout(0)
+def test_nothing_is_left_behind_after_as_many_steps_as_were_asked_for(pytestconfig, capsys):
+    asked = pytestconfig.getoption("--fuzz-steps")
+    if not asked:
+        pytest.skip("give --fuzz-steps")
+    first_seed = pytestconfig.getoption("--fuzz-seed")
+    layers = (all_runs(every_cut, first_seed), all_runs(every_fault, first_seed))
+    struck = scheduled = 0
+    for number, done in enumerate(chain.from_iterable(zip(*layers, strict=True)), 1):
+        assert [] == failures([done])
+        struck += bool(done.strikes)
+        scheduled += done.steps
+        if number % 10_000 == 0 or struck == asked:
+            with capsys.disabled():
+                print(f"\nstruck at {struck} steps, in {number} runs of {scheduled} steps together", end="")  # noqa: T201
+        if struck == asked:
+            return

@@ -1,0 +1,231 @@
+"""Layer three: real sockets, the real listener and routes, and a network that fails in every way."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count, islice
+from random import Random
+
+import msgspec
+import pytest
+import structlog
+import trio
+
+from api.raw_http import Answer, Client, post, serving
+from e2e.real_server import real_server
+from fairlead.api.routes import create_app
+from fairlead.api.services import Services
+from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.gateway import Gateway
+from fairlead.nodes.node import NodeLimits
+from fairlead.text.model import TextModel
+from fake_nodes import TimedNode
+from fuzz.fault_proxy import Fault, Kind, Way, draw_fault, faulty
+
+SHARE = 0.4  # of the time for all fuzz tests
+AT_ONCE = 24
+STORM = 120  # clients
+MODEL = "fairlead-demo"
+CANARY_S = 20.0  # generous: its turn comes within a second
+
+# Stalls are to meet these; the canary is not, however slow the machine.
+LIMITS = Limits(header_timeout_s=0.5, body_timeout_s=0.5, stall_s=0.5, drain_s=0.5)
+# A stalled request is refused; whoever stops in the middle of one gets no answer at all.
+STATUSES = {200, 408}
+
+
+def request(tenant: str, *, stream: bool, n: int = 1) -> bytes:
+    """Return a completion request of a user."""
+    body = {"model": MODEL, "prompt": "Hello.", "user": tenant, "stream": stream, "n": n, "max_tokens": 20}
+    return post(json.dumps(body).encode(), "/v1/completions", "Content-Type: application/json")
+
+
+def texts(answer: Answer) -> list[str]:
+    """Return the choices' texts of a whole answer, streamed or not."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        *events, done, rest = answer.body.split(b"\n\n")
+        assert (b"data: [DONE]", b"") == (done, rest)
+        chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    else:
+        chunks = [json.loads(answer.body)]
+    found: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return [found[index] for index in sorted(found)]
+
+
+class House:
+    """The real server over nodes that only pretend."""
+
+    def __init__(self) -> None:
+        self.nodes = [TimedNode(MODEL, first_s=0.002, service_s=0.01) for _ in range(2)]
+        self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        for number, node in enumerate(self.nodes):
+            node.id = f"{number}"
+            self.dispatcher.node_up(node, NodeLimits(seats=2, max_model_len=1000))
+        self.address: tuple[str, int]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["House"]:
+        """Serve. Leaving drains."""
+        path = demonstration_model()
+        app = create_app(
+            Services(
+                config=Config(models=(ModelConfig(path=path, name=MODEL),), limits=LIMITS),
+                gateway=Gateway(self.dispatcher, request_timeout_s=60),
+                models={MODEL: TextModel.load(path, name=MODEL)},
+                aliases={},
+                ready=lambda: True,
+                estimate=lambda *who: msgspec.structs.asdict(self.dispatcher.forecast(*who)),
+                queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
+                running=list,
+            )
+        )
+        async with trio.open_nursery() as nursery, serving(app, LIMITS, patience_s=250) as server:
+            nursery.start_soon(self.dispatcher.run)
+            self.address = server.address
+            yield self
+            nursery.cancel_scope.cancel()
+
+    def at_rest(self) -> bool:
+        """Whether nobody waits, runs or holds anything."""
+        statistics = self.dispatcher.statistics()
+        return not any([statistics.waiting, statistics.running, *(node.running for node in self.nodes)])
+
+
+async def visit(server: tuple[str, int], seed: int) -> Answer | None:
+    """Ask once, through a fault, and leave when patience ends; return the answer if one came."""
+    random = Random(seed)
+    asked = request(random.choice("ABC"), stream=random.random() < 0.6, n=random.choice([1, 1, 2]))
+    fault = draw_fault(random, request_bytes=len(asked), answer_bytes=1200)
+    with trio.move_on_after(random.choice([0.01, 0.05, 1.0])):
+        async with faulty(server, fault) as address:
+            return await ask(address, asked)
+    return None
+
+
+async def ask(address: tuple[str, int], asked: bytes) -> Answer | None:
+    with trio.socket.socket() as sock, suppress(OSError, EOFError):
+        await sock.connect(address)
+        return await Client(sock).ask(asked)
+    return None
+
+
+async def storm(server: tuple[str, int], seeds: range) -> list[Answer]:
+    """Let a client come for each seed, some at the same time; return the answers they got."""
+    left = iter(seeds)
+    answers: list[Answer | None] = []
+
+    async def one_after_the_other() -> None:
+        for seed in left:
+            answers.append(await visit(server, seed))  # noqa: PERF401  # not asynchronously, it cannot
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(AT_ONCE):
+            nursery.start_soon(one_after_the_other)
+    return [answer for answer in answers if answer is not None]
+
+
+async def sing(server: tuple[str, int], *, expected: str | None) -> None:
+    """Ask without a fault, again and again, on one connection; each answer has to come, whole and right."""
+    with trio.socket.socket() as sock:
+        await sock.connect(server)
+        client = Client(sock)
+        for stream in map(bool, islice(count(), 1, None)):
+            with trio.fail_after(CANARY_S):
+                answer = await client.ask(request("canary", stream=stream))
+            assert (200, True) == (answer.status, answer.whole)
+            assert expected in {None, *texts(answer)}
+            await trio.sleep(0.005)
+
+
+async def storm_with_canary(server, seeds: range, *, expected: str | None) -> list[Answer]:
+    """Let the storm rage while a canary sings."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: sing(server, expected=expected))
+        answers = await storm(server, seeds)
+        nursery.cancel_scope.cancel()
+    return answers
+
+
+def wrong(answers: list[Answer]) -> list[Answer]:
+    """Return the answers that should not have been: whole ones have the right text, however late it came."""
+    return [
+        answer
+        for answer in answers
+        if answer.status not in STATUSES
+        or (answer.status == 200 and answer.whole and {"first last"} != set(texts(answer)))
+    ]
+
+
+async def test_after_storms_of_cut_stalled_dripping_and_reset_connections_everything_is_zero(fuzz_seconds):
+    ends = time.monotonic() + SHARE * fuzz_seconds
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    answers: list[Answer] = []
+    with structlog.testing.capture_logs() as logs:
+        async with House().open() as house:
+            quiet = trio.lowlevel.current_statistics().tasks_living
+            for first in count(0, STORM):
+                seeds = range(first, first + STORM)
+                answers += await storm_with_canary(house.address, seeds, expected="first last")
+                with trio.fail_after(CANARY_S):
+                    while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # no event
+                        await trio.sleep(0.01)
+                assert house.at_rest()
+                assert [] == wrong(answers)
+                if time.monotonic() > ends:
+                    break
+    assert tasks == trio.lowlevel.current_statistics().tasks_living
+    assert 200 in {answer.status for answer in answers}
+    assert {True, False} == {answer.whole for answer in answers}
+    assert [] == [entry for entry in logs if entry.get("reason") != "the client does not read"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *((kind, "to the server") for kind in ("cut", "half-close", "reset")),  # a stall there nobody can see
+        *((kind, "to the client") for kind in ("cut", "half-close", "reset", "stall")),
+    ],
+)
+async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
+    asked = request("A", stream=True)
+    house = House()
+    for node in house.nodes:
+        node.service_s = 1000
+    # With one byte more than the request, or in the first event of its answer.
+    after = len(asked) + 1 if way == "to the server" else 300
+    async with house.open(), faulty(house.address, Fault(kind, way, after)) as address:
+        with trio.socket.socket() as sock, suppress(OSError):
+            await sock.connect(address)
+            client = Client(sock)
+            await client.send(asked)
+            while not any(node.served for node in house.nodes):  # noqa: ASYNC110  # no event
+                await trio.sleep(0.005)
+            await client.send(b"\r\n")
+            with trio.move_on_after(0.3):
+                await client.end()
+        with trio.fail_after(CANARY_S):
+            while not house.at_rest():  # noqa: ASYNC110  # no event
+                await trio.sleep(0.005)
+    assert 1 == sum(len(node.served) for node in house.nodes)
+
+
+@pytest.mark.parametrize("way", ["to the server", "to the client"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_byte_at_a_time_is_as_good_as_all_at_once(way: Way, stream):
+    async with House().open() as house, faulty(house.address, Fault("drip", way, 0)) as address:
+        answer = await ask(address, request("A", stream=stream, n=2))
+    assert answer is not None
+    assert ["first last"] * 2 == texts(answer)
+
+
+@pytest.mark.slow
+async def test_a_real_server_is_at_rest_again_after_a_storm():
+    with real_server() as server:
+        await storm_with_canary(server.address, range(600), expected=None)
+        counts = await trio.to_thread.run_sync(server.wait_until_at_rest)
+    assert {0} == set(counts.values())

@@ -1,0 +1,239 @@
+"""Seed 000: its user stories, edge cases and success criteria, through HTTP on a virtual clock."""
+
+from collections import Counter
+
+import pytest
+import trio
+
+from api.conftest import Reply
+from fairlead.errors import NodeFailed
+from fake_nodes import LIMITS, TimedNode
+from stories.desk import Desk
+
+
+@pytest.fixture(autouse=True)
+def virtual_time(autojump_clock):
+    return autojump_clock
+
+
+# Story 1: one node, requests one after the other ---------------------------------------------------
+
+
+async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_order(autojump_clock, nursery):
+    node = TimedNode(service_s=2)
+    desk = Desk(nursery, node)
+    replies = await desk.come("A", "B", "C")
+    await trio.sleep(7)
+    assert [200, 200, 200] == [reply.status for reply in replies]
+    assert ["A", "B", "C"] == desk.answered
+    assert 1 == node.most_running
+
+
+async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=5))
+    await desk.come("A", "B")
+    assert (1, 1) == ((await desk.queue())["running"], (await desk.queue())["waiting"])
+    await trio.sleep(11)
+    assert ["A", "B"] == desk.answered
+
+
+async def test_story_1_an_answer_that_had_to_wait_says_so_in_a_header(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=5))
+    first, second = await finished(desk, "A", "B")
+    assert "x-estimated-wait" not in first.headers
+    assert "1" == second.headers["x-queue-position"]
+    assert int(second.headers["x-estimated-wait"]) >= 1
+
+
+# Story 2: a full queue -----------------------------------------------------------------------------
+
+
+async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come_back(
+    autojump_clock, nursery
+):
+    desk = Desk(nursery, TimedNode(service_s=50))
+    await desk.come(*101 * "A")
+    assert 100 == (await desk.queue())["waiting"]
+    started = trio.current_time()
+    refused = await desk.ask("A")
+    assert started == trio.current_time()
+    assert (429, "queue_full") == (refused.status, refused.error["code"])
+    assert "queue is full" in refused.error["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert int(refused.headers["x-estimated-wait"]) >= 1
+
+
+# Story 3: waiting too long -------------------------------------------------------------------------
+
+
+async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=50), timeout_s=30)
+    await desk.come("A")
+    started = trio.current_time()
+    late = await desk.ask("B")
+    assert pytest.approx(30.0, abs=0.1) == trio.current_time() - started
+    assert (504, "queue_timeout") == (late.status, late.error["code"])
+    assert "false" == late.headers["x-should-retry"]
+    assert int(late.headers["x-estimated-wait"]) >= 1
+
+
+async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=50))
+    await desk.come("A")
+    left = trio.Event()
+    nursery.start_soon(lambda: desk.ask("B", left=left))
+    await trio.testing.wait_all_tasks_blocked()
+    assert 1 == (await desk.queue())["waiting"]
+    left.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert 0 == (await desk.queue())["waiting"]
+
+
+# Story 4: one job a node ---------------------------------------------------------------------------
+
+
+async def test_story_4_what_a_busy_node_cannot_take_is_shown_as_waiting(autojump_clock, nursery):
+    node = TimedNode(service_s=5)
+    desk = Desk(nursery, node)
+    await desk.come("A", "B", "C")
+    totals = await desk.queue()
+    assert (1, 2) == (totals["running"], totals["waiting"])
+    assert {"waiting", "running", "capacity", "seats", "mean_wait_s", "mean_service_s"} == set(totals)
+    await trio.sleep(5.5)
+    assert (1, 1) == ((await desk.queue())["running"], (await desk.queue())["waiting"])
+    assert 1 == node.most_running
+
+
+# Story 5: several nodes ----------------------------------------------------------------------------
+
+
+async def test_story_5_a_request_goes_to_the_idle_node(autojump_clock, nursery):
+    first, second = TimedNode(service_s=5), TimedNode(service_s=5)
+    desk = Desk(nursery, first, second)
+    await desk.come("A", "B")
+    assert (1, 1) == (first.running, second.running)
+
+
+async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=50), TimedNode(service_s=50), capacity=1)
+    await desk.come("A", "A", "A")
+    refused = await desk.ask("A")
+    assert (429, "queue_full") == (refused.status, refused.error["code"])
+
+
+# Story 6: the estimated wait -----------------------------------------------------------------------
+
+
+async def test_story_6_three_waiting_at_ten_seconds_each_are_told_thirty(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=10))
+    await finished(desk, "A")
+    await desk.come("A", "A", "A", "A")
+    mine = {"X-OpenWebUI-User-Id": "A"}
+    estimate = (await desk.client.get("/queue/estimate?model=m", headers=mine)).json
+    assert {"position": 4, "estimated_wait_s": 30, "estimated_wait_p90_s": None} == estimate
+    reply = await desk.ask("A")
+    assert ("30", "4") == (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"])
+
+
+async def test_story_6_with_nobody_waiting_there_is_no_wait_to_tell(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=10))
+    (reply,) = await finished(desk, "A")
+    assert "x-estimated-wait" not in reply.headers
+
+
+# Story 7: fairness between users -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
+async def test_story_7_five_requests_of_a_and_two_of_b_are_answered_a_b_a_b_a_a_a(
+    autojump_clock, nursery, fairness
+):
+    desk = Desk(nursery, TimedNode(service_s=1), fairness=fairness)
+    await finished(desk, *"AAAAABB", max_tokens=2)  # as many as the node sends: equal costs
+    assert "ABABAAA" == "".join(desk.answered)
+
+
+# Edge cases ----------------------------------------------------------------------------------------
+
+
+async def test_edge_a_node_that_is_free_before_the_timeout_serves_who_waits(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=29), timeout_s=30)
+    replies = await finished(desk, "A", "B")
+    assert [200, 200] == [reply.status for reply in replies]
+
+
+async def test_edge_a_node_that_goes_away_fails_what_it_runs_and_the_queue_goes_to_the_others(
+    autojump_clock, nursery
+):
+    dying, other = TimedNode(service_s=20, fails=NodeFailed("the node went away")), TimedNode(service_s=50)
+    desk = Desk(nursery, dying)
+    replies = await desk.come("A", "B")
+    await trio.sleep(10)
+    desk.dispatcher.node_down(dying)
+    desk.dispatcher.node_up(other, LIMITS)
+    await trio.sleep(70)
+    assert {502: 1, 200: 1} == Counter(reply.status for reply in replies)
+    assert ["B"] == [tenant[-1] for tenant in other.served]
+
+
+async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(
+    autojump_clock, nursery
+):
+    desk = Desk(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
+    late = await desk.ask("A", stream=True)
+    assert (504, "queue_timeout") == (late.status, late.error["code"])
+    assert 0 == (await desk.queue())["running"]
+
+
+# Success criteria ----------------------------------------------------------------------------------
+
+
+async def test_criterion_1_ten_requests_in_a_row_are_all_served_by_one_node(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=1))
+    replies = await finished(desk, *10 * "A")
+    assert 10 * [200] == [reply.status for reply in replies]
+
+
+async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=500), capacity=1, timeout_s=60)
+    await desk.come("A")
+    times: dict[int, float] = {}
+    started = trio.current_time()
+
+    async def one(tenant: str) -> None:
+        reply = await desk.ask(tenant)
+        times[reply.status] = trio.current_time() - started
+
+    nursery.start_soon(one, "A")
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(one, "A")
+    await trio.sleep(61)
+    assert {429: pytest.approx(0, abs=0.01), 504: pytest.approx(60, abs=0.1)} == times
+
+
+async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump_clock, nursery):
+    nodes = [TimedNode(service_s=7) for _ in range(4)]
+    desk = Desk(nursery, *nodes, seats=2)
+    for _ in range(50):
+        idle = [node for node in nodes if not node.running]
+        await desk.come("A")
+        if idle:
+            assert any(node.running for node in idle)
+        await trio.sleep(1.5)
+
+
+async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, nursery):
+    desk = Desk(nursery, TimedNode(service_s=5))
+    for expected in [(1, 0), (1, 1), (1, 2)]:
+        await desk.come("A")
+        totals = await desk.queue()
+        assert expected == (totals["running"], totals["waiting"])
+
+
+async def finished(desk: Desk, *tenants: str, **body: object) -> list[Reply]:
+    """Let them come, and wait until all have their answers."""
+    replies = await desk.come(*tenants, **body)
+    with trio.fail_after(1000):
+        while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual
+            await trio.sleep(0.5)
+    return replies
