@@ -62,7 +62,7 @@ class Seat:
 class _Waiter:
     """A task at the counter: woken once, by a grant or a refusal; stopped, perhaps, when it has its seat."""
 
-    __slots__ = ("error", "event", "forecast", "generated", "granted_at", "scope", "ticket")
+    __slots__ = ("error", "event", "forecast", "generated", "scope", "ticket")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
@@ -70,7 +70,6 @@ class _Waiter:
         self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
         self.forecast: Forecast | None = None
-        self.granted_at: float | None = None
         self.generated: Callable[[], int] = int  # none yet
 
     def end(self, error: FairleadError) -> None:
@@ -97,6 +96,7 @@ class Dispatcher:
         self._forecaster = Forecaster(queue)
         self._waiters: dict[Ticket, _Waiter] = {}
         self._by_id: dict[str, _Waiter] = {}
+        self._granted_at: dict[Ticket, float] = {}  # since when; the oldest first
 
     async def run(self) -> None:
         """Keep the deadlines and charge for what flows, until cancelled."""
@@ -191,9 +191,8 @@ class Dispatcher:
 
     def grant(self, ticket: Ticket) -> None:
         """Wake the task that waits with this ticket."""
-        waiter = self._waiters[ticket]
-        waiter.granted_at = trio.current_time()
-        waiter.event.set()
+        self._granted_at[ticket] = trio.current_time()
+        self._waiters[ticket].event.set()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Wake it with an error; one that another try may avoid says when to try."""
@@ -243,15 +242,15 @@ class Dispatcher:
         if self._by_id.get(job.request_id) is waiter:
             del self._by_id[job.request_id]
         self._forecaster.forget(ticket)
-        if waiter.granted_at is not None:
-            service_s = trio.current_time() - waiter.granted_at
-            self._forecaster.finished(job, service_s, waiter.generated())
+        if (granted_at := self._granted_at.pop(ticket, None)) is not None:
+            self._forecaster.finished(job, trio.current_time() - granted_at, waiter.generated())
         self._scheduler.finished(ticket, cost=self._spent(waiter))
 
     def _with_estimate(self, error: FairleadError) -> FairleadError:
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
-            waiting = self._scheduler.waiting_jobs()
-            error.estimated_wait_s = self._foretell(len(waiting), lambda: waiting).estimated_wait_s
+            waiting = self._scheduler.statistics().waiting
+            told = self._foretell(waiting, self._scheduler.waiting_jobs)
+            error.estimated_wait_s = told.estimated_wait_s
             error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
         return error
 
@@ -263,16 +262,19 @@ class Dispatcher:
     def _foretell(
         self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, ticket: Ticket | None = None
     ) -> Forecast:
-        running = [
-            Running(waiter.ticket.job, waiter.granted_at, waiter.generated())
-            for waiter in self._waiters.values()
-            if waiter.granted_at is not None
-        ]
+        now = trio.current_time()
         return self._forecaster.foretell(
             ahead=ahead,
-            jobs_ahead=jobs_ahead() if self._forecaster.wants_jobs_ahead else (),
-            running=running,
+            jobs_ahead=jobs_ahead,
+            running=self._running,
+            oldest_s=now - next(iter(self._granted_at.values()), now),
             seats=self._scheduler.statistics().seats,
-            now=trio.current_time(),
+            now=now,
             ticket=ticket,
         )
+
+    def _running(self) -> list[Running]:
+        return [
+            Running(ticket.job, granted_at, self._waiters[ticket].generated())
+            for ticket, granted_at in self._granted_at.items()
+        ]

@@ -4,7 +4,7 @@ Knows tickets and the configuration's choice of an estimate; no queue and no clo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -67,23 +67,24 @@ class Forecaster:
         self,
         *,
         ahead: int,
-        jobs_ahead: Sequence[Job],
-        running: Sequence[Running],
+        jobs_ahead: Callable[[], Sequence[Job]],
+        running: Callable[[], Sequence[Running]],
+        oldest_s: float,
         seats: int,
         now: float,
         ticket: Ticket | None = None,
     ) -> Forecast:
         """Return what a job is told before which `ahead` others leave; kept with `ticket`, to learn from.
 
-        Whoever has to wait is told one second at least.
+        `oldest_s`: how long the oldest running job has run. The jobs themselves are asked for only by an
+        estimate that looks at each. Whoever has to wait is told one second at least.
         """
-        oldest_s = now - min((each.granted_at for each in running), default=now)
         if self._quantile is None:
             wait_s = self._mean.wait_s(ahead=ahead, seats=seats, oldest_running_s=oldest_s)
             return Forecast(ahead + 1, max(1, wait_s))
         told = self._quantile.forecast(
-            ahead=[JobSize(job.prompt_tokens, self._predict(job)) for job in jobs_ahead],
-            running=[self._running(each, now) for each in running],
+            ahead=[JobSize(job.prompt_tokens, self._predict(job)) for job in jobs_ahead()],
+            running=[self._running(each, now) for each in running()],
             seats=seats,
         )
         if ticket is not None:

@@ -261,6 +261,8 @@ class Scheduler:
         A victim that works is let be: it goes on with the jobs that wait for it, so that swaps are few,
         until somebody starves; then it gets no more jobs and is evicted when it is idle.
         """
+        if not self._loadable:
+            return
         for place in self._places.values():
             place.draining = False
         for model in sorted(self._wanted(), key=lambda model: not self._starved[model]):

@@ -25,6 +25,9 @@ from fairlead.worker import wire
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
+# Each output wakes a task that sends it. Between so many of them everybody else gets a turn: at 500 streams a
+# step keeps the program busy for 20 ms, and whoever connects then would wait that long several times over.
+OUTPUTS_A_TURN = 32
 READ_BYTES = 1 << 18
 LOG_LINES = 50
 LOG_LINE_BYTES = 2000
@@ -185,14 +188,16 @@ class Worker:
                 self._log.append(f"it sent what is no message: {error}")
                 return
             for message in messages:
-                self._take(message, task_status)
+                await self._take(message, task_status)
 
-    def _take(self, message: wire.ToParent, task_status: trio.TaskStatus[wire.Ready]) -> None:
+    async def _take(self, message: wire.ToParent, task_status: trio.TaskStatus[wire.Ready]) -> None:
         match message:
             case wire.Step(outputs, statistics):
                 self.statistics = statistics
-                for output in outputs:
+                for number, output in enumerate(outputs, 1):
                     self._deliver(output)
+                    if number % OUTPUTS_A_TURN == 0:
+                        await trio.lowlevel.checkpoint()
             case wire.Progress(fraction, stage):
                 self.on_progress(fraction, stage)
             case wire.LoadFailed(reason):

@@ -1,0 +1,62 @@
+"""A real server over a model that only pretends: it says nothing that matters, a step takes as long as told.
+
+    python bench/queue_live_server.py SLOTS STEP_MS CAPACITY TIMEOUT_S FAIRNESS
+
+Prints its address. Everything but the child's runner is what `fairlead serve` runs: listener, routes, queue,
+the child process and its frames.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.api.routes import create_app
+from fairlead.api.server import bind, serve_http
+from fairlead.api.services import Services
+from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.gateway import Gateway
+from fairlead.nodes.engine_node import EngineNode
+from fairlead.text.model import TextModel
+from fairlead.worker.wire import WorkerSpec
+
+CHILD = (sys.executable, str(Path(__file__).parent.parent / "tests" / "worker" / "fake_child.py"))
+
+
+async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
+    """Serve until killed."""
+    config = Config(models=(ModelConfig(path=Path(), name="pretender"),), queue=queue)
+    model = TextModel.load(demonstration_model(), name="pretender", max_model_len=1024)
+    dispatcher = Dispatcher(queue)
+    spec = WorkerSpec(path=f"fake:delay_ms={step_ms},slots={slots}")
+    node = EngineNode(model, spec, dispatcher, command=CHILD)
+    services = Services(
+        config=config,
+        gateway=Gateway(dispatcher, request_timeout_s=600),
+        models={"pretender": model},
+        aliases={},
+        ready=lambda: node.is_ready,
+        estimate=lambda *who: msgspec.structs.asdict(dispatcher.forecast(*who)),
+        queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
+        running=lambda: [msgspec.structs.asdict(node.status())],
+    )
+    sockets = bind("127.0.0.1", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run)
+        await nursery.start(node.run)
+        print(sockets[0].getsockname()[1], flush=True)
+        await serve_http(create_app(services), sockets, limits=config.limits, shutdown=trio.Event())
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    slots, step_ms, capacity, timeout_s, fairness = sys.argv[1:]
+    trio.run(
+        main,
+        int(slots),
+        int(step_ms),
+        QueueConfig(capacity=int(capacity), timeout_s=float(timeout_s), fairness=fairness),  # type: ignore[arg-type]
+    )
