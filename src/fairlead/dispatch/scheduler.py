@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.placement import Place, choose
+from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.errors import (
     Displaced,
@@ -86,13 +87,10 @@ class Scheduler:
         self._line = FairQueue(capacity=capacity + 1, fairness=fairness, min_share=min_share)
         for tenant, weight in (tenant_weights or {}).items():
             self._line.set_weight(tenant, weight)
-        self._policy = policy or KeepEverything()
-        self._loadable = loadable
+        self._swaps = Swaps(policy or KeepEverything(), loadable)
         self._queued: dict[int, Ticket] = {}
-        self._waiting_for: Counter[str] = Counter()
         self._starved: Counter[str] = Counter()
         self._places: dict[str, Place] = {}
-        self._loading: set[str] = set()
         self._draining = False
 
     # Events of a job ---------------------------------------------------------------------------------
@@ -182,7 +180,7 @@ class Scheduler:
     def node_up(self, node: Node, limits: NodeLimits) -> None:
         """A node has seats to give; its models are loaded. Seats of an earlier life of it are forgotten."""
         self._places[node.id] = Place(node, limits)
-        self._loading -= node.models
+        self._swaps.ended(node.models)
         for ticket in list(self._queued.values()):
             if (error := self._misfit(ticket.job)) is not None:
                 self._withdraw(ticket, error)
@@ -202,7 +200,7 @@ class Scheduler:
     def load_failed(self, node: Node, error: FairleadError) -> None:
         """A node could not load its models: who waits for them is told, unless another node has them."""
         self._places.pop(node.id, None)
-        self._loading -= node.models
+        self._swaps.ended(node.models)
         for ticket in list(self._queued.values()):
             model = ticket.job.model
             if model in node.models and not self._holding(model):
@@ -256,38 +254,9 @@ class Scheduler:
         return [place for place in holding if place.free > 0 and place.holds(ticket.tokens)]
 
     def _start_swaps(self) -> None:
-        """Load what is waited for. Starved models first, then in the order of arrival.
-
-        A victim that works is let be: it goes on with the jobs that wait for it, so that swaps are few,
-        until somebody starves; then it gets no more jobs and is evicted when it is idle.
-        """
-        if not self._loadable:
-            return
-        for place in self._places.values():
-            place.draining = False
-        for model in sorted(self._wanted(), key=lambda model: not self._starved[model]):
-            running = frozenset(self._loading.union(*(place.node.models for place in self._places.values())))
-            evict = self._policy.eviction_for(model, running)
-            victims = [place for place in self._places.values() if place.node.models & evict]
-            if evict & self._loading or any(place.draining for place in victims):
-                continue
-            if any(place.busy for place in victims):
-                if self._starved[model]:
-                    for place in victims:
-                        place.draining = True
-                continue
-            for place in victims:
-                del self._places[place.node.id]
-            self._loading.add(model)
+        wanted = (ticket.job.model for ticket in self._queued.values())
+        for model, evict in self._swaps.start(wanted, starved=self._starved, places=self._places):
             self._effects.start_swap(model, evict)
-
-    def _wanted(self) -> list[str]:
-        models = dict.fromkeys(ticket.job.model for ticket in self._queued.values())
-        return [
-            model
-            for model in models
-            if model in self._loadable and model not in self._loading and not self._holding(model)
-        ]
 
     def _refusal(self, job: Job) -> FairleadError | None:
         if self._draining:
