@@ -19,7 +19,7 @@ from fuzz.mutations import conversation, pieces
 
 AT_ONCE = 32
 # Visitors are to meet these; the canary is not, however slow the machine.
-LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=0.3, drain_s=0.3)
+LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=2.0, drain_s=0.3)
 
 
 def quart_app() -> QuartTrio:
