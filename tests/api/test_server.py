@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from api.raw_http import SHORT, Apps, get, post, serving
-from fairlead.api.server import bind
+from fairlead.api.server import bind, serve_http
 from fairlead.config import ConfigError, Limits
 
 # Binding -------------------------------------------------------------------------------------------
@@ -165,9 +165,13 @@ async def test_an_app_that_does_not_start_leaves_no_port_taken():
         await receive()
         await send({"type": "lifespan.startup.failed", "message": "no model"})
 
+    sockets = bind("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="no model"), flatten_subgroups=True):
-        async with serving(app):
-            pass
+        await serve_http(app, sockets, limits=SHORT, shutdown=trio.Event())
+    (again,) = bind("127.0.0.1", port)
+    again.close()
+    assert [-1] == [sock.fileno() for sock in sockets]
 
 
 async def test_the_app_is_started_before_the_first_request_and_stopped_after_the_last():

@@ -209,6 +209,23 @@ def test_a_job_that_a_node_gives_back_goes_first_and_is_charged_once():
     assert 5.0 == subject._line.counter("A")
 
 
+def test_jobs_given_back_above_the_capacity_leave_no_room_and_break_nothing():
+    subject, effects = scheduler(capacity=1)
+    node = FakeNode()
+    subject.node_up(node, limits(2))
+    first, second, _third = submit(subject, *map(job, "AAA"))
+    subject.node_down(node)
+    subject.returned(first)
+    subject.returned(second)
+    assert 3 == len(subject.foretell("m", "B", 2))
+    (newcomer,) = submit(subject, job("B"))
+    assert [newcomer] == list(effects.refused)
+    assert isinstance(effects.refused[newcomer], QueueFull)
+    subject.node_up(FakeNode("other", "n"), limits(1))
+    (elsewhere,) = submit(subject, job("B", model="n"))
+    assert TicketState.GRANTED is elsewhere.state
+
+
 def test_a_long_job_costs_its_tenant_the_turns_it_took():
     subject, effects = scheduler(fairness="tokens")
     subject.node_up(FakeNode(), limits(1))

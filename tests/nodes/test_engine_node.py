@@ -112,6 +112,7 @@ async def test_leaving_the_block_frees_the_sequences(model: TextModel):
             async with node.generate(job(tokens, n=3)) as deltas:
                 await deltas.started()
         await _until_idle(node)
+        assert (0, node.status().blocks_total) == (node.status().sequences, node.status().blocks_free)
 
 
 async def test_a_dead_child_fails_its_jobs_and_comes_back(model: TextModel):

@@ -33,6 +33,7 @@ from fairlead.swap.policy import EvictionPolicy, KeepEverything
 Fairness = Literal["roundRobin", "tokens"]
 
 EXACT_ORDER_JOBS = 1000
+LINE_ROOM = 2**31
 
 
 class Effects(Protocol):
@@ -83,8 +84,9 @@ class Scheduler:
         self._effects = effects
         self._random = random
         self._capacity = capacity
-        # One more than may wait: a job passes through the line on its way to a free seat, too.
-        self._line = FairQueue(capacity=capacity + 1, fairness=fairness, min_share=min_share)
+        # The bound is held in `_refusal`: a job passes through the line on its way to a free seat, too, and
+        # only the scheduler knows of seats.
+        self._line = FairQueue(capacity=LINE_ROOM, fairness=fairness, min_share=min_share)
         for tenant, weight in (tenant_weights or {}).items():
             self._line.set_weight(tenant, weight)
         self._swaps = Swaps(policy or KeepEverything(), loadable)
@@ -269,7 +271,9 @@ class Scheduler:
             return NoQueue("no seat is free, and the request does not want to wait")
         if len(self._queued) < self._capacity:
             return None
-        victim = self._line.displace(job.tenant, priority=job.priority)
+        # With jobs that nodes gave back above the capacity, one less would still leave no room.
+        in_vain = len(self._queued) > self._capacity
+        victim = None if in_vain else self._line.displace(job.tenant, priority=job.priority)
         if victim is None:
             return QueueFull(f"the queue is full: {self._capacity} jobs are waiting")
         displaced = self._queued[victim]
