@@ -67,6 +67,7 @@ class Desk:
         self._granted = granted
         self._ended = ended
         self._requests: dict[Ticket, Request] = {}
+        self._by_id: dict[str, Request] = {}
         self._busy = dict.fromkeys(range(nodes), 0)
         self._node_of: dict[Request, int] = {}
         fairness: Literal["roundRobin", "tokens"] = "tokens" if order == "tokens" else "roundRobin"
@@ -85,6 +86,7 @@ class Desk:
         self.requests.append(request)
         ticket = self._ticket(request, model)
         self._requests[ticket] = request
+        self._by_id[ticket.job.id] = request
         self.waiting[request] = ticket
         if not self._displacing and len(self.waiting) > self._capacity and len(self.running) == self.seats:
             self._refused(request, "queue_full")
@@ -97,9 +99,7 @@ class Desk:
 
     def ahead_of(self, request: Request) -> list[Request]:
         """Return the waiting requests that leave before this one, in that order."""
-        positions = {other: self._scheduler.position(ticket) for other, ticket in self.waiting.items()}
-        own = positions[request]
-        return sorted((other for other, at in positions.items() if at < own), key=positions.__getitem__)
+        return [self._by_id[job.id] for job in self._scheduler.jobs_ahead(self.waiting[request])]
 
     def service(self) -> dict[str, float]:
         """Return the weighted tokens each tenant has been served until now."""
@@ -140,7 +140,8 @@ class Desk:
     def _ticket(self, request: Request, model: str) -> Ticket:
         tenant = "everybody" if self._as_one else request.tenant
         output_tokens = self.lengths.predict(request.tenant, MODEL, max_tokens=MAX_TOKENS)
-        job = Job("", tenant, model, (range(request.prompt_tokens),), Sampling(max_tokens=MAX_TOKENS))
+        number = str(len(self.requests))
+        job = Job(number, tenant, model, (range(request.prompt_tokens),), Sampling(max_tokens=MAX_TOKENS))
         return Ticket(job, cost=WEIGHTS.cost(request.prompt_tokens, output_tokens))
 
     def _finish(self, request: Request) -> None:
@@ -162,7 +163,7 @@ class Desk:
         self._end(request, self.waiting.pop(request))
 
     def _end(self, request: Request, ticket: Ticket) -> None:
-        del self._requests[ticket]
+        del self._requests[ticket], self._by_id[ticket.job.id]
         # Not at once: effects must not call back into the scheduler.
         self.clock.after(0.0, partial(self._ended, request))
 

@@ -47,6 +47,24 @@ impossible_arguments = st.sampled_from(
 )
 
 
+# What may come first after entries were discarded.
+QUESTIONS = {
+    "push": None,
+    "push_front": None,
+    "pop": lambda machine, *_: machine.pop(),
+    "pop what fits": lambda machine, *_: machine.pop_what_fits([True, False, None]),
+    "pop_many": lambda machine, *_: machine.pop_many(3, 5),
+    "position": lambda machine, *_: machine.look_at_all(machine.look),
+    "ahead": lambda machine, *_: machine.look_at_all(machine.look_ahead),
+    "displace": lambda machine, _, tenant, priority: machine.check_displaced(tenant, priority),
+    "clear": lambda machine, *_: machine.tell_both("clear"),
+    "charge": lambda machine, _, tenant, __: machine.tell_both("charge", tenant, 2.0),
+    "refund": lambda machine, _, tenant, __: machine.tell_both("refund", tenant, 2.0),
+    "weight": lambda machine, _, tenant, __: machine.tell_both("set_weight", tenant, 2.0),
+    "statistics": lambda machine, *_: machine.all_that_can_be_counted_is_equal(),
+}
+
+
 class FairQueueMachine(RuleBasedStateMachine):
     """`new_queue` is what a subclass puts to the test.
 
@@ -154,6 +172,28 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(
         target=handles,
+        several=st.lists(handles, min_size=2, max_size=9),
+        first=st.sampled_from(list(QUESTIONS)),
+        tenant=tenants,
+        priority=priorities,
+    )
+    def discard_several(self, several, first, tenant, priority):
+        """With nothing in between; whatever comes first afterwards finds all of them gone."""
+        for handle in several:
+            twin = self.twins[handle][0]
+            assert self.oracle.discard(twin) == self.queue.discard(handle)
+            assert handle not in self.queue
+            assert not self.queue.discard(handle)
+        if first in ("push", "push_front"):
+            handle = self.enter(first, tenant, 1.0, priority, 0)
+            if first == "push_front":
+                self.retried.add(handle)
+            return handle
+        QUESTIONS[first](self, several[0], tenant, priority)
+        return multiple()
+
+    @rule(
+        target=handles,
         tenant=tenants,
         priority=priorities,
         crowd=st.lists(st.tuples(tenants, priorities), min_size=6, max_size=6),
@@ -193,6 +233,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert outcome(getattr(self.oracle, question), twin) == outcome(
                 getattr(self.queue, question), handle
             )
+        self.look_ahead(handle)
 
     @rule(handle=handles, offset=st.sampled_from([1, -1, 1 << 32, -1 << 32, 1 << 63, 1 << 64]))
     def discard_a_forgery(self, handle, offset):
@@ -250,6 +291,20 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.leads[priority, served, other] += 1
             self.leads[priority, other, served] -= 1
             assert self.leads[priority, served, other] <= 1
+
+    def look_ahead(self, handle):
+        kind, value = outcome(self.queue.ahead, handle)
+        ahead = [self.twins[other][0] for other in value] if kind == "returned" else value
+        assert outcome(self.oracle.ahead, self.twins[handle][0]) == (kind, ahead)
+
+    def look_at_all(self, look):
+        for handle, (twin, _tenant, _priority) in self.twins.items():
+            if twin in self.oracle:
+                look(handle)
+
+    def tell_both(self, method, *arguments):
+        getattr(self.oracle, method)(*arguments)
+        getattr(self.queue, method)(*arguments)
 
     def check_displaced(self, tenant, priority):
         before = {name: self.oracle.waiting(name) for name in NAMES}

@@ -274,13 +274,14 @@ class FairQueueOracle:
     # Questions
 
     def position(self, handle):
+        return len(self.ahead(handle))
+
+    def ahead(self, handle):
         if handle not in self.entries:
             raise KeyError(handle)
         future = copy.deepcopy(self)
-        position = 0
-        while future.pop() != handle:
-            position += 1
-        return position
+        handles = iter(future.pop, handle)
+        return list(handles)
 
     def tenant(self, handle):
         return self.entries[handle].tenant

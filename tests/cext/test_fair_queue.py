@@ -6,6 +6,7 @@ import pickle
 import sys
 import tracemalloc
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -346,6 +347,20 @@ def test_a_queue_cannot_be_copied_or_pickled():
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot pickle"):
             copied(queue)
+
+
+@pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
+def test_any_number_of_discards_in_a_row_leaves_the_others_in_their_order(fairness):
+    queue, oracle = (new(capacity=1000, fairness=fairness) for new in (FairQueue, FairQueueOracle))
+    twins = {queue.push(tenant): oracle.push(tenant) for tenant in "AABBBCAD" * 50}
+    chosen = Random(0).sample(list(twins), k=300)
+    for count, handle in enumerate(chosen, 1):
+        assert queue.discard(handle)
+        assert oracle.discard(twins[handle])
+        assert handle not in queue
+        assert len(oracle) == len(queue) == len(twins) - count
+    assert 300 == queue.statistics().discarded
+    assert [oracle.pop() for _ in range(100)] == [twins[queue.pop()] for _ in range(100)]
 
 
 def test_signatures_can_be_read_at_run_time():

@@ -78,6 +78,11 @@ class PositionIsOrderOfArrival(FairQueueOracle):
         return sorted(self.entries).index(handle)
 
 
+class AheadIsOrderOfArrival(FairQueueOracle):
+    def ahead(self, handle):
+        return sorted(super().ahead(handle))
+
+
 # Classes -------------------------------------------------------------------------------------------
 
 

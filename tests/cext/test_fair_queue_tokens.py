@@ -112,6 +112,58 @@ def test_a_refund_of_more_than_was_charged_gives_no_lead(new_queue):
     assert [10.0] * 3 == [queue.counter(tenant) for tenant in ("A", "B", "nobody")]
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda queue: queue.charge("A", 2.0),
+        lambda queue: queue.refund("A", 0.5),
+        lambda queue: queue.counter("A"),
+        lambda queue: queue.counter("new"),
+        lambda queue: queue.waiting("A"),
+        lambda queue: bool(queue.push("A", 1.0)),
+        lambda queue: bool(queue.push("new", 1.0)),
+        lambda queue: bool(queue.push_front("new", 1.0)),
+        lambda queue: bool(queue.displace("new")),
+        lambda queue: bool(queue and queue.pop()),
+        lambda queue: bool(queue and queue.pop(lambda _: True)),
+        lambda queue: len(queue.pop_many(2, 0)),
+        lambda queue: queue.statistics(),
+        lambda queue: queue.clear(),
+    ],
+)
+@pytest.mark.parametrize("others", [[("B", 5.0), ("C", 9.0)], []], ids=["others wait", "nobody waits"])
+def test_the_counters_are_right_at_once_when_the_least_was_discarded(ask, others):
+    queues = [new(capacity=20, fairness="tokens") for new in (FairQueue, FairQueueOracle)]
+    seen = []
+    for queue in queues:
+        tenants = [("A", 1.0), *others]
+        handles = [queue.push(tenant, cost) for tenant, cost in tenants * 3]
+        names = {handle: index for index, handle in enumerate(handles)}
+        left = [names[queue.pop()] for _ in tenants]
+        for handle in handles[len(tenants) :: len(tenants)]:
+            assert queue.discard(handle)
+        answer = ask(queue)
+        counters = [queue.counter(tenant) for tenant in ("A", "B", "C", "new")]
+        left += [names.get(queue.pop(), "another") for _ in range(len(queue))]
+        seen.append((answer, counters, left, queue.statistics()))
+    assert seen[1] == seen[0]
+
+
+@both
+def test_what_is_discarded_while_it_is_asked_about_counts_at_once(new_queue):
+    queue = new_queue(capacity=20, fairness="tokens")
+    first, *others = [queue.push(tenant, 5.0) for tenant in "ABBA"]
+
+    def fits(handle):
+        for other in others:
+            queue.discard(other)
+        return True
+
+    assert first == queue.pop(fits)
+    assert 0.0 == queue.counter("new")
+    assert 5.0 == queue.counter("A")
+
+
 @both
 def test_round_robin_counts_nothing(new_queue):
     queue = new_queue(capacity=1)

@@ -1,5 +1,6 @@
 """Random events for a scheduler; whatever can be seen of it is held against a plain account of the rules."""
 
+from collections import Counter
 from random import Random
 
 from hypothesis import settings
@@ -64,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.seats: dict[str, int] = {}
         self.loading: set[str] = set()
         self.expired: set[Ticket] = set()
-        self.returned_now = 0
+        self.returns: Counter[Ticket] = Counter()
         self.newcomer: Ticket | None = None
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
@@ -74,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_grant(self, ticket: Ticket) -> None:
         assert ticket not in self.effects.refused
+        assert 1 + self.returns[ticket] == ticket.attempts, "granted twice"
         assert ticket not in self.expired, "granted after its deadline"
         assert ticket.place is not None
         assert ticket.job.model in ticket.place.node.models
@@ -86,8 +88,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 other.job.model,
             )
             assert not same_line or self.order[ticket] < self.order[other], "FIFO within a tenant"
+            higher = other.job.priority < ticket.job.priority
+            assert not higher or other.job.model not in ticket.place.node.models, "a higher class waits"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
+        assert not ticket.has_begun, "refused after its first delta"
         if not isinstance(error, Displaced):
             return
         assert self.newcomer is not None
@@ -159,18 +164,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def be_returned(self, data) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
         if not ticket.has_begun and ticket.place.node.id in self.seats:
-            self.order[ticket] = -len(self.order) - self.returned_now
-            self.returned_now += 1
+            self.order[ticket] = -len(self.order) - self.returns.total()
+            self.returns[ticket] += 1
             self.subject.returned(ticket)
+            assert (ticket in self.expired) == (ticket in self.effects.refused)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
     @rule(data=st.data())
     def time_is_up(self, data) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED, TicketState.QUEUED)))
         waits, stopped = ticket.state is TicketState.QUEUED, len(self.effects.stopped)
+        self.expired.add(ticket)
         self.subject.deadline(ticket, QueueTimeout("late"))
         if waits:
-            self.expired.add(ticket)
             assert ticket in self.effects.refused
         else:
             stops = ticket.job.stream and not ticket.has_begun
@@ -224,7 +230,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 holders[ticket.place] += 1
         assert holders == {place: place.busy for place in holders}
         assert sum(holders.values()) == statistics.running
-        assert statistics.waiting <= CAPACITY + self.returned_now
+        assert statistics.waiting <= CAPACITY + self.returns.total()
+        assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queued.values())
+        assert len(self.subject._queued) == len(self.subject._line)
 
     @invariant()
     def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:

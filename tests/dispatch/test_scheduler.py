@@ -209,6 +209,31 @@ def test_a_job_that_a_node_gives_back_goes_first_and_is_charged_once():
     assert 5.0 == subject._line.counter("A")
 
 
+def test_a_job_given_back_after_its_deadline_is_refused_and_costs_nothing():
+    subject, effects = scheduler(fairness="tokens")
+    node = FakeNode()
+    subject.node_up(node, limits(1))
+    late, first, _second = submit(subject, job("A", cost=50.0), job("B"), job("B"))
+    error = QueueTimeout("late")
+    subject.deadline(late, error)
+    assert late not in effects.refused
+    subject.returned(late)
+    assert error is effects.refused[late]
+    assert [late, first] == effects.granted
+    (again,) = submit(subject, job("A"))
+    assert 0 == subject.position(again)
+
+
+def test_the_jobs_ahead_of_the_last_of_thousands_are_in_the_order_in_which_they_leave():
+    subject, effects = scheduler(capacity=4000)
+    tickets = [job(tenant, model="x") for tenant in "AAABBC" * 500]
+    submit(subject, *tickets)
+    last = max(tickets, key=subject.position)
+    ahead = subject.jobs_ahead(last)
+    subject.node_up(FakeNode("node", "x"), limits(4000))
+    assert [ticket.job for ticket in effects.granted] == [*ahead, last.job]
+
+
 def test_jobs_given_back_above_the_capacity_leave_no_room_and_break_nothing():
     subject, effects = scheduler(capacity=1)
     node = FakeNode()

@@ -55,6 +55,16 @@ def forgets_the_deadline(self: Scheduler, ticket: Ticket, error: Exception) -> N
         _deadline(self, ticket, error)
 
 
+def forgets_a_deadline_that_passed_in_a_seat(self: Scheduler, ticket: Ticket, error: Exception) -> None:
+    late = ticket.late
+    _deadline(self, ticket, error)
+    ticket.late = late
+
+
+def puts_everybody_into_one_class(self: Scheduler, ticket: Ticket, push) -> None:
+    _enqueue(self, ticket, lambda tenant, cost, *, priority, size: push(tenant, cost, size=size))
+
+
 def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> None:
     ticket.state = TicketState.DONE
 
@@ -62,6 +72,7 @@ def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> Non
 _vacate = Scheduler._vacate
 _start_swaps = Scheduler._start_swaps
 _deadline = Scheduler.deadline
+_enqueue = Scheduler._enqueue
 
 
 @pytest.mark.parametrize(
@@ -74,6 +85,8 @@ _deadline = Scheduler.deadline
         (Scheduler, "_start_swaps", never_starts_a_swap),
         (Place, "free", property(counts_a_seat_too_many)),
         (Scheduler, "deadline", forgets_the_deadline),
+        (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
+        (Scheduler, "_enqueue", puts_everybody_into_one_class),
         (Scheduler, "_dequeue", leaves_who_was_displaced_in_the_line),
     ],
     ids=lambda value: getattr(value, "__name__", None),

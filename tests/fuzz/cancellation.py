@@ -1,4 +1,4 @@
-"""The cancellation fuzz: run a plan again and again, and strike it at every step of Trio's scheduler in turn.
+"""One run of the cancellation fuzz: a plan, struck between two steps of Trio's scheduler, and what it left.
 
 Trio's scheduler is seeded and its clock is virtual, so a plan without strikes always takes the same steps,
 and one with strikes takes the same steps up to the first of them: a failure is reproduced by its `Run`.
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from typing import Literal, NamedTuple
 
 import trio
@@ -19,22 +18,25 @@ import trio.testing
 
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.scheduler import Ticket
-from fairlead.errors import FairleadError, NodeFailed
-from fuzz.world import MortalNode, Plan, Visit, World, draw_plan
+from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
+from fuzz.mortal_node import MortalNode
+from fuzz.plan import Plan, Visit
+from fuzz.world import World
 
 # Virtual; far longer than all jobs of a plan one after the other, with every node away in between.
 PATIENCE_S = 1000.0
 
 
 class Strike(NamedTuple):
-    """Before this step a visitor has to leave, a node dies or swaps its model, or seconds go by.
+    """Before this step a visitor has to leave, or somebody cancels its job by the request id; a node dies,
+    swaps its model or will fail to load the next; or seconds go by.
 
     Seconds that go by between two steps are what a busy or a suspended machine looks like from inside.
     `target` is the visitor's or the node's name, or how many seconds.
     """
 
     step: int
-    kind: Literal["leave", "die", "swap", "pause"]
+    kind: Literal["leave", "cancel", "die", "swap", "spoil", "pause"]
     target: str
 
 
@@ -85,10 +87,14 @@ class Striker(trio.abc.Instrument):
         if strike.kind == "leave":
             if strike.target in world.doors:
                 world.doors[strike.target].cancel()
+        elif strike.kind == "cancel":
+            world.cancel(strike.target)
         elif strike.kind == "die":
             world.nodes[int(strike.target)].die()
         elif strike.kind == "swap":
             world.nodes[int(strike.target)].swap()
+        elif strike.kind == "spoil":
+            world.nodes[int(strike.target)].spoil()
         else:
             self.clock.jump(float(strike.target))
 
@@ -105,48 +111,6 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
             done.problems.append(f"crash: {error!r}")
     done.steps, done.trace = striker.steps, striker.trace
     return done
-
-
-def every_cut(seed: int, parts: Parts = REAL) -> Iterator[Run]:
-    """Layer one: each visitor in turn has to leave at each step at which it is there."""
-    plan = draw_plan(seed)
-    unstruck = run(plan, (), parts)
-    yield unstruck
-    for name, (first, last) in unstruck.stays.items():
-        for step in range(first, last + 1):
-            yield run(plan, (Strike(step, "leave", name),), parts)
-
-
-def every_fault(seed: int, parts: Parts = REAL) -> Iterator[Run]:
-    """Layer two, with deadlines: at each step each node dies or swaps, or time goes by; and random pairs."""
-    plan = draw_plan(seed, tight=True)
-    unstruck = run(plan, (), parts)
-    yield unstruck
-    random = Random(seed)
-    for step in range(1, unstruck.steps + 1):
-        for number in range(len(plan.seats)):
-            yield run(plan, (Strike(step, "die", f"{number}"),), parts)
-            yield run(plan, (Strike(step, "swap", f"{number}"),), parts)
-        yield run(plan, (Strike(step, "pause", "1"),), parts)
-        first = _draw_strike(random, plan, unstruck)
-        for second in (_draw_leave(random, unstruck, near=first.step), _draw_strike(random, plan, unstruck)):
-            yield run(plan, (first, second), parts)
-
-
-def _draw_strike(random: Random, plan: Plan, unstruck: Run) -> Strike:
-    kind = random.choice(["leave", "leave", "die", "swap", "pause"])
-    if kind == "leave":
-        return _draw_leave(random, unstruck)
-    target = random.randint(1, 3) if kind == "pause" else random.randrange(len(plan.seats))
-    return Strike(random.randint(1, unstruck.steps), kind, f"{target}")
-
-
-def _draw_leave(random: Random, unstruck: Run, near: int | None = None) -> Strike:
-    """Draw who leaves, and when; with `near`, within a few steps of that one."""
-    name = random.choice(list(unstruck.stays))
-    first, last = unstruck.stays[name]
-    step = random.randint(first, last) if near is None else near + random.randint(0, 5)
-    return Strike(step, "leave", name)
 
 
 async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
@@ -167,7 +131,7 @@ async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
             done.problems.append("hang: a visitor never left")
         striker.world = None
         await trio.testing.wait_all_tasks_blocked()
-        done.problems += _wrong_outcomes(done, world) + _left_behind(world)
+        done.problems += _wrong_outcomes(done, world) + _late(done, world) + _left_behind(world)
         if not done.problems and not await _every_seat_is_free(world):
             done.problems.append("leak: a seat cannot be had")
 
@@ -178,24 +142,40 @@ def _wrong_outcomes(done: Run, world: World) -> list[str]:
     refusals: set[type[FairleadError]] = done.plan.refusals
     if any(node.deaths for node in world.nodes):
         refusals |= {NodeFailed}
+    if any(node.failures for node in world.nodes):
+        refusals |= {LoadFailed}
     problems = []
     for visit in done.plan.visits:
         outcome = world.outcomes.get(visit.name)
         answered = outcome == f"{visit.name} first, {visit.name} last"
         left = outcome is None and visit.name in may_leave
-        if not answered and not left and outcome not in refusals:
+        cancelled = outcome is Cancelled and visit.name in world.cancelled_at
+        if not answered and not left and not cancelled and outcome not in refusals:
             problems.append(f"wrong answer: visitor {visit.name} got {outcome}")
     return problems
+
+
+def _late(done: Run, world: World) -> list[str]:
+    """Say whose job went on after it had been cancelled."""
+    if any(strike.kind == "pause" for strike in done.strikes):
+        return []  # time goes by before anybody could leave
+    return [
+        f"late: visitor {name} was cancelled at {cancelled_at}"
+        for name, cancelled_at in world.cancelled_at.items()
+        if world.left_at.get(name) != cancelled_at
+    ]
 
 
 def _left_behind(world: World) -> list[str]:
     """Say what is not zero, now that everybody has left and before any time has passed."""
     statistics = world.dispatcher.statistics()
+    alarms = sum(not alarm.dropped for _, _, alarm in world.dispatcher._timer._alarms)
     left = {
         "waiting": statistics.waiting,
         "running": statistics.running,
         "held": sum(node.held for node in world.nodes),
         "working": sum(node.working for node in world.nodes),
+        "alarms": alarms - 1,  # the meter's
         "tickets": sum(map(_tickets, (world.dispatcher, world.dispatcher._scheduler))),
     }
     return [f"leak: {name} {count}" for name, count in left.items() if count]
@@ -213,7 +193,7 @@ async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
     for node in world.nodes:
         await node.wait_back()
-    job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0).job
+    job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model).job
     with trio.move_on_after(PATIENCE_S) as patience:
         async with AsyncExitStack() as stack:
             for _ in range(sum(world.plan.seats)):

@@ -4,8 +4,9 @@ Most are wrapped around the real `Dispatcher.seat`, so they need not follow its 
 control: it hands over the same way as two of them do, but makes no mistake, so it has to survive.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import trio
@@ -14,8 +15,9 @@ from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job
+from fairlead.nodes.node import Node, NodeLimits
 from fuzz.cancellation import Parts
-from fuzz.world import MortalNode
+from fuzz.mortal_node import MortalNode
 
 
 class _Wrapped(Dispatcher):
@@ -148,6 +150,42 @@ class LeaveWithoutPump(_Wrapped):
             del self._scheduler._pump
 
 
+class CancelledOnPaper(Dispatcher):
+    """Who is cancelled is noted down, and told at the end."""
+
+    def stop(self, ticket: Ticket, error: FairleadError) -> None:
+        waiter = self._waiters[ticket]
+        waiter.error = waiter.error or error
+
+
+class EndlessSwap(Dispatcher):
+    """A model that has been loaded goes on being loaded, so it can never make room for another."""
+
+    def node_up(self, node: Node, limits: NodeLimits) -> None:
+        swaps = self._scheduler._swaps
+        loading = swaps._loading.copy()
+        super().node_up(node, limits)
+        swaps._loading |= loading
+
+
+class SwapUnderWork(Dispatcher):
+    """Whether anybody works is not asked before a swap."""
+
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        real = self._scheduler._start_swaps
+        self._scheduler._start_swaps = partial(self._start_swaps, real)
+
+    def _start_swaps(self, real: Callable[[], None]) -> None:
+        places = list(self._scheduler._places.values())
+        busy = [place.busy for place in places]
+        for place in places:
+            place.busy = 0
+        real()
+        for place, count in zip(places, busy, strict=True):
+            place.busy = count
+
+
 class DeafNode(MortalNode):
     """An abort is not sent: the node goes on working for nobody."""
 
@@ -164,4 +202,9 @@ FOUR = {
 MORE = {
     "a leave that forgets to pump": Parts(LeaveWithoutPump),
     "an abort that is not sent": Parts(node_type=DeafNode),
+    "a cancel that only takes a note": Parts(CancelledOnPaper),
+}
+OF_SWAPS = {
+    "a swap that is never over": Parts(EndlessSwap),
+    "a swap that does not ask who works": Parts(SwapUnderWork),
 }

@@ -32,7 +32,6 @@ from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
 Fairness = Literal["roundRobin", "tokens"]
 
-EXACT_ORDER_JOBS = 1000
 LINE_ROOM = 2**31
 
 
@@ -134,15 +133,23 @@ class Scheduler:
             ticket.charged = cost
 
     def returned(self, ticket: Ticket) -> None:
-        """A node gave a job back before its first delta: to the front of its line, and charged once."""
+        """A node gave a job back before its first delta: to the front of its line, and charged once.
+
+        Its deadline is still the first one. If that has passed in its seat, it will not get another.
+        """
         assert ticket.state is TicketState.GRANTED
         assert not ticket.has_begun
         self._vacate(ticket)
-        self._enqueue(ticket, self._line.push_front)
+        if ticket.late is None:
+            self._enqueue(ticket, self._line.push_front)
+        else:
+            self._line.refund(ticket.job.tenant, ticket.charged)
+            self._refuse(ticket, ticket.late)
         self._pump()
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
         """A job's time to wait is over. A stream waits until its first delta, all others until their seat."""
+        ticket.late = error
         if ticket.state is TicketState.QUEUED:
             self._withdraw(ticket, error)
             self._pump()
@@ -162,7 +169,7 @@ class Scheduler:
 
     def jobs_ahead(self, ticket: Ticket) -> list[Job]:
         """Return the waiting jobs that leave before this one, in the order in which they do."""
-        return self._ahead(self.position(ticket))
+        return self._ahead(ticket.handle)
 
     def waiting_jobs(self) -> list[Job]:
         """Return all jobs that wait, in the order of their arrival."""
@@ -173,7 +180,7 @@ class Scheduler:
         if any(place.free > 0 for place in self._holding(model)):
             return None
         handle = self._line.push(tenant, priority=priority)
-        ahead = self._ahead(self._line.position(handle))
+        ahead = self._ahead(handle)
         self._line.discard(handle)
         return ahead
 
@@ -296,12 +303,8 @@ class Scheduler:
     def _holding(self, model: str) -> list[Place]:
         return [place for place in self._places.values() if model in place.node.models]
 
-    def _ahead(self, count: int) -> list[Job]:
-        """The `count` jobs that leave next. Of very many the exact order is not worth its time."""
-        tickets = list(self._queued.values())
-        if len(tickets) <= EXACT_ORDER_JOBS:
-            tickets.sort(key=self.position)
-        return [ticket.job for ticket in tickets[:count]]
+    def _ahead(self, handle: int) -> list[Job]:
+        return [self._queued[other].job for other in self._line.ahead(handle)]
 
     # Book-keeping ------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from fairlead.dispatch.placement import Place
+from fairlead.errors import QueueTimeout
 from fairlead.job import Job
 
 
@@ -18,7 +19,7 @@ class TicketState(StrEnum):
 class Ticket:
     """`cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` what it is
     likely to take of a node's cache. `attempts` counts grants. `has_begun`: its first delta is on its way.
-    Only the scheduler writes to it.
+    `late` is the error of its deadline, once that is over. Only the scheduler writes to it.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Ticket:
         "handle",
         "has_begun",
         "job",
+        "late",
         "place",
         "starved",
         "state",
@@ -44,4 +46,5 @@ class Ticket:
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False
+        self.late: QueueTimeout | None = None
         self.starved = False

@@ -1,0 +1,190 @@
+# Handles: the row in the low half, the row's generation in the high half.
+
+
+cdef int64_t number_of(State *state, int32_t entry) noexcept:
+    return <int64_t>state.entries[entry].generation << 32 | entry
+
+
+cdef object handle_of(State *state, int32_t entry):
+    return number_of(state, entry)
+
+
+cdef int32_t entry_of(State *state, handle) noexcept:
+    cdef int overflow = 0
+    cdef int64_t number
+    if not PyLong_Check(handle):
+        return NONE
+    number = PyLong_AsLongLongAndOverflow(handle, &overflow)
+    return NONE if overflow else entry_at(state, number)
+
+
+cdef int32_t entry_at(State *state, int64_t number) noexcept:
+    cdef int64_t row = <uint32_t>number  # with a mask, Cython would make Python numbers
+    if row >= state.entries_room:
+        return NONE
+    if state.entries[row].tenant < 0 or state.entries[row].generation != number >> 32:
+        return NONE
+    return <int32_t>row
+
+
+# Coming and leaving.
+
+
+cdef inline void entry_join(
+    State *state, int32_t owner, double cost, int32_t priority, int64_t size, bint retried
+) noexcept:
+    # Makes the first free row an entry: last in its tenant's line, or before all of its class.
+    cdef int32_t row = state.free_entry
+    cdef Entry *entry = &state.entries[row]
+    cdef Tenant *tenant = &state.tenants[owner]
+    state.free_entry = entry.next
+    entry.tenant = owner
+    entry.priority = priority
+    entry.retried = retried
+    state.loads[row].cost = cost
+    state.loads[row].size = size
+    state.loads[row].passed = 0
+    if tenant.waiting == 0:
+        state.waiting_tenants += 1
+        if tenant.places[IDLE] != NONE:
+            heap_remove(state, IDLE, owner)
+    if retried:
+        chain_add_first(state, &state.retried[priority], row)
+    else:
+        line_join(state, owner, priority)
+        chain_add_last(state, &tenant.lines[priority].chain, row)
+        tenant.lined += 1
+        state.lined += 1
+    tenant.waiting += 1
+    state.lengths[priority] += 1
+    state.length += 1
+    state.changes += 1
+
+
+cdef void entry_gone(State *state, int32_t row) noexcept:
+    # In a queue larger than the cache, an entry's neighbours have to be fetched from far away. So it stays in its
+    # chain until some more have gone or something else is asked, and nobody waits for them.
+    cdef Entry *entry = &state.entries[row]
+    if entry.previous != NONE:
+        FETCH(&state.entries[entry.previous])
+    if entry.next != NONE:
+        FETCH(&state.entries[entry.next])
+    entry.tenant = GONE - entry.tenant
+    state.gone[state.gone_count] = row
+    state.gone_count += 1
+
+
+cdef inline void entry_leave(State *state, int32_t row) noexcept:
+    # Takes an entry out of its chain, and sends its line and its row where they now belong.
+    cdef Entry *entry = &state.entries[row]
+    cdef int32_t owner = entry.tenant
+    cdef int32_t priority = entry.priority
+    cdef Tenant *tenant = &state.tenants[owner]
+    cdef Line *line = &tenant.lines[priority]
+    if entry.retried:
+        chain_remove(state, &state.retried[priority], row)
+    else:
+        chain_remove(state, &line.chain, row)
+        tenant.lined -= 1
+        state.lined -= 1
+        if line.chain.length == 0:
+            line_leave(state, owner, priority)
+    tenant.waiting -= 1
+    if tenant.waiting == 0:
+        state.waiting_tenants -= 1
+    state.lengths[priority] -= 1
+    if state.lengths[priority] == 0:
+        state.credits[priority] = 0.0
+    state.length -= 1
+    state.changes += 1
+    entry_end(state, row)
+
+
+cdef inline void entry_serve(State *state, int32_t row) noexcept:
+    # As `entry_leave`, and it was its tenant's turn.
+    cdef Entry *entry = &state.entries[row]
+    cdef int32_t owner = entry.tenant
+    cdef int32_t priority = entry.priority
+    cdef bint retried = entry.retried
+    cdef double cost = state.loads[row].cost
+    credits_accrue(state, priority)
+    if retried:
+        entry_leave(state, row)
+        return
+    state.moment += 1
+    state.tenants[owner].turn = state.moment
+    cdef double before = state.tenants[owner].counter
+    if state.by_tokens:
+        # First: who has just left the line, and is behind the others, would be lifted to them.
+        tenant_charge(state, owner, cost)
+    entry_leave(state, row)
+    if state.lined == 0:
+        state.floor = before  # so that what is given back of the last one's charge is not lost
+    if not state.by_tokens:
+        ring_turn(state, owner, priority)
+
+
+cdef void entry_passed(State *state, int32_t row) noexcept:
+    if row != NONE and state.loads[row].passed < BYPASS_AT_MOST:
+        state.loads[row].passed = state.loads[row].passed + 1
+
+
+cdef inline void line_join(State *state, int32_t owner, int32_t priority) noexcept:
+    # Before a tenant's line gets an entry: if it has none, it becomes a member of the ring or the heap.
+    cdef Tenant *tenant = &state.tenants[owner]
+    if tenant.lines[priority].chain.length > 0:
+        return
+    if not state.by_tokens:
+        ring_join(state, owner, priority)
+        return
+    if tenant.lined == 0:
+        tenant.lift = level(state)
+        tenant.counter = fmax(tenant.counter, tenant.lift)
+    state.moment += 1
+    tenant.lines[priority].joined = state.moment
+    heap_add(state, priority, owner)
+
+
+cdef inline void line_leave(State *state, int32_t owner, int32_t priority) noexcept:
+    if not state.by_tokens:
+        ring_leave(state, owner, priority)
+        return
+    heap_remove(state, priority, owner)
+    if state.lined == 0:
+        state.floor = state.tenants[owner].counter
+
+
+cdef void chain_add_first(State *state, Chain *chain, int32_t row) noexcept:
+    state.entries[row].previous = NONE
+    state.entries[row].next = chain.first
+    if chain.first == NONE:
+        chain.last = row
+    else:
+        state.entries[chain.first].previous = row
+    chain.first = row
+    chain.length += 1
+
+
+cdef inline void chain_add_last(State *state, Chain *chain, int32_t row) noexcept:
+    state.entries[row].previous = chain.last
+    state.entries[row].next = NONE
+    if chain.last == NONE:
+        chain.first = row
+    else:
+        state.entries[chain.last].next = row
+    chain.last = row
+    chain.length += 1
+
+
+cdef inline void chain_remove(State *state, Chain *chain, int32_t row) noexcept:
+    cdef int32_t previous = state.entries[row].previous
+    cdef int32_t following = state.entries[row].next
+    if previous == NONE:
+        chain.first = following
+    else:
+        state.entries[previous].next = following
+    if following == NONE:
+        chain.last = previous
+    else:
+        state.entries[following].previous = previous
+    chain.length -= 1

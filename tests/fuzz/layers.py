@@ -1,0 +1,115 @@
+"""Which runs the cancellation fuzz makes: a plan again and again, struck at every step in turn."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from random import Random
+from typing import Literal, NamedTuple
+
+from fuzz.cancellation import REAL, Parts, Run, Strike, run
+from fuzz.plan import draw_plan
+
+End = Literal["leave", "cancel"]
+ENDS: tuple[End, ...] = ("leave", "cancel")
+
+
+def every_cut(seed: int, parts: Parts = REAL, ends: tuple[End, ...] = ENDS) -> Iterator[Run]:
+    """Layer one: each visitor in turn has to leave, or is cancelled, at each step at which it is there."""
+    plan = draw_plan(seed)
+    unstruck = run(plan, (), parts)
+    yield unstruck
+    for name, (first, last) in unstruck.stays.items():
+        for step in range(first, last + 1):
+            for end in ends:
+                yield run(plan, (Strike(step, end, name),), parts)
+
+
+def every_fault(seed: int, parts: Parts = REAL) -> Iterator[Run]:
+    """Layer two, with deadlines: at each step each node dies or swaps, or time goes by; and random pairs."""
+    plan = draw_plan(seed, tight=True)
+    unstruck = run(plan, (), parts)
+    yield unstruck
+    random = Random(seed)
+    for step in range(1, unstruck.steps + 1):
+        for number in range(len(plan.seats)):
+            yield run(plan, (Strike(step, "die", f"{number}"),), parts)
+            yield run(plan, (Strike(step, "swap", f"{number}"),), parts)
+        yield run(plan, (Strike(step, "pause", "1"),), parts)
+        yield from _pairs(random, unstruck, parts)
+
+
+def every_swap(seed: int, parts: Parts = REAL) -> Iterator[Run]:
+    """Layer three: the scheduler swaps two models that are wanted by turns, while all that happens, too.
+
+    At each step a node dies, or will not load what it is asked for; somebody leaves or is cancelled.
+    """
+    plan = draw_plan(seed, tight=True, swapping=True)
+    unstruck = run(plan, (), parts)
+    yield unstruck
+    random = Random(seed)
+    for step in range(1, unstruck.steps + 1):
+        for number in range(len(plan.seats)):
+            yield run(plan, (Strike(step, "die", f"{number}"),), parts)
+            yield run(plan, (Strike(step, "spoil", f"{number}"),), parts)
+        here = [name for name, (first, last) in unstruck.stays.items() if first <= step <= last]
+        for end in ENDS if here else ():
+            yield run(plan, (Strike(step, end, random.choice(here)),), parts)
+        yield from _pairs(random, unstruck, parts)
+
+
+LAYERS = (every_cut, every_fault, every_swap)
+
+
+class Tally(NamedTuple):
+    """How many runs were struck, how many there were, of how many steps; and the first with a problem."""
+
+    struck: int
+    runs: int
+    steps: int
+    failure: Run | None
+
+
+def tally(task: tuple[int, int]) -> Tally:
+    """Make all runs of a layer (its number) and a seed, until one has a problem.
+
+    To be called in a process of its own, where nobody else would hear of what went wrong in a destructor.
+    """
+    layer, seed = task
+    unheard: list[str] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda event: unheard.append(repr(event.exc_value))
+    struck = runs = steps = 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for done in LAYERS[layer](seed):
+                struck, runs, steps = struck + bool(done.strikes), runs + 1, steps + done.steps
+                done.problems += unheard
+                if done.problems:
+                    return Tally(struck, runs, steps, done)
+    finally:
+        sys.unraisablehook = hook
+    return Tally(struck, runs, steps, None)
+
+
+def _pairs(random: Random, unstruck: Run, parts: Parts) -> Iterator[Run]:
+    """Run with two strikes, near each other and anywhere."""
+    first = _draw_strike(random, unstruck)
+    for second in (_draw_leave(random, unstruck, near=first.step), _draw_strike(random, unstruck)):
+        yield run(unstruck.plan, (first, second), parts)
+
+
+def _draw_strike(random: Random, unstruck: Run) -> Strike:
+    plan = unstruck.plan
+    kind = random.choice(["leave", "leave", "die", "spoil" if plan.swapping else "swap", "pause"])
+    if kind == "leave":
+        return _draw_leave(random, unstruck)
+    target = random.randint(1, 3) if kind == "pause" else random.randrange(len(plan.seats))
+    return Strike(random.randint(1, unstruck.steps), kind, f"{target}")
+
+
+def _draw_leave(random: Random, unstruck: Run, near: int | None = None) -> Strike:
+    """Draw who leaves or is cancelled, and when; with `near`, within a few steps of that one."""
+    name = random.choice(list(unstruck.stays))
+    first, last = unstruck.stays[name]
+    step = random.randint(first, last) if near is None else near + random.randint(0, 5)
+    return Strike(step, random.choice(ENDS), name)

@@ -1,0 +1,91 @@
+"""What will happen to whom, drawn from a seed: all but the order in which the scheduler lets it happen.
+
+Times are small whole seconds, so that arrivals, answers and deadlines often fall on the very same instant.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from fairlead.errors import Displaced, FairleadError, QueueFull, QueueTimeout, RequestTimeout
+from fairlead.job import Job, Sampling
+
+MODEL = "asked for"
+OTHER_MODEL = "swapped in"
+NEVER_S = 1e6
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visitor's job, and how long a node takes for it."""
+
+    name: str
+    tenant: str
+    stream: bool
+    arrives_s: int
+    first_s: int
+    rest_s: int
+    model: str = MODEL
+
+    @property
+    def job(self) -> Job:
+        sampling = Sampling(max_tokens=10)
+        prompt = ([1, 2, 3],)
+        return Job(
+            self.name, self.tenant, self.model, prompt, sampling, stream=self.stream, request_id=self.name
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will happen. `seats` of each node; a node that is struck comes back after `away_s`."""
+
+    seed: int
+    visits: tuple[Visit, ...]
+    seats: tuple[int, ...]
+    away_s: int = 1
+    capacity: int = 100
+    queue_timeout_s: float = NEVER_S
+    request_timeout_s: float = NEVER_S
+    swapping: bool = False
+    starvation_s: float = 60.0
+
+    @property
+    def refusals(self) -> set[type[FairleadError]]:
+        """The errors that a visitor may get although nobody struck."""
+        return {
+            *([QueueFull, Displaced] if self.capacity < len(self.visits) else []),
+            *([QueueTimeout] if self.queue_timeout_s < NEVER_S else []),
+            *([RequestTimeout] if self.request_timeout_s < NEVER_S else []),
+        }
+
+
+def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan:
+    """Return the seed's plan. Without `tight` there is room and time enough for everybody."""
+    random = Random(seed)
+    visits = tuple(
+        Visit(
+            name=f"{number}",
+            tenant=random.choice("ABC"),
+            stream=random.random() < 0.5,
+            arrives_s=random.choice([0, 0, 0, 1, 2]),
+            first_s=random.choice([0, 0, 1]),
+            rest_s=random.choice([0, 1, 2]),
+        )
+        for number in range(random.randint(2, 6))
+    )
+    seats = random.choice([(1,), (1,), (2,), (1, 1), (1, 2)])
+    if not tight:
+        return Plan(seed, visits, seats)
+    if swapping:
+        visits = tuple(replace(visit, model=random.choice([MODEL, OTHER_MODEL])) for visit in visits)
+    return Plan(
+        seed,
+        visits,
+        seats,
+        away_s=random.choice([1, 2]),  # not 0: who was granted a seat gets there before the node is back
+        capacity=random.choice([0, 1, 2, 100]),
+        queue_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
+        request_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
+        swapping=swapping,
+        starvation_s=random.choice([0, 1, 2, 60]),
+    )
