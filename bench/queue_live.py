@@ -1,231 +1,259 @@
 """How fast are refusals, timeouts and cancels while 500 streams run, and what does a flood do to the others?
 
-    python bench/queue_live.py [--json bench/results/queue_live.json]
+    python bench/queue_live.py [--minutes 1] [--only streams|flood] [--json bench/results/queue_live.json]
 
-A real server process and its real child, which pretends to be a model (queue_live_server.py): so the figures
-are those of the queue, the listener and the frames, and not of a network. Raw sockets on the client's side,
-so that its own work does not count. Bounded: a few rounds, about two minutes.
+A real server process and its real child, which only pretends to be a model (queue_live_child.py), so the
+figures are those of the queue, the listener and the frames. The server has a core of its own; the child, the
+crowd that streams and floods (queue_live_crowd.py) and this process, which measures, share another. All times
+are a client's, over sockets, but for the end of a cancel: that is when the child has told the server of a
+free slot, looked at every 2 ms. Linux only: each tenant has an address of its own.
 
-Goals: 429 within 10 ms p99, 504 within 100 ms of the deadline, cancel to free slot within 50 ms p99; in a
-flood of 1,000 at once at most 0.1 % of nine light tenants' requests refused, and their p99 within 1.2 times.
+The flood is compared as in `bench/fairness.py`. Nine tenants ask once a second, together 57 % of what 8 seats
+can do, with the same requests at the same times in every run. `alone`: there is nobody else. `greedy`: a
+tenth tenant always has ten requests there; one that is refused asks again at once. `flood`: it does, and in
+the middle sends 1,000 more at once. `flood alone`: it sends just those. A wait is what a client waits for its
+first token; the verdict is on the flood against `greedy`: beside idle seats any work at all is a wait,
+however it comes. What of a wait is the listener's, `GET /health` on new connections tells.
 """
 
 import argparse
 import json
 import platform
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
+from random import Random
 from typing import Any
 
 import trio
+
+from queue_live_crowd import FLOOD_ADDRESS, draw_tokens
+from queue_live_parts import Asked, Process, ask, health, quantiles_ms, running
 
 STREAMS = 500
 STEP_MS = 30
 TIMEOUT_S = 2.0
 CAPACITY = 50
+ROUNDS = 4
+REFUSALS_A_ROUND = 100
+CANCELS = 150
+
+SEATS = 8
+FLOOD_STEP_MS = 20
+OTHERS = 9
+FLOOD = 1000
+GREEDY = SEATS + 2
+AFTER_S = 5.0
+
+SERVER_CORE, OTHER_CORE = {0}, {1}
 
 
-class Server:
-    """The server process and how to ask it."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    async def connect(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
-
-    async def send(self, connection: trio.SocketStream, tenant: str, **body: Any) -> None:
-        """Ask for a completion of `max_tokens`."""
-        content = json.dumps({"prompt": [5, 6, 7], "ignore_eos": True, "user": tenant, **body}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
-        head += f"Content-Length: {len(content)}\r\n\r\n"
-        await connection.send_all(head.encode() + content)
-
-    async def status(self, connection: trio.SocketStream) -> int:
-        """Wait for the answer's head."""
-        return int((await connection.receive_some(65536))[9:12])
-
-    async def running(self, connection: trio.SocketStream) -> dict[str, Any]:
-        """Return what `GET /running` says of the model."""
-        await connection.send_all(b"GET /running HTTP/1.1\r\nHost: bench\r\n\r\n")
-        _, _, body = (await connection.receive_some(65536)).partition(b"\r\n\r\n")
-        answer: list[dict[str, Any]] = json.loads(body)
-        return answer[0]
-
-
-@asynccontextmanager
-async def server(
-    slots: int, step_ms: int, capacity: int, timeout_s: float, fairness: str
-) -> AsyncIterator[Server]:
-    """Run one."""
-    command = [sys.executable, str(Path(__file__).with_name("queue_live_server.py"))]
-    arguments = [str(each) for each in (slots, step_ms, capacity, timeout_s, fairness)]
-    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
-    try:
-        assert process.stdout is not None
-        yield Server(int(process.stdout.readline()))
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-class Streams:
-    """So many clients that stream without end: when an answer is over, the next is asked for."""
-
-    def __init__(self, to: Server) -> None:
-        self._to = to
-        self._scopes: list[trio.CancelScope] = []
-        self._connections: list[trio.SocketStream] = []
-
-    async def run(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
-        """Keep one going, and report when its first answer has begun."""
-        with trio.CancelScope() as scope:
-            self._scopes.append(scope)
-            while True:
-                connection = await self._to.connect()
-                self._connections.append(connection)
-                try:
-                    await self._to.send(connection, f"user {number % 50}", stream=True, max_tokens=1000)
-                    await connection.receive_some(65536)
-                    task_status.started()
-                    task_status = trio.TASK_STATUS_IGNORED
-                    while await connection.receive_some(1 << 18):
-                        pass
-                finally:
-                    self._connections.remove(connection)
-                    await trio.aclose_forcefully(connection)
-
-    def hang_up(self) -> None:
-        """Let the oldest go, without a word."""
-        self._scopes.pop(0).cancel()
+# While streams run ---------------------------------------------------------------------------------
 
 
 async def under_streams() -> dict[str, Any]:
     """Measure refusals, timeouts and cancels while 500 streams run."""
-    freed: list[float] = []
-    async with (
-        server(STREAMS, STEP_MS, CAPACITY, TIMEOUT_S, "roundRobin") as to,
-        trio.open_nursery() as nursery,
-    ):
-        streams = Streams(to)
-        async with trio.open_nursery() as opening:
-            for number in range(STREAMS):
-                opening.start_soon(nursery.start, streams.run, number)
-        refused, late = await refusals_and_timeouts(to)
-        probe = await to.connect()
-        for number in range(60):
-            started = trio.current_time()
-            streams.hang_up()
-            while (await to.running(probe))["slots_free"] == 0:
-                pass
-            freed.append(trio.current_time() - started)
-            await nursery.start(streams.run, number)
-        nursery.cancel_scope.cancel()
+    settings = (STREAMS, STEP_MS, CAPACITY, TIMEOUT_S, "roundRobin")
+    async with running("queue_live_server.py", *settings, cores=SERVER_CORE) as server:
+        port = int(await server.line())
+        async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
+            assert await crowd.ask(f"streams {STREAMS}") == "streaming"
+            await trio.sleep(2)
+            started, used, waited = trio.current_time(), server.cpu_s(), server.waited_s()
+            await trio.sleep(5)
+            load = (server.cpu_s() - used) / (trio.current_time() - started)
+            refused, late = await refusals_and_timeouts(port)
+            cancelled = await cancels(server, crowd)
+            without_core = (server.waited_s() - waited) / (trio.current_time() - started)
     return {
         "streams": STREAMS,
         "step_ms": STEP_MS,
-        "refused_429_ms": quantiles(refused),
-        "timeout_504_late_ms": quantiles(late),
-        "cancel_to_free_slot_ms": quantiles(freed),
+        "server_cpu_of_a_core": round(load, 3),
+        "server_waited_for_a_core": round(without_core, 3),
+        "refused_429_ms": judged(quantiles_ms(refused), 10),
+        "timeout_504_late_ms": judged(quantiles_ms(late), 100),
+        "cancel_to_free_slot_ms": judged(quantiles_ms(cancelled), 50),
     }
 
 
-async def refusals_and_timeouts(to: Server) -> tuple[list[float], list[float]]:
-    """Fill the queue three times; return how long a 429 took, and how late each 504 was."""
+async def refusals_and_timeouts(port: int) -> tuple[list[float], list[float]]:
+    """Fill the queue a few times; return how long each 429 took, and how late each 504 was."""
     refused: list[float] = []
     late: list[float] = []
 
-    async def ask() -> tuple[int, float]:
-        connection = await to.connect()
-        started = trio.current_time()
-        await to.send(connection, "waits", max_tokens=5)
-        status = await to.status(connection)
-        await connection.aclose()
-        return status, trio.current_time() - started
-
     async def wait_in_vain() -> None:
-        status, took_s = await ask()
-        if status == 504:
-            late.append(took_s - TIMEOUT_S)
+        asked = await ask(port, "waits", 5, address="127.0.1.1")
+        if asked.status == 504:
+            late.append(asked.head_s - TIMEOUT_S)
 
-    for _ in range(3):
+    for _ in range(ROUNDS):
         async with trio.open_nursery() as waiting:
             for _ in range(CAPACITY):
                 waiting.start_soon(wait_in_vain)
-            await trio.sleep(0.5)
-            for _ in range(100):
-                status, took_s = await ask()
-                if status == 429:
-                    refused.append(took_s)
+            await trio.sleep(0.3)
+            for _ in range(REFUSALS_A_ROUND):
+                asked = await ask(port, "waits", 5, address="127.0.1.1")
+                if asked.status == 429:
+                    refused.append(asked.head_s)
+                await trio.sleep(0.007)  # at any point of a step, not just behind the last one
     return refused, late
 
 
-async def flood(*, flooded: bool, fairness: str) -> dict[str, Any]:
-    """Nine light tenants ask once a second for 20 s; perhaps a tenth sends 1,000 at once after 5 s."""
-    waits: list[float] = []
-    refusals = 0
+async def cancels(server: Process, crowd: Process) -> list[float]:
+    """Have one client after the other leave; return how long it took until a slot was free."""
+    took: list[float] = []
+    random = Random(2)
+    while (await server.line()).split()[1] != "0":
+        pass  # the streams took the slots one by one
+    for _ in range(CANCELS):
+        await trio.sleep(random.uniform(0.05, 0.1))  # at any point of a step
+        left_at = float(await crowd.ask("hang up"))
+        _, free, at = (await server.line()).split()
+        assert free == "1"
+        took.append(float(at) - left_at)
+        assert await crowd.ask("again") == "streaming"
+        _, free, _ = (await server.line()).split()
+        assert free == "0"
+    return took
 
-    async with server(8, 10, 100, 60.0, fairness) as to, trio.open_nursery() as nursery:
 
-        async def ask(tenant: str, *, counts: bool) -> None:
-            nonlocal refusals
-            connection = await to.connect()
-            started = trio.current_time()
-            await to.send(connection, tenant, max_tokens=20)
-            status = await to.status(connection)
-            if counts and status == 200:
-                waits.append(trio.current_time() - started)
-            elif counts:
-                refusals += 1
-            await connection.aclose()
+# The flood -----------------------------------------------------------------------------------------
 
-        async def light(number: int) -> None:
-            await trio.sleep(number / 9)
-            for _ in range(20):
-                nursery.start_soon(lambda: ask(f"light {number}", counts=True))
-                await trio.sleep(1)
 
-        async def heavy() -> None:
-            await trio.sleep(5)
-            for _ in range(1000):
-                nursery.start_soon(lambda: ask("heavy", counts=False))
+class Schedule:
+    """The others' requests, the same in every run: `ask` sends them, `answers` are what became of them."""
 
-        for number in range(9):
-            nursery.start_soon(light, number)
-        if flooded:
-            nursery.start_soon(heavy)
-        await trio.sleep(27)
+    def __init__(self, seconds: float) -> None:
+        random = Random(1)
+        self._requests: list[tuple[float, str, int]] = []
+        for number in range(OTHERS):
+            at = random.expovariate(1.0)
+            while at < seconds:
+                self._requests.append((at, f"other {number}", draw_tokens(random)))
+                at += random.expovariate(1.0)
+        self._requests.sort()
+        self.answers: list[tuple[float, Asked]] = []
+
+    async def ask(self, port: int) -> None:
+        """Send each at its time; return when all are answered."""
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for at, tenant, wanted in self._requests:
+                await trio.sleep_until(began + at)
+                nursery.start_soon(self._ask, port, at, tenant, wanted)
+
+    async def _ask(self, port: int, at: float, tenant: str, wanted: int) -> None:
+        address = f"127.0.1.{1 + int(tenant.split()[1])}"
+        self.answers.append((at, await ask(port, tenant, wanted, address=address, stream=True)))
+
+    def figures(self, flood_at: float) -> dict[str, Any]:
+        """Return the refused share, and the waits: of all, and of those sent up to 5 s after the flood."""
+        waits = [(at, asked.token_s) for at, asked in self.answers if asked.token_s is not None]
+        after = [wait for at, wait in waits if flood_at <= at < flood_at + AFTER_S]
+        return {
+            "asked": len(self.answers),
+            "refused_share": sum(asked.status != 200 for _, asked in self.answers) / len(self.answers),
+            "wait_ms": quantiles_ms([wait for _, wait in waits]),
+            "wait_within_5_s_of_the_flood_ms": quantiles_ms(after),
+        }
+
+
+async def flood_run(fairness: str, seconds: float, *, greedy: bool, flooded: bool) -> dict[str, Any]:
+    """Have the others ask for so long, beside whoever else there is to be."""
+    async with (
+        running(
+            "queue_live_server.py", SEATS, FLOOD_STEP_MS, 100, 60.0, fairness, cores=SERVER_CORE
+        ) as server,
+        trio.open_nursery() as nursery,
+    ):
+        port = int(await server.line())
+        async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
+            schedule = Schedule(seconds)
+            for number in range(GREEDY if greedy else 0):
+                nursery.start_soon(ask_for_ever, port, number)
+            if flooded:
+                nursery.start_soon(flood, crowd, seconds / 2)
+            probes: list[float] = []
+            nursery.start_soon(probe, port, seconds / 2, probes)
+            await schedule.ask(port)
+            figures = schedule.figures(seconds / 2)
+            figures["health_within_2_s_ms"] = quantiles_ms(probes)
+            if flooded:
+                figures["flood"] = json.loads(await crowd.ask("count"))
         nursery.cancel_scope.cancel()
-    return {"asked": 180, "refused": refusals, "end_to_end_ms": quantiles(waits)}
+    return figures
 
 
-def quantiles(seconds: list[float]) -> dict[str, float]:
-    """Return count, median, p99 and maximum, in milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        "count": len(ordered),
-        "p50": round(median(ordered) * 1e3, 2),
-        "p99": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1e3, 2),
-        "max": round(ordered[-1] * 1e3, 2),
-    }
+async def ask_for_ever(port: int, number: int) -> None:
+    """Be one of the tenth tenant's greedy clients. It is the one that floods, too."""
+    random = Random(number)
+    while True:
+        await ask(port, "heavy", draw_tokens(random), address=FLOOD_ADDRESS)
 
 
-async def main() -> dict[str, Any]:
+async def flood(crowd: Process, after_s: float) -> None:
+    """Send it, in a while."""
+    await trio.sleep(after_s)
+    assert (await crowd.ask(f"flood {FLOOD}")).startswith("sent")
+
+
+async def probe(port: int, after_s: float, took: list[float]) -> None:
+    """Ask how the server is, on new connections, while the flood is worst: the listener without the queue."""
+    await trio.sleep(after_s)
+    while len(took) < 100:
+        took.append(await health(port, address="127.0.3.1"))
+        await trio.sleep(0.02)
+
+
+async def floods(seconds: float) -> dict[str, Any]:
+    """Run every combination under both kinds of fairness, and judge."""
+    result: dict[str, Any] = {"seconds": seconds}
+    for fairness in ("roundRobin", "tokens"):
+        run = partial(flood_run, fairness, seconds)
+        runs = {
+            "alone": await run(greedy=False, flooded=False),
+            "greedy": await run(greedy=True, flooded=False),
+            "flood": await run(greedy=True, flooded=True),
+            "flood alone": await run(greedy=False, flooded=True),
+        }
+        result[fairness] = {
+            **runs,
+            "refused_share": verdict(runs["flood"]["refused_share"], 0.001),
+            "p99_over_greedy": verdict(ratio(runs, "flood", "greedy", "wait_ms"), 1.2),
+            "p99_over_greedy_within_5_s": ratio(runs, "flood", "greedy", "wait_within_5_s_of_the_flood_ms"),
+            "p99_flood_alone_over_alone": ratio(runs, "flood alone", "alone", "wait_ms"),
+        }
+    return result
+
+
+# Verdicts ------------------------------------------------------------------------------------------
+
+
+def ratio(runs: dict[str, Any], one: str, other: str, waits: str) -> float:
+    """Return one run's p99 over another's."""
+    return round(float(runs[one][waits]["p99"]) / float(runs[other][waits]["p99"]), 3)
+
+
+def verdict(measured: float, most: float) -> dict[str, Any]:
+    """Return a figure with its goal."""
+    return {"measured": measured, "most": most, "met": measured <= most}
+
+
+def judged(quantiles: dict[str, float], most_p99: float) -> dict[str, Any]:
+    """Return quantiles with the goal for their p99."""
+    return {**quantiles, "most_p99": most_p99, "met": quantiles["p99"] <= most_p99}
+
+
+async def main(only: str | None, minutes: float) -> dict[str, Any]:
     """Run all, one after the other."""
+    parts: dict[str, Callable[[], Any]] = {"streams": under_streams, "flood": partial(floods, minutes * 60)}
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
     }
-    result["under_500_streams"] = await under_streams()
-    for fairness in ("roundRobin", "tokens"):
-        calm = await flood(flooded=False, fairness=fairness)
-        wild = await flood(flooded=True, fairness=fairness)
-        ratio = round(wild["end_to_end_ms"]["p99"] / calm["end_to_end_ms"]["p99"], 3)
-        result[f"flood_{fairness}"] = {"without": calm, "with": wild, "p99_ratio": ratio}
+    for name, part in parts.items():
+        if only in (None, name):
+            result[name] = await part()
     return result
 
 
@@ -233,9 +261,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--minutes", type=float, default=1.0, help="of each of the eight floods and calms")
+    parser.add_argument("--only", choices=["streams", "flood"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    measured = json.dumps(trio.run(main), indent=2)
+    measured = json.dumps(trio.run(main, options.only, options.minutes), indent=2)
     print(measured)
     if options.json:
         options.json.write_text(measured + "\n")

@@ -2,11 +2,14 @@
 
     python bench/queue_live_server.py SLOTS STEP_MS CAPACITY TIMEOUT_S FAIRNESS
 
-Prints its address. Everything but the child's runner is what `fairlead serve` runs: listener, routes, queue,
-the child process and its frames.
+Everything but the child's runner is what `fairlead serve` runs: listener, routes, queue, the child process
+and its frames. Prints its port, and from then on a line `free SLOTS TIME` whenever the child has told of
+another number of free slots, looked at every `WATCH_S`; the time is of the system's monotonic clock, in s.
 """
 
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,7 @@ import trio
 from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
+from fairlead.collector import settle
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.gateway import Gateway
@@ -23,15 +27,16 @@ from fairlead.nodes.engine_node import EngineNode
 from fairlead.text.model import TextModel
 from fairlead.worker.wire import WorkerSpec
 
-CHILD = (sys.executable, str(Path(__file__).parent.parent / "tests" / "worker" / "fake_child.py"))
+CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
+WATCH_S = 0.002
 
 
 async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
     """Serve until killed."""
     config = Config(models=(ModelConfig(path=Path(), name="pretender"),), queue=queue)
-    model = TextModel.load(demonstration_model(), name="pretender", max_model_len=1024)
+    model = replace(TextModel.load(demonstration_model(), name="pretender"), max_model_len=100_000)
     dispatcher = Dispatcher(queue)
-    spec = WorkerSpec(path=f"fake:delay_ms={step_ms},slots={slots}")
+    spec = WorkerSpec(path=f"pretend:slots={slots},step_ms={step_ms}")
     node = EngineNode(model, spec, dispatcher, command=CHILD)
     services = Services(
         config=config,
@@ -47,8 +52,22 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
         await nursery.start(node.run)
+        app = create_app(services)
+        settle()
         print(sockets[0].getsockname()[1], flush=True)
-        await serve_http(create_app(services), sockets, limits=config.limits, shutdown=trio.Event())
+        nursery.start_soon(watch, node)
+        await serve_http(app, sockets, limits=config.limits, shutdown=trio.Event())
+
+
+async def watch(node: EngineNode) -> None:
+    """Say how many slots are free whenever that changes."""
+    told = 0  # as long as the child has told nothing
+    while True:
+        free = node.status().slots_free
+        if free != told:
+            print(f"free {free} {time.monotonic():.6f}", flush=True)
+            told = free
+        await trio.sleep(WATCH_S)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from fairlead.api.exchange import unwrap
 from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
+from fairlead.collector import settle
 from fairlead.config import Config, ConfigError, ModelConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
@@ -98,6 +99,7 @@ async def serve(
     async def load() -> None:
         async with trio.open_nursery() as loaded:
             await loaded.start(fleet.run)
+            settle()
             announcer.ready(url, list(models))
             task_status.started(url)
 

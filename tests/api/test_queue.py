@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from api.raw_http import post, serving
-from fairlead.api.routes import MAX_REQUEST_ID_LENGTH
+from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.config import ApiKey
 from fairlead.job import Delta
 
@@ -40,8 +40,8 @@ async def cancelled(client, chat, *, cancel_headers=None, **fields):
     async with trio.open_nursery() as clients:
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        replies.append(await client.post("/v1/requests/mine/cancel", b"", headers=cancel_headers or {}))
-    cancel, reply = replies
+        cancel = await client.post("/v1/requests/mine/cancel", b"", headers=cancel_headers or {})
+    (reply,) = replies
     return cancel, reply
 
 

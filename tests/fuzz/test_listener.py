@@ -2,6 +2,7 @@
 
 import gc
 import resource
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
 
@@ -11,10 +12,20 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
+from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
+from fairlead.api.access import Access
+from fairlead.api.call import Call, Reply
+from fairlead.api.door import Door
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
+from fairlead.api.hot import HotRoutes
+from fairlead.api.limits import Quotas
+from fairlead.api.pending import PendingAnswer
+from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
+from fairlead.job import Delta
+from fairlead.nodes.deltas import Deltas
 from fuzz.mutations import conversation, pieces
 
 AT_ONCE = 32
@@ -45,6 +56,42 @@ def quart_app() -> QuartTrio:
         return Response(stream())
 
     return app
+
+
+def hot_app() -> Callable[..., Awaitable[None]]:
+    """Return an app like that one, of hot routes."""
+
+    async def route(call: Call) -> Reply:
+        text = (await call.read() or b"hello").decode("latin-1")
+        answer = FakeAnswer(Deltas(1))
+        pending = PendingAnswer()
+        pending.started(answer)
+        call.nursery.start_soon(say, answer.deltas, text)
+        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+
+    async def say(deltas: Deltas, text: str) -> None:
+        for piece in (text[:1], text[1:2], text[2:]):
+            deltas.put(Delta(0, piece))
+            await trio.lowlevel.checkpoint()
+        deltas.put(Delta(0, finish_reason="stop"))
+
+    hot = HotRoutes(Door(Access(()), Quotas(())), {"/": route})
+
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            await hot({**scope, "path": "/"}, receive, send)
+
+    return app
+
+
+class Plain:
+    """A writer whose events are just the text."""
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        return "".join(delta.text for delta in deltas).encode("latin-1")
+
+    def end(self) -> bytes:
+        return b""
 
 
 class Visitors:
@@ -113,14 +160,14 @@ async def sing(server) -> None:
         await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("make_app", [Apps, quart_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nonsense_from_a_hundred_clients_reaches_nobody_else(make_app, seed):
     await visit(make_app(), seed, 100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_app", [Apps, quart_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
 async def test_nonsense_from_five_thousand_clients_reaches_nobody_else_and_leaves_no_memory_behind(make_app):
     await visit(make_app(), 3, 500)  # what is allocated once, and kept
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

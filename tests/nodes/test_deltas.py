@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,74 @@ async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
         await trio.sleep(1)
         deltas.put(Delta(0, finish_reason="stop"))
     assert ["a", "b", ""] == seen
+
+
+async def tapped(deltas: Deltas, taken: list[str], *, takes: bool = True) -> list[str]:
+    """Read to the end with a tap that writes down what it takes; return what the reader was given."""
+    given = []
+
+    def tap(pieces: list[Delta]) -> bool:
+        if takes:
+            taken.extend(piece.text for piece in pieces)
+        return takes
+
+    while pieces := await deltas.take(tap):
+        given.append("".join(piece.text for piece in pieces))
+    return given
+
+
+@pytest.mark.parametrize(("takes", "poured", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
+async def test_what_a_tap_takes_does_not_wake_the_reader_who_gets_the_rest(takes, poured, read):
+    deltas = Deltas(1)
+    taken: list[str] = []
+    given: list[str] = []
+
+    async def follow() -> None:
+        given.extend(await tapped(deltas, taken, takes=takes))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="a", token_ids=[1]))
+        deltas.put(Delta(0, text="b", token_ids=[2]))
+        deltas.put(Delta(0, text="!", token_ids=[3], finish_reason="stop"))
+    assert (poured, read, 3) == (taken, given, deltas.tokens)
+
+
+async def test_a_tap_is_offered_nothing_while_something_waits_before_it():
+    deltas = Deltas(1)
+    taken: list[str] = []
+    given: list[str] = []
+    busy = True
+
+    def tap(pieces: list[Delta]) -> bool:
+        if not busy:
+            taken.extend(piece.text for piece in pieces)
+        return not busy
+
+    async def follow() -> None:
+        while pieces := await deltas.take(tap):
+            given.extend(piece.text for piece in pieces)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="a"))
+        busy = False
+        deltas.put(Delta(0, text="b"))
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="c"))
+        deltas.put(Delta(0, finish_reason="stop"))
+    assert (["ab", ""], ["c"]) == (given, taken)
+
+
+async def test_a_reader_that_stopped_waiting_has_left_no_tap(autojump_clock):
+    deltas = Deltas(1)
+    taken: list[str] = []
+    with trio.move_on_after(1):
+        await tapped(deltas, taken)
+    deltas.put(Delta(0, text="a"))
+    assert ([], ["a"]) == (taken, [delta.text for delta in await deltas.take()])
 
 
 @given(pieces=pieces, reads=st.lists(st.booleans(), max_size=20))

@@ -107,6 +107,20 @@ def test_an_abort_alone_makes_a_message_with_fresh_counts():
         assert (8000, 1) == (last.statistics.blocks_free, last.statistics.slots_free)
 
 
+def test_what_an_abort_frees_is_told_before_the_next_step_and_not_after_it():
+    with child("fake:slots=2") as parent:
+        begin(parent)
+        endless = Sampling(max_tokens=900_000)
+        parent.send(*(wire.Submit(key, wire.pack_tokens([5]), endless) for key in (1, 2)))
+        while (before := step(parent)).statistics.running < 2:
+            pass
+        parent.send(wire.Abort(1))
+        while (told := step(parent)).statistics.slots_free == 0:
+            before = told
+        assert ([], before.statistics.steps) == (told.outputs, told.statistics.steps)
+        assert [2] == [output.key for output in step(parent).outputs]
+
+
 def test_a_failing_sequence_is_told_why_and_the_child_goes_on():
     with child() as parent:
         begin(parent)

@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 
-from werkzeug.datastructures import Headers
-
 from fairlead.api.body import told
+from fairlead.api.call import Headers
 from fairlead.config import ApiKey, QueueConfig
 from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest
 

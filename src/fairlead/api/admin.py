@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from quart import Quart, Response
 
-from fairlead.api.edge import json_response
+from fairlead.api.exchange import json_response
 from fairlead.api.services import Services
 
 

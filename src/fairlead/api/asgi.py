@@ -6,7 +6,7 @@ something to send leaves other tasks their turn. Knows neither bytes nor sockets
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from hypercorn.protocol.http_stream import HTTPStream
@@ -67,10 +67,37 @@ class Inbox:
         return message
 
 
+class Direct(Protocol):
+    """ASGI's `send` without waiting: the extension `fairlead` of a request's scope."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a piece of the answer's body can be sent now."""
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece, not an empty one. What becomes of it is seen by the next ordinary `send`."""
+
+
 class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
     """One request's ASGI state. Sending to a client that has gone raises."""
 
     _sends = 0
+    _room: Callable[[], bool] | None = None
+    _send_piece: Callable[[bytes], None]
+
+    def open_direct(self, room: Callable[[], bool], send: Callable[[bytes], None]) -> None:
+        """From here on `send` sends a piece of the body, while there is `room`."""
+        self._room = room
+        self._send_piece = send
+
+    @property
+    def writable(self) -> bool:
+        """Whether a piece of the body can go out now: its head has, and so has all that came before."""
+        return self._room is not None and not self.closed and self._room()
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece of the body at once; only when `writable`."""
+        self._send_piece(data)
 
     async def app_send(self, message: Any) -> None:
         """ASGI's `send`. Most sends need not wait, and those to a HEAD never do, so others get a turn."""

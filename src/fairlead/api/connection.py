@@ -13,6 +13,7 @@ that has arrived; one whose FIN is stuck behind unsent data is noticed when its 
 import select
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -38,13 +39,16 @@ class Connection:
         self._socket = sock
         self._stall_s = shared.limits.stall_s
         self._writing = trio.Lock()
+        self._unsent = b""  # what `_write_now` began and somebody else is to finish
         self._ahead = 0
+        self._new = True  # usually its first request has come with it: reading need not wait for news of it
         self._ended = False
         self._lingers = True
         self._pause = trio.CancelScope()  # what the reader waits in, when it waits
         self._shared = shared
         self._client = (str(client[0]), int(client[1]))
         self._protocol: Protocol | None = None
+        self._start_soon: Callable[..., None]
 
     async def run(self) -> None:
         """Serve until the client leaves, we are asked to end, or something breaks. Raises nothing of that."""
@@ -57,7 +61,10 @@ class Connection:
                     start_soon=nursery.start_soon,
                     wake=self._wake,
                     send=self._on_event,
+                    writable=self._writable,
+                    write_now=self._write_now,
                 )
+                self._start_soon = nursery.start_soon
                 if not self._ended:
                     await self._read(self._protocol)
                 await self._protocol.leave()
@@ -118,7 +125,9 @@ class Connection:
         if self._ahead >= READ_AHEAD_BYTES:
             await _hung_up(self._socket)
             return b""
-        await trio.lowlevel.wait_readable(self._socket)
+        if not self._new:
+            await trio.lowlevel.wait_readable(self._socket)
+        self._new = False
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -149,7 +158,7 @@ class Connection:
     async def _write(self, data: bytes) -> None:
         """Write all of it. Usually the kernel takes it at once, and this does not wait."""
         sent = 0
-        if not self._writing.locked():
+        if self._caught_up():
             try:
                 sent = self._socket.send(data)
             except BlockingIOError:
@@ -159,16 +168,38 @@ class Connection:
                 raise Disconnected from None
             if sent == len(data):
                 return
-        await self._write_slowly(memoryview(data)[sent:])
+        await self._write_slowly(data[sent:])
 
-    async def _write_slowly(self, data: memoryview) -> None:
+    def _caught_up(self) -> bool:
+        """Whether the kernel has taken all that came before, and nobody else is writing."""
+        return not (self._unsent or self._writing.locked())
+
+    def _writable(self) -> bool:
+        return self._caught_up() and not self._ended
+
+    def _write_now(self, data: bytes) -> None:
+        """Write what the kernel takes at once; the rest follows as the client reads. Only if `_writable`."""
+        sent = 0
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end()
+            return
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self._start_soon(self._write_slowly, b"")
+
+    async def _write_slowly(self, data: bytes) -> None:
         """Write as the client reads. Each time the kernel takes more, it has `stall_s` again."""
         try:
             async with self._writing:
-                while data:
+                left, self._unsent = memoryview(self._unsent + data), b""
+                while left:
                     with trio.fail_after(self._stall_s):
                         await trio.lowlevel.wait_writable(self._socket)
-                    data = data[self._socket.send(data) :]
+                    left = left[self._socket.send(left) :]
         except trio.TooSlowError:
             logger.warning("connection dropped", client=self._client, reason="the client does not read")
             self.abort()

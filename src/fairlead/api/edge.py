@@ -1,4 +1,4 @@
-"""What the routes of every dialect do with the current request: read, encode, have a job served.
+"""What the routes of every dialect do with a request: read, encode, have a job served.
 
 Request ids: a job is known by the `X-Request-Id` of its request, to its own client, to `cancel` and to the
 log. An id that a job in flight has already gets a suffix, and the answer's header says so.
@@ -7,23 +7,23 @@ log. An id that a job in flight has already gets a suffix, and the answer's head
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 import structlog
 import trio
-from quart import Response, g, request
 
 from fairlead.api import answers
 from fairlead.api.access import flag_of, owner_of, priority_of, tenant_of
 from fairlead.api.body import Body, parse
-from fairlead.api.exchange import FairleadRequest, read_body
+from fairlead.api.call import Call, Reply
+from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.schemas import Generation
 from fairlead.api.services import Answer, Services
-from fairlead.api.sse import EventStream, Writer, event_response
+from fairlead.api.sse import EventStream, Writer, event_reply
 from fairlead.errors import Cancelled, FairleadError, Forbidden, RequestTimeout
 from fairlead.job import Delta, Job, Sampling
 from fairlead.text.model import TextModel
@@ -33,10 +33,7 @@ Encoded = TypeVar("Encoded")
 # From here on, tokenizing could hold up everybody's next token: it goes to a thread.
 LONG_BODY_BYTES = 20_000
 ENCODING_THREADS = 2
-MAX_REQUEST_ID_LENGTH = 128
 _SUFFIX_LENGTH = 8
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Edge:
@@ -50,53 +47,51 @@ class Edge:
 
     # What the request is -----------------------------------------------------------------------------
 
-    async def read(self, decoder: msgspec.json.Decoder[Body]) -> Body:
+    async def read(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
         """Return the parsed body. Raises `InvalidRequest`, `BodyTooLarge` or `BodyTimeout`."""
-        body = await read_body(_current_request())
-        g.body_bytes = len(body)
+        body = await call.read()
+        call.body_bytes = len(body)
         return parse(body, decoder)
 
-    async def encode(self, encode: Callable[..., Encoded], *arguments: Any, **options: Any) -> Encoded:
+    async def encode(
+        self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
+    ) -> Encoded:
         """Call a tokenizer's or template's function, in a thread if the body was long."""
-        call = partial(encode, *arguments, **options)
-        if g.body_bytes < LONG_BODY_BYTES:
-            return call()
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
+        encoding = partial(encode, *arguments, **options)
+        if call.body_bytes < LONG_BODY_BYTES:
+            return encoding()
+        return await trio.to_thread.run_sync(encoding, abandon_on_cancel=True, limiter=self._threads)
 
-    def tenant(self, *, user: str | None = None, safety_identifier: str | None = None) -> str:
-        """Return whom the current request is to be counted for."""
-        client = _current_request().scope.get("client")
+    def tenant(self, call: Call, *, user: str | None = None, safety_identifier: str | None = None) -> str:
+        """Return whom the request is to be counted for."""
         return tenant_of(
-            g.api_key,
-            request.headers,
-            client[0] if client else None,
-            user=user,
-            safety_identifier=safety_identifier,
+            call.api_key, call.headers, call.address, user=user, safety_identifier=safety_identifier
         )
 
-    def priority(self, asked: str | None = None) -> int:
+    def priority(self, call: Call, asked: str | None = None) -> int:
         """Return the request's class of priority; `asked` is the body's wish, which a header overrules."""
-        asked = request.headers.get("X-Priority") or asked
-        return priority_of(g.api_key, asked, self.services.config.queue)
+        asked = call.headers.get("X-Priority") or asked
+        return priority_of(call.api_key, asked, self.services.config.queue)
 
-    def models(self) -> list[TextModel]:
+    def models(self, call: Call) -> list[TextModel]:
         """Return the models that the caller may use."""
-        return [model for model in self.services.models.values() if self._allows(model)]
+        return [model for model in self.services.models.values() if self._allows(call, model)]
 
-    def find_model(self, name: str | None) -> TextModel:
+    def find_model(self, call: Call, name: str | None) -> TextModel:
         """Return the model of that name or alias; without a name, the only one the caller may use.
 
         Raises `ModelNotFound`, `Forbidden`, or `InvalidRequest` when there are several to choose from.
         """
-        if name is None and len(allowed := self.models()) == 1:
+        if name is None and len(allowed := self.models(call)) == 1:
             return allowed[0]
         model = self.services.find_model(name)
-        if not self._allows(model):
+        if not self._allows(call, model):
             raise Forbidden(f"this API key may not use the model {model.name!r}", param="model")
         return model
 
     def job(
         self,
+        call: Call,
         wanted: Generation,
         model: TextModel,
         *,
@@ -109,62 +104,61 @@ class Edge:
         """Return the job that the request asks for; `kind` begins its id. Raises as `priority` does."""
         return Job(
             id=f"{kind}-{uuid4().hex}",
-            tenant=self.tenant(user=wanted.user, safety_identifier=wanted.safety_identifier),
+            tenant=self.tenant(call, user=wanted.user, safety_identifier=wanted.safety_identifier),
             model=model.name,
             prompts=prompts,
             sampling=sampling,
             n=n,
             stop=stop,
             stream=bool(wanted.stream),
-            request_id=g.request_id,
-            owner=owner_of(g.api_key),
-            priority=self.priority(wanted.priority),
-            no_queue=flag_of(request.headers, "X-No-Queue"),
+            request_id=call.request_id,
+            owner=owner_of(call.api_key),
+            priority=self.priority(call, wanted.priority),
+            no_queue=flag_of(call.headers, "X-No-Queue"),
         )
 
     # Having it served --------------------------------------------------------------------------------
 
-    async def whole(self, job: Job) -> tuple[list[Delta], dict[str, str]]:
+    async def whole(self, call: Call, job: Job) -> tuple[list[Delta], dict[str, str]]:
         """Have the job served to its end. Return one delta a choice, and what the headers say of its wait.
 
         Raises a `FairleadError`.
         """
-        pending, charge = self._start(job)
+        job, charge, pending = self._admit(call, job)
+        await self._serve(job, charge, pending)
         answer = await pending.get()
-        whole = await answers.collect(answer.deltas, job.sequences)
-        # The job's own task may not have got this far yet, and the answer's headers are to be right.
-        charge.answered(answer.deltas.tokens, trio.current_time())
-        return whole, waiting_headers(answer)
+        return await answers.collect(answer.deltas, job.sequences), waiting_headers(answer)
 
-    async def stream(self, job: Job, writer: Writer) -> Response:
+    async def stream(self, call: Call, job: Job, writer: Writer) -> Reply:
         """Have the job served; return its stream when the first delta is there, or `keep_alive_s` has passed.
 
         Raises a `FairleadError` until then; afterwards errors come as events.
         """
-        pending, _ = self._start(job)
+        job, charge, pending = self._admit(call, job)
+        call.nursery.start_soon(self._serve, job, charge, pending)
         keep_alive_s = self.services.config.queue.keep_alive_s
         with trio.move_on_after(keep_alive_s or float("inf")):
             await pending.get()
-        waiting = partial(self.services.gateway.waiting, g.request_id)  # may have got its suffix only now
+        waiting = partial(self.services.gateway.waiting, job.request_id)
         body = EventStream(pending, writer, waiting)
         if pending.is_there:
-            return event_response(body, waiting_headers(await pending.get()))
+            return event_reply(body, waiting_headers(await pending.get()))
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
-        return event_response(body, headers)
+        return event_reply(body, headers)
 
-    def _start(self, job: Job) -> tuple[PendingAnswer, Charge]:
-        """Charge for the job and start a task for it that lives no longer than the exchange."""
-        charge = self.quotas.of(g.api_key).admit(prompt_tokens=job.prompt_tokens, now_s=trio.current_time())
+    def _admit(self, call: Call, job: Job) -> tuple[Job, Charge, PendingAnswer]:
+        """Charge for the job, or raise; from here until `_serve` is over it is in flight."""
+        charge = self.quotas.of(call.api_key).admit(
+            prompt_tokens=job.prompt_tokens, now_s=trio.current_time()
+        )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
             job = msgspec.structs.replace(job, request_id=request_id)
-            g.request_id = request_id
+            call.request_id = request_id
             structlog.contextvars.bind_contextvars(request_id=request_id)
         self._in_flight.add(job.request_id)
-        pending = PendingAnswer()
-        _current_request().nursery.start_soon(self._serve, job, charge, pending)
-        return pending, charge
+        return job, charge, PendingAnswer()
 
     async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
         """Own one job: from here to the end of this task it is in flight, and counts against its key."""
@@ -184,15 +178,9 @@ class Edge:
             charge.end()
             self._in_flight.discard(job.request_id)
 
-    def _allows(self, model: TextModel) -> bool:
-        allowed = g.api_key.models if g.api_key is not None else ()
+    def _allows(self, call: Call, model: TextModel) -> bool:
+        allowed = call.api_key.models if call.api_key is not None else ()
         return not allowed or model.name in {self.services.aliases.get(name, name) for name in allowed}
-
-
-def json_response(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON answer; bytes are taken as JSON already."""
-    body = document if isinstance(document, bytes) else _encode(document)
-    return Response(body, status, headers, content_type="application/json")
 
 
 def waiting_headers(answer: Answer) -> dict[str, str]:
@@ -220,7 +208,3 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 def _suffix() -> str:
     return uuid4().hex[:_SUFFIX_LENGTH]
-
-
-def _current_request() -> FairleadRequest:
-    return cast(FairleadRequest, request)

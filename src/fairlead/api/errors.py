@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
-from quart import Response
 from werkzeug import exceptions as werkzeug
 
+from fairlead.api.call import Reply, json_reply
 from fairlead.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -53,14 +53,14 @@ def openai_error(error: FairleadError) -> bytes:
 _DIALECTS: tuple[tuple[str, Dialect], ...] = (("/", openai_error),)
 
 
-def error_response(raised: Exception, path: str) -> Response:
+def error_reply(raised: Exception, path: str) -> Reply:
     """Return the answer for whatever was raised while a request to `path` was handled."""
     error = public_error(raised)
     headers = _headers(error)
     if isinstance(raised, werkzeug.MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     dialect = next((dialect for prefix, dialect in _DIALECTS if path.startswith(prefix)), openai_error)
-    return Response(dialect(error), error.status, headers, content_type="application/json")
+    return json_reply(dialect(error), error.status, headers)
 
 
 def public_error(raised: Exception) -> FairleadError:

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import trio
+from quart import Response
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response as WerkzeugResponse
 
+from fairlead.api.call import Reply, json_reply
 from fairlead.config import Limits
 from fairlead.errors import BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest
 
@@ -103,9 +105,7 @@ async def read_body(request: FairleadRequest) -> bytes:
     when it has not come within `limits.body_timeout_s`, and `InvalidRequest` for a compressed one. The
     listener closes a connection whose body was not read to its end, after the answer.
     """
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() not in {"", "identity"}:
-        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+    check_encoding(request.headers.get("Content-Encoding", ""))
     limits = request.limits
     try:
         with trio.fail_after(limits.body_timeout_s):
@@ -116,6 +116,22 @@ async def read_body(request: FairleadRequest) -> bytes:
         raise BodyTimeout(f"the body took longer than {limits.body_timeout_s:g} s to arrive") from None
     request.body.clear()
     return body
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise `InvalidRequest` unless a body of this `Content-Encoding` is just what it says."""
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+
+
+def response_of(reply: Reply) -> Response:
+    """Return what Quart is to answer."""
+    return Response(reply.body, reply.status, reply.headers)
+
+
+def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return Quart's answer in JSON; bytes are taken as JSON already."""
+    return response_of(json_reply(document, status, headers))
 
 
 def unwrap(error: BaseException) -> BaseException:

@@ -4,10 +4,13 @@ import time
 from typing import Any
 
 import msgspec
-from quart import Quart, Response
+from quart import Quart, Response, g
 
 from fairlead.api import answers, prepare
-from fairlead.api.edge import Edge, json_response
+from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.edge import Edge
+from fairlead.api.exchange import json_response
+from fairlead.api.hot import Route
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.text.model import TextModel
 
@@ -22,26 +25,29 @@ class OpenAI:
         self._edge = edge
         self._services = edge.services
 
+    def generating(self) -> dict[str, Route]:
+        """Return the routes that generate, by path: all are POST."""
+        return {"/v1/chat/completions": self.chat, "/v1/completions": self.complete}
+
     def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        app.add_url_rule("/v1/chat/completions", view_func=self.chat, methods=["POST"])
-        app.add_url_rule("/v1/completions", view_func=self.complete, methods=["POST"])
+        """Register the others."""
         app.add_url_rule("/v1/models", view_func=self.models, methods=["GET"])
         app.add_url_rule("/v1/models/<path:name>", view_func=self.model, methods=["GET"])
 
-    async def chat(self) -> Response:
+    async def chat(self, call: Call) -> Reply:
         """`POST /v1/chat/completions`."""
-        wanted = await self._edge.read(_chat_decoder)
-        model = self._edge.find_model(wanted.model)
+        wanted = await self._edge.read(call, _chat_decoder)
+        model = self._edge.find_model(call, wanted.model)
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
         tools = prepare.chat_tools(wanted)
         messages = prepare.template_messages(wanted.messages)
         prompt = await self._edge.encode(
-            model.encode_chat, messages, tools=tools, variables=wanted.chat_template_kwargs
+            call, model.encode_chat, messages, tools=tools, variables=wanted.chat_template_kwargs
         )
         newer = wanted.max_completion_tokens is not None
         job = self._edge.job(
+            call,
             wanted,
             model,
             kind="chatcmpl",
@@ -60,22 +66,23 @@ class OpenAI:
         created = int(time.time())
         if job.stream:
             chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=wanted.stream_options)
-            return await self._edge.stream(job, chunks)
-        whole, headers = await self._edge.whole(job)
+            return await self._edge.stream(call, job, chunks)
+        whole, headers = await self._edge.whole(call, job)
         body = answers.chat_completion(job, whole, model.tokenizer, created=created)
-        return json_response(body, headers=headers)
+        return json_reply(body, headers=headers)
 
-    async def complete(self) -> Response:
+    async def complete(self, call: Call) -> Reply:
         """`POST /v1/completions`."""
-        wanted = await self._edge.read(_completion_decoder)
-        model = self._edge.find_model(wanted.model)
+        wanted = await self._edge.read(call, _completion_decoder)
+        model = self._edge.find_model(call, wanted.model)
         prepare.check_completion(wanted)
         prompts = prepare.completion_prompts(wanted.prompt)
         sequences = self._services.config.limits.sequences
         n = prepare.check_generation(wanted, prompts=len(prompts), sequences=sequences)
-        encoded = await self._edge.encode(_encode_prompts, model, prompts)
-        echo = await self._edge.encode(_decode_prompts, model, prompts) if wanted.echo else ()
+        encoded = await self._edge.encode(call, _encode_prompts, model, prompts)
+        echo = await self._edge.encode(call, _decode_prompts, model, prompts) if wanted.echo else ()
         job = self._edge.job(
+            call,
             wanted,
             model,
             kind="cmpl",
@@ -95,19 +102,19 @@ class OpenAI:
             chunks = answers.CompletionChunks(
                 job, model.tokenizer, created=created, options=wanted.stream_options, echo=echo
             )
-            return await self._edge.stream(job, chunks)
-        whole, headers = await self._edge.whole(job)
+            return await self._edge.stream(call, job, chunks)
+        whole, headers = await self._edge.whole(call, job)
         body = answers.completion(job, whole, model.tokenizer, created=created, echo=echo)
-        return json_response(body, headers=headers)
+        return json_reply(body, headers=headers)
 
     async def models(self) -> Response:
         """`GET /v1/models`."""
-        served = [_model_card(model) for model in self._edge.models()]
+        served = [_model_card(model) for model in self._edge.models(g.call)]
         return json_response({"object": "list", "data": served})
 
     async def model(self, name: str) -> Response:
         """`GET /v1/models/{id}`, by name or alias."""
-        return json_response(_model_card(self._edge.find_model(name)))
+        return json_response(_model_card(self._edge.find_model(g.call, name)))
 
 
 def _model_card(model: TextModel) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class PendingAnswer(trio.TaskStatus[Answer]):
 
     async def get(self) -> Answer:
         """Wait for the answer and return it, or raise the error."""
-        await self._arrival.wait()
+        if not self._arrival.is_set():
+            await self._arrival.wait()
         if self._error is not None:
             raise self._error
         assert self._answer is not None

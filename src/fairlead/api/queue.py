@@ -4,7 +4,8 @@ from quart import Quart, Response, g, request
 
 from fairlead.api.access import owner_of
 from fairlead.api.body import told
-from fairlead.api.edge import Edge, json_response
+from fairlead.api.edge import Edge
+from fairlead.api.exchange import json_response
 from fairlead.errors import NotFound
 
 
@@ -27,11 +28,13 @@ class Queue:
 
     async def estimate(self) -> Response:
         """What a new job of the caller would be told; `?model=` as in a job, `X-Priority` too."""
-        model = self._edge.find_model(request.args.get("model"))
-        return json_response(self._services.estimate(model.name, self._edge.tenant(), self._edge.priority()))
+        model = self._edge.find_model(g.call, request.args.get("model"))
+        return json_response(
+            self._services.estimate(model.name, self._edge.tenant(g.call), self._edge.priority(g.call))
+        )
 
     async def cancel(self, request_id: str) -> Response:
         """End a waiting or running job of the same key; nobody learns of another key's jobs."""
-        if not self._services.gateway.cancel(request_id, owner_of(g.api_key)):
+        if not self._services.gateway.cancel(request_id, owner_of(g.call.api_key)):
             raise NotFound(f"no request {told(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -1,17 +1,20 @@
-"""The application: every route, behind one door that names each request and asks for its key."""
+"""The application: every route, behind one door. The hot ones are answered past Quart, all others by it."""
 
-from uuid import uuid4
+from functools import partial
+from typing import Any, cast
 
-import structlog
-import trio
 from quart import Response, g, request
+from quart.globals import request_ctx
 from quart_trio import QuartTrio
 
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
-from fairlead.api.edge import MAX_REQUEST_ID_LENGTH, Edge
-from fairlead.api.errors import error_response
-from fairlead.api.exchange import Exchange, FairleadRequest
+from fairlead.api.call import Call
+from fairlead.api.door import Door
+from fairlead.api.edge import Edge
+from fairlead.api.errors import error_reply
+from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
+from fairlead.api.hot import HotRoutes
 from fairlead.api.openai import OpenAI
 from fairlead.api.queue import Queue
 from fairlead.api.services import Services
@@ -22,10 +25,16 @@ _OPEN_RULES = frozenset({"/health"})
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart, with an exchange and a request of our own."""
+    """Quart, with an exchange and a request of our own, and a way around it for the hot routes."""
 
     asgi_http_class = Exchange
     request_class = FairleadRequest
+    hot: HotRoutes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request: ASGI."""
+        answer = self.hot if self.hot.serves(scope) else super().__call__
+        await answer(scope, receive, send)
 
 
 def create_app(services: Services) -> QuartTrio:
@@ -35,36 +44,33 @@ def create_app(services: Services) -> QuartTrio:
     app.config["BODY_TIMEOUT"] = None  # read_body has its own, and a bound on the size
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
-    access = Access(services.config.api_keys)
     edge = Edge(services)
+    door = Door(Access(services.config.api_keys), edge.quotas)
 
     async def enter() -> None:
-        g.request_id = _request_id(request.headers.get("X-Request-Id", ""))
-        structlog.contextvars.bind_contextvars(request_id=g.request_id)
+        current = cast(FairleadRequest, request_ctx.request)
+        client = current.scope.get("client")
+        g.call = Call(current.headers, client[0] if client else None, partial(read_body, current))
+        g.call.nursery = current.nursery
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
-        rule = request.url_rule.rule if request.url_rule is not None else None
-        g.api_key = None if rule in _OPEN_RULES else access.authenticate(request.headers)
+        rule = current.url_rule.rule if current.url_rule is not None else None
+        door.enter(g.call, without_key=rule in _OPEN_RULES)
 
     async def fail(error: Exception) -> Response:
-        return error_response(error, request.path)
+        return response_of(error_reply(error, request.path))
 
     async def leave(response: Response) -> Response:
-        response.headers["X-Request-Id"] = g.request_id
-        # A caller whose key is not known, or not asked for, has no limits to be told.
-        quota = edge.quotas.of(g.get("api_key"))
-        response.headers.update(quota.headers(trio.current_time()))
+        response.headers.update(door.headers(g.call))
         return response
 
     app.before_request(enter)
     app.register_error_handler(Exception, fail)
     app.after_request(leave)
-    for part in (OpenAI(edge), Tokens(edge), Queue(edge), Admin(services)):
+    openai = OpenAI(edge)
+    app.hot = HotRoutes(door, openai.generating())
+    for path in openai.generating():
+        # Quart never runs these: it knows them for what it answers to other methods.
+        app.add_url_rule(path, endpoint=path, methods=["POST"])
+    for part in (openai, Tokens(edge), Queue(edge), Admin(services)):
         part.add_to(app)
     return app
-
-
-def _request_id(given: str) -> str:
-    """Take over the client's id if it can stand in a header and a log line as it is; else make one."""
-    if 1 <= len(given) <= MAX_REQUEST_ID_LENGTH and all("!" <= character <= "~" for character in given):
-        return given
-    return uuid4().hex

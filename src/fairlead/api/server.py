@@ -21,6 +21,7 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 
+from fairlead.api.arrivals import Arrival, Arrivals
 from fairlead.api.connection import Connection, linger
 from fairlead.api.protocol import Shared
 from fairlead.api.refusals import refusal
@@ -29,7 +30,9 @@ from fairlead.config import ConfigError, Limits
 logger = structlog.get_logger("fairlead.http")
 
 BACKLOG = 2048
-ACCEPTS_A_TURN = 64  # so that a burst of new clients does not hold up the old ones
+# So that a burst of new clients does not hold up the old ones.
+ACCEPTS_A_TURN = 32
+BEGINNINGS_A_TURN = 4
 REFUSALS = 64  # clients over the limit that are being told so; the others are just closed on
 OUT_OF_FILES_S = 0.1
 
@@ -110,6 +113,7 @@ class Listener:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._connections: set[Connection] = set()
+        self._arrivals = Arrivals()
         self._refusals = 0
         self._full = False
 
@@ -130,6 +134,7 @@ class Listener:
                         await shutdown.wait()
                         accepting.cancel_scope.cancel()
                 finally:
+                    self._arrivals.close()
                     for sock in sockets:
                         trio.lowlevel.notify_closing(sock)
                         sock.close()
@@ -148,32 +153,37 @@ class Listener:
 
     async def _accept(self, listening: socket.socket, connections: trio.Nursery) -> None:
         while True:
-            await trio.lowlevel.wait_readable(listening)
+            if self._arrivals:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(listening)
             try:
                 for _ in range(ACCEPTS_A_TURN):
                     sock, client = listening.accept()
                     sock.setblocking(False)
-                    self._admit(sock, client, connections)
+                    self._admit(Arrival(sock, client), connections)
             except (BlockingIOError, ConnectionAbortedError):
                 pass
             except OSError as error:
                 # Out of descriptors: those who are here will leave, and then there is room again.
                 self._say_once("cannot accept connections", error=str(error))
                 await trio.sleep(OUT_OF_FILES_S)
+            for _ in range(min(BEGINNINGS_A_TURN, len(self._arrivals))):
+                connection = Connection(self._shared, *self._arrivals.pop())
+                self._connections.add(connection)
+                connections.start_soon(self._serve, connection)
 
-    def _admit(self, sock: socket.socket, client: tuple[Any, ...], connections: trio.Nursery) -> None:
-        if len(self._connections) < self._shared.limits.connections:
+    def _admit(self, arrival: Arrival, connections: trio.Nursery) -> None:
+        if len(self._connections) + len(self._arrivals) < self._shared.limits.connections:
             self._full = False
-            connection = Connection(self._shared, sock, client)
-            self._connections.add(connection)
-            connections.start_soon(self._serve, connection)
+            self._arrivals.add(arrival)
             return
         self._say_once("too many connections", limit=self._shared.limits.connections)
         if self._refusals < REFUSALS:
             self._refusals += 1
-            connections.start_soon(self._refuse, sock)
+            connections.start_soon(self._refuse, arrival.sock)
         else:
-            sock.close()
+            arrival.sock.close()
 
     def _say_once(self, event: str, **details: Any) -> None:
         """Log that there is no room; not again before there was room for one."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import trio
-from quart import Response
 
+from fairlead.api.asgi import Direct
+from fairlead.api.call import Reply
 from fairlead.api.errors import openai_error, public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
@@ -17,6 +18,7 @@ from fairlead.api.services import Waiting
 from fairlead.job import Delta
 
 HEADERS = {
+    "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # or nginx keeps events until it has a page of them
 }
@@ -37,6 +39,9 @@ class Writer(Protocol):
 class EventStream:
     """A response body: all deltas that are there go out in one piece.
 
+    With a `direct` way to the client, deltas go out in the engine's own turn, without waking whoever
+    iterates, as long as the client keeps up.
+
     While there is no answer yet, comments say how it waits: one at once, so that a proxy has something to
     pass on, and then one every `COMMENT_EVERY_S`.
 
@@ -45,6 +50,7 @@ class EventStream:
     """
 
     def __init__(self, pending: PendingAnswer, writer: Writer, waiting: Callable[[], Waiting | None]) -> None:
+        self.direct: Direct | None = None
         self._pending = pending
         self._writer = writer
         self._waiting = waiting
@@ -81,13 +87,27 @@ class EventStream:
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas
-        while taken := await deltas.take():
+        tap = self._pour if self.direct is not None else None
+        while taken := await deltas.take(tap):
             if events := self._writer.write(taken):
                 return events
         self._ended = True
         return self._writer.end()
 
+    def _pour(self, deltas: list[Delta]) -> bool:
+        """Send these deltas now, if the client is ready for them."""
+        assert self.direct is not None
+        if not self.direct.writable:
+            return False
+        try:
+            events = self._writer.write(deltas)
+        except Exception:  # noqa: BLE001  # whoever iterates meets it too, and can say so to the client
+            return False
+        if events:
+            self.direct.send_now(events)
+        return True
 
-def event_response(body: EventStream, headers: dict[str, str]) -> Response:
+
+def event_reply(body: EventStream, headers: dict[str, str]) -> Reply:
     """Return the streamed answer, with `headers` beside those that keep it flowing."""
-    return Response(body, 200, {**HEADERS, **headers}, content_type="text/event-stream")
+    return Reply(body, 200, {**HEADERS, **headers})

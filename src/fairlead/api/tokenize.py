@@ -1,10 +1,11 @@
 """`POST /tokenize` and `/detokenize`, with vLLM's field names."""
 
 import msgspec
-from quart import Quart, Response
+from quart import Quart, Response, g
 
 from fairlead.api import prepare
-from fairlead.api.edge import Edge, json_response
+from fairlead.api.edge import Edge
+from fairlead.api.exchange import json_response
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
@@ -24,12 +25,13 @@ class Tokens:
 
     async def tokenize(self) -> Response:
         """`POST /tokenize`."""
-        wanted = await self._edge.read(_tokenize_decoder)
-        model = self._edge.find_model(wanted.model)
+        wanted = await self._edge.read(g.call, _tokenize_decoder)
+        model = self._edge.find_model(g.call, wanted.model)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise prepare.refuse("prompt", "either prompt or messages must be given")
         if wanted.prompt is not None:
             tokens = await self._edge.encode(
+                g.call,
                 model.tokenizer.encode,
                 wanted.prompt,
                 add_special_tokens=wanted.add_special_tokens is not False,
@@ -37,6 +39,7 @@ class Tokens:
             )
         else:
             tokens = await self._edge.encode(
+                g.call,
                 model.encode_chat,
                 prepare.template_messages(wanted.messages or []),
                 tools=prepare.template_tools(wanted.tools),
@@ -55,9 +58,11 @@ class Tokens:
 
     async def detokenize(self) -> Response:
         """`POST /detokenize`."""
-        wanted = await self._edge.read(_detokenize_decoder)
-        model = self._edge.find_model(wanted.model)
+        wanted = await self._edge.read(g.call, _detokenize_decoder)
+        model = self._edge.find_model(g.call, wanted.model)
         if wanted.tokens:
             prepare.check_token_ids(wanted.tokens, model, "tokens")
-        prompt = await self._edge.encode(model.tokenizer.decode, wanted.tokens, skip_special_tokens=False)
+        prompt = await self._edge.encode(
+            g.call, model.tokenizer.decode, wanted.tokens, skip_special_tokens=False
+        )
         return json_response({"prompt": prompt})

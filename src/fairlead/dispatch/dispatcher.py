@@ -122,7 +122,8 @@ class Dispatcher:
                 if ticket.state is TicketState.QUEUED:
                     waiter.forecast = self._forecast(ticket, first=True)
                 alarms += self._set_alarms(ticket, arrived)
-                await waiter.event.wait()
+                if not waiter.event.is_set():  # who is refused or seated at once need not wait a turn
+                    await waiter.event.wait()
                 if waiter.error is None:
                     assert ticket.place is not None
                     waited_s = trio.current_time() - arrived

@@ -3,12 +3,19 @@
 What has not been read is merged, choice by choice, so a client slower than the model gets fewer, larger
 deltas and the channel never holds more than one job's answer. Writing cannot block, so one slow client
 never holds up a step.
+
+A reader that waits may leave a tap: a function that is offered each piece as it comes. What it takes is gone
+and the reader sleeps on, which is what makes a token cheap: waking a task costs more than sending one.
 """
+
+from collections.abc import Callable
 
 import trio
 
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
+
+Tap = Callable[[list[Delta]], bool]
 
 
 class Deltas:
@@ -22,6 +29,7 @@ class Deltas:
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
         self._error: FairleadError | None = None
+        self._tap: Tap | None = None
         self._news = trio.Event()
         self._first = trio.Event()
         self._ended = trio.Event()
@@ -33,6 +41,8 @@ class Deltas:
         if self._ended.is_set():
             return
         self.tokens += len(delta.token_ids)
+        if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
+            return
         earlier = self._waiting.get(delta.index)
         if earlier is None:
             self._waiting[delta.index] = delta
@@ -59,10 +69,12 @@ class Deltas:
         if self._error is not None and not self._waiting:
             raise self._error
 
-    async def take(self) -> list[Delta]:
+    async def take(self, tap: Tap | None = None) -> list[Delta]:
         """Wait for news; return all of it, at most one delta a choice. An empty list is the end.
 
-        Raises the error of `fail` once everything before it was taken.
+        Raises the error of `fail` once everything before it was taken. Until then `tap` is offered every
+        delta but the last of a choice, within `put`: it must not raise, and returns whether it took it. What
+        it does not take is news.
         """
         while not self._waiting:
             if self._error is not None:
@@ -70,14 +82,19 @@ class Deltas:
             if self._ended.is_set():
                 return []
             self._news = trio.Event()
-            await self._news.wait()
+            self._tap = tap
+            try:
+                await self._news.wait()
+            finally:
+                self._tap = None
         taken = list(self._waiting.values())
         self._waiting.clear()
         return taken
 
     async def ended(self) -> None:
         """Wait until nothing more will be put. Does not raise: the error is the reader's."""
-        await self._ended.wait()
+        if not self._ended.is_set():
+            await self._ended.wait()
 
     def _wake(self) -> None:
         self._first.set()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import msgspec
@@ -25,9 +26,8 @@ from fairlead.worker import wire
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
-# Each output wakes a task that sends it. Between so many of them everybody else gets a turn: at 500 streams a
-# step keeps the program busy for 20 ms, and whoever connects then would wait that long several times over.
-OUTPUTS_A_TURN = 32
+# Telling a step to 500 sequences takes several milliseconds; as often as this, everybody else gets a turn.
+TURN_S = 0.0005
 READ_BYTES = 1 << 18
 LOG_LINES = 50
 LOG_LINE_BYTES = 2000
@@ -194,10 +194,12 @@ class Worker:
         match message:
             case wire.Step(outputs, statistics):
                 self.statistics = statistics
-                for number, output in enumerate(outputs, 1):
+                turn_ends = perf_counter() + TURN_S
+                for output in outputs:
                     self._deliver(output)
-                    if number % OUTPUTS_A_TURN == 0:
+                    if perf_counter() >= turn_ends:
                         await trio.lowlevel.checkpoint()
+                        turn_ends = perf_counter() + TURN_S
             case wire.Progress(fraction, stage):
                 self.on_progress(fraction, stage)
             case wire.LoadFailed(reason):

@@ -142,20 +142,25 @@ def serve(channel: Channel, load: Load) -> int:
     )
     channel.write(_ready(model))
     while True:
-        _obey(engine, messages)
+        if _obey(engine, messages) and not engine.idle:
+            channel.write(wire.Step([], engine.statistics()))  # what is free now is free before the next step
         if messages or not engine.idle:
             outputs = engine.step()
             channel.write(wire.Step(outputs, engine.statistics()))
         messages = channel.read(block=engine.idle)
 
 
-def _obey(engine: Engine, messages: list[bytes]) -> None:
+def _obey(engine: Engine, messages: list[bytes]) -> bool:
+    """Do what the messages say; return whether one of them was an abort."""
+    aborted = False
     for message in messages:
         match wire.to_child_decoder.decode(message):
             case wire.Submit(key, prompt, sampling):
                 engine.submit(key, wire.unpack_tokens(prompt), sampling)
             case wire.Abort(key):
                 engine.abort(key)
+                aborted = True
+    return aborted
 
 
 def _ready(model: Loaded) -> wire.Ready:

@@ -1,0 +1,80 @@
+"""One request as the routes see it, whether it came through Quart or past it, and what a route answers.
+
+Knows no framework. `Headers` is what both kinds of requests have in common: the first value of a name,
+whatever its case.
+"""
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from typing import NamedTuple, Protocol, overload
+
+import msgspec
+import trio
+
+from fairlead.config import ApiKey
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Headers(Protocol):
+    """The headers of a request."""
+
+    @overload
+    def get(self, name: str) -> str | None: ...
+    @overload
+    def get(self, name: str, default: str) -> str: ...
+
+
+class FirstHeaders:
+    """`Headers` over what ASGI gives: pairs of bytes, the names in lower case."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in pairs:
+            self._values.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+
+    @overload
+    def get(self, name: str) -> str | None: ...
+    @overload
+    def get(self, name: str, default: str) -> str: ...
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """Return the first value of that name."""
+        return self._values.get(name.lower(), default)
+
+
+class Call:
+    """One request. `nursery` is of all that is done for it, and is cancelled when its client leaves.
+
+    `read` returns the whole body, once, or raises as `exchange.read_body` does; `address` is the client's.
+    `request_id` and `api_key` are what the door made of its headers; `body_bytes` is 0 until it was read.
+    """
+
+    __slots__ = ("address", "api_key", "body_bytes", "headers", "nursery", "read", "request_id")
+
+    nursery: trio.Nursery
+
+    def __init__(self, headers: Headers, address: str | None, read: Callable[[], Awaitable[bytes]]) -> None:
+        self.headers = headers
+        self.address = address
+        self.read = read
+        self.request_id = ""
+        self.api_key: ApiKey | None = None
+        self.body_bytes = 0
+
+
+class Reply(NamedTuple):
+    """An answer: its body whole, or in pieces as they come.
+
+    Nobody closes what makes the pieces: it must hold nothing, and so be no generator.
+    """
+
+    body: bytes | AsyncIterable[bytes]
+    status: int
+    headers: dict[str, str]
+
+
+def json_reply(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    """Return an answer in JSON; bytes are taken as JSON already."""
+    body = document if isinstance(document, bytes) else _encode(document)
+    return Reply(body, status, {"Content-Type": "application/json", **(headers or {})})

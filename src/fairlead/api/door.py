@@ -1,0 +1,42 @@
+"""The door that every request comes through: it gets a name, shows its key, and leaves with both on record.
+
+Knows no framework and no route.
+"""
+
+from uuid import uuid4
+
+import structlog
+import trio
+
+from fairlead.api.access import Access
+from fairlead.api.call import Call
+from fairlead.api.limits import Quotas
+
+MAX_REQUEST_ID_LENGTH = 128
+
+
+class Door:
+    """Lets requests in, and says what headers their answers get."""
+
+    def __init__(self, access: Access, quotas: Quotas) -> None:
+        self._access = access
+        self._quotas = quotas
+
+    def enter(self, call: Call, *, without_key: bool = False) -> None:
+        """Name the request, for its client and the log, and find out whose it is. Raises `InvalidApiKey`."""
+        call.request_id = _request_id(call.headers.get("X-Request-Id", ""))
+        structlog.contextvars.bind_contextvars(request_id=call.request_id)
+        if not without_key:
+            call.api_key = self._access.authenticate(call.headers)
+
+    def headers(self, call: Call) -> dict[str, str]:
+        """Return what every answer says. A caller whose key is not known has no limits to be told."""
+        limits = self._quotas.of(call.api_key).headers(trio.current_time())
+        return {"X-Request-Id": call.request_id, **limits}
+
+
+def _request_id(given: str) -> str:
+    """Take over the client's id if it can stand in a header and a log line as it is; else make one."""
+    if 1 <= len(given) <= MAX_REQUEST_ID_LENGTH and all("!" <= character <= "~" for character in given):
+        return given
+    return uuid4().hex

@@ -1,0 +1,139 @@
+"""The routes that generate, answered past Quart: the same contract for a third of the time.
+
+In a flood of requests what each costs is what everybody else waits. So a request is one task, which reads
+the body, has the job served and answers; only a stream needs a second one, and a refusal is answered within
+the turn in which its request was read.
+
+An answer's lifetime is as in `exchange`: all that is done for a request belongs to its nursery, which is
+cancelled when the client leaves and when the answer is complete, and half an answer ends the connection.
+"""
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+
+from fairlead.api.call import Call, FirstHeaders, Reply
+from fairlead.api.door import Door
+from fairlead.api.errors import error_reply
+from fairlead.api.exchange import CutStream, check_encoding, unwrap
+from fairlead.api.sse import EventStream
+from fairlead.config import Limits
+from fairlead.errors import BodyTimeout, BodyTooLarge
+
+Route = Callable[[Call], Awaitable[Reply]]
+
+
+class HotRoutes:
+    """ASGI for POST to a few exact paths."""
+
+    def __init__(self, door: Door, routes: Mapping[str, Route]) -> None:
+        self._door = door
+        self._routes = routes
+
+    def serves(self, scope: Any) -> bool:
+        """Whether this request is for one of them. All other questions about their paths are Quart's."""
+        return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._routes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer the request, or return without an answer if its client leaves first."""
+        await _Request(self._door, scope, receive, send).answer(self._routes[scope["path"]])
+
+
+class _Request:
+    """One request and the sending of its answer."""
+
+    def __init__(self, door: Door, scope: Any, receive: Any, send: Any) -> None:
+        self._door = door
+        self._path = scope["path"]
+        self._receive = receive
+        self._send = send
+        self._limits = scope.get("state", {}).get("limits") or Limits()
+        self._direct = scope.get("extensions", {}).get("fairlead")
+        client = scope.get("client")
+        self._call = Call(FirstHeaders(scope["headers"]), client[0] if client else None, self._read)
+        self._answering = False
+
+    async def answer(self, route: Route) -> None:
+        """Have the route answer, and send what it says."""
+        reply: Reply | None = None
+        failure: BaseException | None = None
+        ended = False
+        try:
+            async with trio.open_nursery() as self._call.nursery:
+                reply = await self._reply(route)
+                if not isinstance(reply.body, bytes):
+                    await self._stream(reply, reply.body)
+                ended = True
+                self._call.nursery.cancel_scope.cancel()
+        except* Exception as group:  # noqa: BLE001  # a task of the request may raise anything
+            failure = unwrap(group)
+        if isinstance(failure, Exception) and not self._answering:
+            reply, ended = error_reply(failure, self._path), True
+        elif failure is not None and not isinstance(failure, CutStream):
+            raise failure
+        # The end goes out when nothing of the request is left: who hears of it may cancel what is.
+        if ended and reply is not None:
+            await self._end(reply)
+
+    async def _reply(self, route: Route) -> Reply:
+        try:
+            self._door.enter(self._call)
+            return await route(self._call)
+        except Exception as error:  # noqa: BLE001  # a route may raise anything
+            return error_reply(error, self._path)
+
+    async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
+        """Send the answer but for its end. It may take as long as it wants to, if only the client reads."""
+        await self._begin(reply)
+        if isinstance(body, EventStream):
+            body.direct = self._direct
+        async for piece in body:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def _end(self, reply: Reply) -> None:
+        """Send what remains of the answer: its end, or all of it."""
+        rest = b""
+        if isinstance(reply.body, bytes):
+            rest = reply.body
+            await self._begin(reply, ("Content-Length", str(len(rest))))
+        await self._send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    async def _begin(self, reply: Reply, *more: tuple[str, str]) -> None:
+        self._answering = True
+        headers = (*reply.headers.items(), *self._door.headers(self._call).items(), *more)
+        encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": encoded})
+
+    async def _read(self) -> bytes:
+        """Return the whole body; see `exchange.read_body`. Whoever leaves from then on is watched for."""
+        check_encoding(self._call.headers.get("Content-Encoding", ""))
+        limit = self._limits.body_bytes
+        too_large = BodyTooLarge(f"the body is larger than {limit} bytes")
+        announced = self._call.headers.get("Content-Length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise too_large
+        pieces: list[bytes] = []
+        size = 0
+        with trio.move_on_after(self._limits.body_timeout_s) as clock:
+            more = True
+            while more:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    self._call.nursery.cancel_scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > limit:
+                    raise too_large
+                more = message.get("more_body", False)
+        if clock.cancelled_caught:
+            raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
+        if self._direct is None:  # our own listener cancels this task
+            self._call.nursery.start_soon(self._leave_with_the_client)
+        return b"".join(pieces)
+
+    async def _leave_with_the_client(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._call.nursery.cancel_scope.cancel()

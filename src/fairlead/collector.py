@@ -1,0 +1,22 @@
+"""Python's cycle collector, set for a server: fewer looks at less.
+
+A full collection walks over every object there is, while everybody waits. What the program starts with
+(modules, tokenizer, routes) lives as long as it does, and need not be looked at again; and requests leave few
+cycles behind, most of them exceptions with their tracebacks: collecting them later costs a little memory.
+Measured: a quarter of what a new connection costs was the collector.
+"""
+
+import gc
+
+# Objects made since the last collection, of the youngest; then collections of one generation to one of the
+# next. A request is a few hundred objects.
+YOUNG_OBJECTS = 20_000
+YOUNG_TO_MIDDLE = 20
+MIDDLE_TO_OLD = 20
+
+
+def settle() -> None:
+    """Call it once, when everything is loaded that is there to stay."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_TO_MIDDLE, MIDDLE_TO_OLD)
