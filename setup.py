@@ -7,16 +7,32 @@ from setuptools import Extension, setup
 
 Options.warning_errors = True
 
-KERNELS = ("fairqueue",)
+KERNELS = ("fairqueue", "inputbatch", "slotmap", "blockpool", "cpustep")
+
+# Kernels with C of their own beside them, in a directory of their name: how that is compiled. No flag names
+# an instruction set: the files say themselves what they are for, and which one runs is chosen as it runs.
+FLAGS = {"cpustep": ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-Wno-psabi")}
 
 
-def kernel(name: str) -> Extension:
-    """One kernel: a `.pyx`, with its parts, if it has any, in a folder of its name."""
-    parts = sorted(map(str, Path("cext", name).glob("*")))
-    return Extension(f"fairlead._cext.{name}", [f"cext/{name}.pyx"], depends=parts)
+def files(pattern: str) -> list[str]:
+    """What matches in cext/."""
+    return sorted(str(path) for path in Path("cext").glob(pattern))
+
+
+def extension(name: str) -> Extension:
+    """One kernel: a `.pyx`; its parts and its C, if it has any, are in a folder of its name."""
+    flags = list(FLAGS.get(name, ()))
+    return Extension(
+        f"fairlead._cext.{name}",
+        [f"cext/{name}.pyx", *files(f"{name}/*.c")],
+        depends=[*files(f"{name}/*.h"), *files(f"{name}/*.pxi")],
+        include_dirs=["cext"],
+        extra_compile_args=flags,
+        extra_link_args=[flag for flag in flags if flag == "-fopenmp"],
+    )
 
 
 setup(
-    ext_modules=[kernel(name) for name in KERNELS],
+    ext_modules=[extension(name) for name in KERNELS],
     options={"build_ext": {"cython_c_in_temp": True}},  # generated C lands in build/, not beside its source
 )

@@ -6,11 +6,12 @@ whatever they hold: the runner sleeps what the engine's own work has left of it.
 
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from fairlead.engine.sequence import Plan
-from fairlead.engine.step import Pick
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.step import Picks
 from fairlead.worker import main, wire
 
 VOCABULARY = 1000
@@ -19,24 +20,27 @@ VOCABULARY = 1000
 class Pretender:
     """A runner whose steps end `step_s` apart, or that long after they began if there was a pause."""
 
+    overlaps = False
+    arenas = 1
+
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._ended = 0.0
 
-    def launch(self, plan: Plan) -> "Pretender":
+    def launch(self, step: Step, _batch: InputBatch) -> "Pretender":
         """Begin a step."""
-        self._plan = plan
+        self._samples = step.samples
         now = time.monotonic()
         due = self._ended + self._step_s
         self._ends = due if due > now else now + self._step_s
         return self
 
-    def wait(self) -> list[Pick | None]:
+    def wait(self) -> Picks:
         """End it."""
         time.sleep(max(0.0, self._ends - time.monotonic()))
         self._ended = self._ends
         number = int(self._ends * 1000) % (VOCABULARY - 1)
-        return [Pick(1 + number) if chunk.samples else None for chunk in self._plan.chunks]
+        return Picks(array("i", [1 + number]) * self._samples)
 
 
 def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
@@ -50,14 +54,18 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         max_batch=slots,
         max_batched_tokens=4096,
         max_model_len=1_000_000,
+        max_input_tokens=1_000_000,
+        max_output_tokens=1_000_000,
         vocab_size=VOCABULARY,
-        blocks_total=100 * slots,
+        windows=(None,),
+        blocks_total=(100 * slots,),
         block_size=1024,
         eos_token_ids=(0,),
         device="cpu",
         dtype="pretended",
         weight_bytes=1,
         kv_cache_bytes=1,
+        kernel="none",
     )
 
 

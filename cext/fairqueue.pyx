@@ -38,7 +38,7 @@ from cpython.dict cimport PyDict_GetItemWithError
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY, fmax, fmin, isfinite
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 cimport cython
 
@@ -152,7 +152,8 @@ cdef class FairQueue:
             if other == own_priority and line.length < self.waiting(tenant) + self.slack:
                 continue
             handle = handle_of(&self.state, line.last)
-            self.leave(line.last)
+            entry_gone(&self.state, line.last)
+            self.settle()
             self.displaced += 1
             return handle
         return None
@@ -358,10 +359,10 @@ cdef class FairQueue:
 
     def __sizeof__(self) -> int:
         """Bytes, with the arrays behind it and without the dicts of tenants."""
-        cdef size_t an_entry = sizeof(Entry) + sizeof(Load)
+        cdef size_t an_entry = sizeof(Entry) + sizeof(Load) + sizeof(uint8_t)
         cdef size_t a_tenant = sizeof(Tenant) + heaps_in_use(&self.state) * sizeof(int32_t)
         cdef size_t arrays = self.state.entries_room * an_entry + self.state.tenants_room * a_tenant
-        return object.__sizeof__(self) + arrays
+        return object.__sizeof__(self) + arrays + blocks(self.state.entries_room) * sizeof(int32_t)
 
     # What can fail comes before what cannot. Checks, memory and every Python object first, then the links:
     # so an exception finds nothing to undo. No foreign code runs in between either, for the names are
@@ -377,7 +378,8 @@ cdef class FairQueue:
             self.refused += 1
             raise Full(f"{self.capacity} entries wait already")
         entry_reserve(&self.state)
-        handle = handle_of(&self.state, self.state.free_entry)
+        cdef int32_t entry = self.state.free_entry
+        handle = generation_next(&self.state, entry) << 32 | entry
         cdef int32_t row = self.row_of(tenant)
         entry_join(&self.state, row, checked_cost, checked_priority, checked_size, retried)
         self.pushed += 1
@@ -467,6 +469,7 @@ cdef class FairQueue:
 
     cdef inline int serve(self, int32_t entry) except -1:
         cdef int32_t tenant = self.state.entries[entry].tenant
+        entry_stale(&self.state, entry)
         entry_serve(&self.state, entry)
         self.popped += 1
         self.remember(tenant)
@@ -478,18 +481,16 @@ cdef class FairQueue:
 
     cdef int settle_gone(self) except -1:
         # Nothing but `discard` came in between, so all is as if each had left when it was discarded.
-        cdef int32_t i, entry
-        for i in range(self.state.gone_count):
+        cdef int32_t count = self.state.gone_count
+        cdef int32_t i, entry, tenant
+        for i in range(max(count - GONE_ALONE, 0), count):
+            neighbours_fetch(&self.state, self.state.gone[i])
+        for i in range(count):
             entry = self.state.gone[i]
-            self.state.entries[entry].tenant = GONE - self.state.entries[entry].tenant
-            self.leave(entry)
+            tenant = self.state.entries[entry].tenant
+            entry_leave(&self.state, entry)
+            self.remember(tenant)
         self.state.gone_count = 0
-        return 0
-
-    cdef inline int leave(self, int32_t entry) except -1:
-        cdef int32_t tenant = self.state.entries[entry].tenant
-        entry_leave(&self.state, entry)
-        self.remember(tenant)
         return 0
 
     cdef inline int remember(self, int32_t tenant) except -1:

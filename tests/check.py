@@ -137,7 +137,7 @@ def _stale_kernels() -> list[str]:
 def _is_stale(source: Path) -> bool:
     """Whether a kernel is older than its .pyx or anything in the folder of the same name."""
     built = KERNELS_BUILT / (source.stem + EXTENSION_SUFFIX)
-    parts = [source, *source.with_suffix("").rglob("*.[ch]")]
+    parts = [source, *source.with_suffix("").rglob("*.*")]
     return not built.exists() or built.stat().st_mtime < max(part.stat().st_mtime for part in parts)
 
 

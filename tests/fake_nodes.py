@@ -8,8 +8,8 @@ import trio
 
 from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job, Sampling
-from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.sink import Sink
 
 LIMITS = NodeLimits(seats=1, max_model_len=1000)
 
@@ -35,28 +35,27 @@ class TimedNode:
         self.served: list[str] = []
 
     @asynccontextmanager
-    async def generate(self, job: Job) -> AsyncIterator[Deltas]:
-        deltas = Deltas(job.sequences)
+    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.served.append(job.tenant)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer, job, deltas)
-                yield deltas
+                nursery.start_soon(self._answer, job, into)
+                yield
                 nursery.cancel_scope.cancel()
         finally:
             self.running -= 1
 
-    async def _answer(self, job: Job, deltas: Deltas) -> None:
+    async def _answer(self, job: Job, into: Sink) -> None:
         await trio.sleep(self.first_s)
         for index in range(job.sequences):
-            deltas.put(Delta(index, text="first ", token_ids=[1]))
+            into.put(Delta(index, text="first ", token_ids=[1]))
         await trio.sleep(self.service_s - self.first_s)
         if self.fails is not None:
-            deltas.fail(self.fails)
+            into.fail(self.fails)
         for index in range(job.sequences):
-            deltas.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
+            into.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
 
 
 _numbers = itertools.count()

@@ -2,9 +2,28 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from fairlead.config import ApiKey, Config, ConfigError, KeyLimits, ModelConfig, QueueConfig
+from fairlead.config import (
+    ApiKey,
+    CommandConfig,
+    Config,
+    ConfigError,
+    FiltersConfig,
+    GroupConfig,
+    GroupSwap,
+    HealthConfig,
+    KeyLimits,
+    KvCacheConfig,
+    Limits,
+    LruSwap,
+    MatrixSwap,
+    ModelConfig,
+    NodeConfig,
+    QueueConfig,
+    TimeoutsConfig,
+)
 
 MODELS = (ModelConfig(path=Path(), name="m"),)
 
@@ -33,6 +52,63 @@ def test_what_cannot_be_is_refused_by_its_name(settings, message):
         Config(models=MODELS, **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"slots": 0}, "slots: must be at least 1"),
+        ({"max_batch": -1}, "maxBatch: must be at least 1"),
+        ({"slots": 4, "max_batch": 5}, "maxBatch: must be at most slots, which is 4"),
+        ({"max_batched_tokens": 0}, "maxBatchedTokens: must be at least 1"),
+        ({"max_input_tokens": 0}, "maxInputTokens: must be at least 1"),
+        ({"max_output_tokens": 0}, "maxOutputTokens: must be at least 1"),
+        ({"max_model_len": 1}, "maxModelLen: must be at least 2"),
+        (
+            {"max_model_len": 9, "max_input_tokens": 9},
+            "maxInputTokens: .* maxModelLen, which is 9",
+        ),
+        ({"max_model_len": 9, "max_output_tokens": 10}, "maxOutputTokens: must be less than maxModelLen"),
+        ({"threads": 0}, "threads: must be at least 1"),
+        ({"watchdog_s": 0.0}, "watchdog: must be a time above 0"),
+        ({"watchdog_s": float("inf")}, "watchdog: must be a time above 0"),
+        ({"kv_cache": KvCacheConfig(max_entries=0)}, "kvCache.maxEntries: must be at least 1"),
+        ({"kv_cache": KvCacheConfig(max_memory_mb=0)}, "kvCache.maxMemoryMb: must be at least 1"),
+        (
+            {"kv_cache": KvCacheConfig(eviction_threshold=0.0)},
+            "kvCache.evictionThreshold: .* more than 0",
+        ),
+        ({"kv_cache": KvCacheConfig(eviction_threshold=1.1)}, "kvCache.evictionThreshold: .* at most 1"),
+        ({"kv_cache": KvCacheConfig(eviction_threshold=float("nan"))}, "kvCache.evictionThreshold: "),
+        (
+            {"kv_cache": KvCacheConfig(cleanup_interval_s=-1.0)},
+            "kvCache.cleanupInterval: .* above 0",
+        ),
+    ],
+)
+def test_a_model_is_not_given_limits_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=f"^models.qwen.{message}"):
+        ModelConfig(path=Path(), name="qwen", **settings)
+
+
+def test_the_largest_limits_that_can_be_are_taken():
+    model = ModelConfig(
+        path=Path(),
+        name="m",
+        slots=4,
+        max_batch=4,
+        max_model_len=2,
+        max_input_tokens=1,
+        max_output_tokens=1,
+        kv_cache=KvCacheConfig(eviction_threshold=1.0),
+    )
+    assert 4 == model.max_batch
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_request_timeout_is_a_time(timeout_s):
+    with pytest.raises(ConfigError, match=r"^requestTimeout: must be a time above 0"):
+        Config(models=MODELS, request_timeout_s=timeout_s)
+
+
 def test_priorities_are_checked_against_the_configured_classes():
     queue = QueueConfig(classes=("paid", "free"))
     assert Config(models=MODELS, queue=queue, api_keys=(ApiKey("a", priority="free"),)).queue is queue
@@ -44,3 +120,69 @@ def test_priorities_are_checked_against_the_configured_classes():
 )
 def test_the_default_class_is_the_middle_one(classes, expected):
     assert expected == classes[QueueConfig(classes=classes).default_class]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cmd": ()}, "cmd: must not be empty"),
+        ({"proxy": "localhost:80"}, "proxy: must be a URL"),
+        ({"check_endpoint": "health"}, "checkEndpoint: must be a path"),
+        ({"health_check_timeout_s": 0.0}, "healthCheckTimeout: must be a time above 0"),
+        ({"concurrency_limit": 0}, "concurrencyLimit: must be at least 1"),
+        ({"ttl_s": -1.0}, "ttl: must be a time, or 0"),
+        ({"ttl_s": float("nan")}, "ttl: must be a time, or 0"),
+        ({"memory_mb": 0}, "memoryMb: must be at least 1"),
+        ({"env": {"A=B": "c"}}, "env: must be names and values"),
+        ({"timeouts": TimeoutsConfig(first_byte_s=-1.0)}, "timeouts.responseHeader: must be a time, or 0"),
+    ],
+)
+def test_a_command_is_not_given_what_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=f"^models.other.{message}"):
+        CommandConfig(**{"name": "other", "cmd": ("serve",), **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "nowhere"}, "url: must be a URL"),
+        ({"url": "http://[::1"}, "url: must be a URL"),
+        ({"seats": 0}, "seats: must be at least 1"),
+        ({"models": ()}, "models: must be one name or more"),
+    ],
+)
+def test_a_node_is_not_given_what_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=f"^nodes.big.{message}"):
+        NodeConfig(**{"id": "big", "url": "http://10.0.0.2:8000", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": (NodeConfig("a", "http://a"),) * 2}, r"nodes\[1\].id: is given twice"),
+        ({"api_keys": (ApiKey("k"),) * 2}, r"apiKeys\[1\].key: is given twice"),
+        ({"models": MODELS * 2}, "models.m: is given twice"),
+        ({"health_check": HealthConfig(failures=0)}, "healthCheck.failures: must be at least 1"),
+        ({"limits": Limits(connections=0)}, "limits.connections: must be at least 1"),
+        ({"queue": QueueConfig(tenant_weights={"ana": 0.0})}, "queue.tenantWeights.ana: must be more than 0"),
+        ({"swap": LruSwap(max_loaded=0)}, "swap.maxLoaded: must be at least 1"),
+        ({"swap": MatrixSwap({})}, "swap.sets: must be one or more"),
+        ({"swap": GroupSwap({"g": GroupConfig(("a", "a"))})}, r"swap.groups.g.members\[1\]: a is in a group"),
+        ({"port": 70000}, "port: must be at least 0 and at most 65535"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Config(**{"models": MODELS, **settings})
+
+
+def test_every_fault_is_told_on_a_line_of_its_own():
+    with pytest.raises(ConfigError) as refused:
+        Config(models=(), port=-1, host="", queue=QueueConfig(capacity=-1))
+    assert 3 == len(str(refused.value).split("\n")) == len(refused.value.faults)
+
+
+def test_filters_are_spelled_as_in_llama_swap():
+    assert '{"setParamsByID":{"a":{"b":1}}}' == msgspec.json.encode(
+        FiltersConfig(set_params_by_id={"a": {"b": 1}})
+    ).decode().replace('"stripParams":[],"setParams":{},', "")

@@ -20,7 +20,7 @@ from simulation.clock import Clock
 from simulation.workload import MAX_TOKENS, Request, Speed
 
 if TYPE_CHECKING:
-    from fairlead.nodes.deltas import Deltas
+    from fairlead.nodes.sink import Sink
 
 MODEL = "model"
 METER_S = 0.25
@@ -189,5 +189,5 @@ class _Node:
     def __init__(self, id: str) -> None:  # noqa: A002  # the protocol's name for it
         self.id = id
 
-    def generate(self, job: Job) -> "AbstractAsyncContextManager[Deltas]":
-        raise AssertionError(job)
+    def generate(self, job: Job, into: "Sink") -> "AbstractAsyncContextManager[None]":
+        raise AssertionError(job, into)

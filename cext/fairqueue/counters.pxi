@@ -26,8 +26,9 @@ cdef void tenant_charge(State *state, int32_t tenant, double cost) noexcept:
 
 cdef void tenant_refund(State *state, int32_t tenant, double cost) noexcept:
     cdef double least = state.tenants[tenant].lift if state.tenants[tenant].lined > 0 else level(state)
-    cdef double counter = counter_of(state, tenant) - cost / state.tenants[tenant].weight
-    state.tenants[tenant].counter = fmax(counter, least)
+    cdef double counter = fmax(counter_of(state, tenant) - cost / state.tenants[tenant].weight, least)
+    # A level that is above it now may fall again: a refund must not turn it into a debt.
+    state.tenants[tenant].counter = fmin(state.tenants[tenant].counter, counter)
     tenant_moved(state, tenant)
 
 

@@ -22,12 +22,45 @@ cdef int32_t entry_at(State *state, int64_t number) noexcept:
     cdef int64_t row = <uint32_t>number  # with a mask, Cython would make Python numbers
     if row >= state.entries_room:
         return NONE
-    if state.entries[row].tenant < 0 or state.entries[row].generation != number >> 32:
+    cdef int32_t life = state.lives[row]
+    cdef int64_t generation
+    if life == NOBODY:
         return NONE
-    return <int32_t>row
+    if life == OLDER:
+        generation = state.entries[row].generation
+    else:
+        generation = <int64_t>state.eras[row // BLOCK] * LIVES + (life - LIVES)
+    return <int32_t>row if generation == number >> 32 else NONE
 
 
-# Coming and leaving.
+cdef inline int64_t generation_next(State *state, int32_t row) noexcept:
+    # Of the entry that a free row will be. Eras that its block is past are skipped.
+    return max(<int64_t>state.entries[row].generation, <int64_t>state.eras[row // BLOCK] * LIVES)
+
+
+cdef inline void entry_valid(State *state, int32_t row) noexcept:
+    # What the next handle of this row stands for is waiting.
+    cdef int64_t generation = generation_next(state, row)
+    if generation // LIVES > state.eras[row // BLOCK]:
+        era_begin(state, row // BLOCK)  # its own last was at the end of this one, so it is the next
+    state.entries[row].generation = generation
+    state.lives[row] = LIVES + generation % LIVES
+
+
+cdef inline void entry_stale(State *state, int32_t row) noexcept:
+    state.lives[row] = NOBODY
+
+
+cdef void era_begin(State *state, int32_t block) noexcept:
+    cdef int32_t row
+    state.eras[block] += 1
+    for row in range(block * BLOCK, min((block + 1) * BLOCK, state.entries_room)):
+        if state.lives[row] != NOBODY:
+            state.lives[row] = OLDER
+
+
+# Coming and leaving. What has to follow `entry_stale` may come later: nobody can tell, unless by looking at more
+# than this entry. And it may happen to a copy of the queue, which has no lives.
 
 
 cdef inline void entry_join(
@@ -38,6 +71,7 @@ cdef inline void entry_join(
     cdef Entry *entry = &state.entries[row]
     cdef Tenant *tenant = &state.tenants[owner]
     state.free_entry = entry.next
+    entry_valid(state, row)
     entry.tenant = owner
     entry.priority = priority
     entry.retried = retried
@@ -62,20 +96,26 @@ cdef inline void entry_join(
 
 
 cdef void entry_gone(State *state, int32_t row) noexcept:
-    # In a queue larger than the cache, an entry's neighbours have to be fetched from far away. So it stays in its
-    # chain until some more have gone or something else is asked, and nobody waits for them.
+    # In a queue larger than the cache, an entry has to be fetched from far away, and then its neighbours. So it
+    # stays in its chain until some more have gone or something else is asked, and nobody waits for them.
+    entry_stale(state, row)
+    FETCH(&state.entries[row])
+    state.gone[state.gone_count] = row
+    state.gone_count += 1
+    if state.gone_count > GONE_ALONE:
+        neighbours_fetch(state, state.gone[state.gone_count - 1 - GONE_ALONE])
+
+
+cdef inline void neighbours_fetch(State *state, int32_t row) noexcept:
     cdef Entry *entry = &state.entries[row]
     if entry.previous != NONE:
         FETCH(&state.entries[entry.previous])
     if entry.next != NONE:
         FETCH(&state.entries[entry.next])
-    entry.tenant = GONE - entry.tenant
-    state.gone[state.gone_count] = row
-    state.gone_count += 1
 
 
 cdef inline void entry_leave(State *state, int32_t row) noexcept:
-    # Takes an entry out of its chain, and sends its line and its row where they now belong.
+    # Takes one that is stale out of its chain, and sends its line and its row where they now belong.
     cdef Entry *entry = &state.entries[row]
     cdef int32_t owner = entry.tenant
     cdef int32_t priority = entry.priority

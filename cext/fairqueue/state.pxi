@@ -12,8 +12,12 @@ cdef enum:
     ASKED_AT_FIRST = 32
     CACHE_LINE = 64
     GENERATIONS = (1 << 28) - 1
-    GONE = -2       # minus the tenant of an entry that was discarded, and is in its chain still
+    BLOCK = 64      # rows that share an era
+    LIVES = 1 << 7  # generations in an era
+    NOBODY = 0      # a life: of a free row, or of one whose entry is gone
+    OLDER = 1       # a life: of an entry that waits since an earlier era
     GONE_AT_MOST = 64
+    GONE_ALONE = 8  # of those, the latest, whose neighbours are not yet on their way into the cache
 
 cdef int64_t SIZE_AT_MOST = (<int64_t>1 << 48) - 1
 cdef double COUNTER_AT_MOST = 1e300  # so that no sum of charges is infinite
@@ -24,7 +28,10 @@ cdef double ONE_POP = 1.0 - 1e-9     # ten tenths do not add up to one
 # Entries and tenants are rows of arrays and refer to each other by row, because rows survive a realloc and
 # pointers do not, and because a row is half of a handle. What it takes to find an entry and to take it out is
 # apart from what it carries, and has 16 bytes, for a queue far larger than the cache costs one miss for each
-# entry touched: itself and its two neighbours.
+# entry touched: itself and its two neighbours. All that can wait. Whether a handle is valid cannot, and so is
+# told by one byte a row, its life: LIVES + what is left of its generation once the era of its block is taken off.
+# When a row has used an era up, the next one begins for its whole block, and who waits there is OLDER: only for
+# those one has to look at the entry.
 
 cdef extern from "Python.h":
     long PyLong_AsLong(PyObject *number) except? -1
@@ -53,10 +60,10 @@ cdef extern from *:
     """
     void FETCH(void *)  # into the cache, without waiting for it
     ctypedef struct Entry:
-        int32_t tenant      # NONE: a free row, not an entry; below: GONE
+        int32_t tenant
         int32_t previous
         int32_t next        # behind it in its chain, or the next free row
-        int32_t generation  # counts the entries this row has been, from 1
+        int32_t generation  # of one row, no two entries have the same; it only grows
         int32_t priority
         bint retried
     ctypedef struct Load:   # of the entry with the same row
@@ -103,6 +110,8 @@ cdef struct State:
     void *entries_memory
     Entry *entries              # in it, from where a cache line begins: so none lies across two
     Load *loads
+    uint8_t *lives              # of each row
+    int32_t *eras               # of each BLOCK of rows: generation // LIVES, but for the OLDER
     Tenant *tenants
     Heap heaps[CLASSES + 1]
     int32_t entries_room
@@ -110,7 +119,7 @@ cdef struct State:
     int32_t free_entry
     int32_t free_tenant
     bint by_tokens
-    int32_t gone[GONE_AT_MOST]  # rows that were discarded and wait to be taken out of their chains
+    int32_t gone[GONE_AT_MOST]  # rows of entries that were discarded, and are in their chains still
     int32_t gone_count
     int64_t length
     int64_t lined               # the entries that are not retried

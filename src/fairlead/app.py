@@ -18,15 +18,14 @@ from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
 from fairlead.collector import settle
-from fairlead.config import Config, ConfigError, ModelConfig
+from fairlead.config import CommandConfig, Config, ConfigError, ModelConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
-from fairlead.nodes.engine_node import EngineNode
+from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.fleet import Fleet
 from fairlead.telemetry import logs
 from fairlead.text.model import TextModel
-from fairlead.worker.wire import WorkerSpec
 
 logger = structlog.get_logger("fairlead.app")
 
@@ -73,26 +72,26 @@ async def serve(
     The listener answers from the beginning: `/health` is live, `/ready` is not yet, and jobs wait in the
     queue for the model to be loaded. Raises `ConfigError`, `LoadFailed` or `OSError` when it cannot start.
     """
-    if len(config.models) != 1:
-        raise ConfigError("models: exactly one model can be served")
+    engine_models = _servable(config)
     sockets = bind(config.host, config.port)
     host, port = sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     dispatcher = Dispatcher(config.queue)
-    models = {model.name: _text_model(model) for model in config.models}
-    fleet = Fleet(tuple(_node(model, models[model.name], dispatcher, announcer) for model in config.models))
+    models = {model.name: _text_model(model) for model in engine_models}
+    fleet = Fleet(tuple(_node(model, models[model.name], dispatcher, announcer) for model in engine_models))
     services = Services(
         config=config,
         gateway=Gateway(dispatcher, request_timeout_s=config.request_timeout_s),
         models=models,
         aliases={alias: model.name for model in config.models for alias in model.aliases},
         ready=lambda: fleet.is_ready,
+        problems=lambda: fleet.problems,
         estimate=lambda model, tenant, priority: msgspec.structs.asdict(
             dispatcher.forecast(model, tenant, priority)
         ),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
-        running=lambda: [msgspec.structs.asdict(status) for status in fleet.statistics()],
+        running=lambda: [msgspec.structs.asdict(status) for status in fleet.running()],
     )
     shutdown = trio.Event()
 
@@ -113,24 +112,39 @@ async def serve(
         signals.cancel_scope.cancel()
 
 
+def _servable(config: Config) -> tuple[ModelConfig, ...]:
+    """Return the models. Raises `ConfigError` if the configuration asks for what is not built yet."""
+    models = tuple(model for model in config.models if isinstance(model, ModelConfig))
+    if config.nodes:
+        raise ConfigError(f"nodes: {config.nodes[0].id} cannot be used yet, nor any other")
+    for model in config.models:
+        if isinstance(model, CommandConfig):
+            raise ConfigError(f"models.{model.name}.cmd: models cannot be served by a command yet")
+        if model.ttl_s:
+            raise ConfigError(f"models.{model.name}.ttl: models cannot be unloaded yet")
+    if len(models) != 1:
+        raise ConfigError("models: exactly one model can be served")
+    return models
+
+
 def _text_model(model: ModelConfig) -> TextModel:
-    return TextModel.load(model.path, name=model.name, max_model_len=model.max_model_len)
+    return TextModel.load(
+        model.path,
+        name=model.name,
+        max_model_len=model.max_model_len,
+        max_input_tokens=model.max_input_tokens,
+        max_output_tokens=model.max_output_tokens,
+    )
 
 
 def _node(model: ModelConfig, text: TextModel, dispatcher: Dispatcher, announcer: Announcer) -> EngineNode:
-    cache_mb = model.kv_cache_memory_mb
-    spec = WorkerSpec(
-        path=str(model.path),
-        device=model.device,
-        dtype=model.dtype,
-        slots=model.slots,
-        max_batch=model.max_batch,
-        max_batched_tokens=model.max_batched_tokens,
-        max_model_len=model.max_model_len,
-        kv_cache_bytes=cache_mb * 1024 * 1024 if cache_mb is not None else None,
-        threads=model.threads,
+    return EngineNode(
+        text,
+        worker_spec(model),
+        dispatcher,
+        isolate_tenants=model.kv_cache.isolate_tenants,
+        on_progress=partial(announcer.loading, model.name),
     )
-    return EngineNode(text, spec, dispatcher, on_progress=partial(announcer.loading, model.name))
 
 
 async def _watch_signals(shutdown: trio.Event, dispatcher: Dispatcher, announcer: Announcer) -> None:

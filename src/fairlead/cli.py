@@ -12,20 +12,22 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from cyclopts import App, CycloptsError, Parameter, validators
 
 from fairlead.config import (
+    AnyModelConfig,
     ApiKey,
     Config,
     ConfigError,
-    Limits,
     ModelConfig,
-    QueueConfig,
     demonstration_model,
     is_loopback,
 )
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 commands = App(
     "fairlead",
@@ -41,13 +43,17 @@ def _no_nan(_type: object, value: float | None) -> None:
         raise ValueError("Must be a number.")
 
 
-def _known_device(_type: object, value: str) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+def _known_device(_type: object, value: str | None) -> None:
+    if value is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("Must be auto, cpu, cuda or cuda:N.")
 
 
 AtLeastOne = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
-Seconds = Annotated[float, Parameter(validator=(validators.Number(gt=0, lt=float("inf")), _no_nan))]
+File = Annotated[Path, Parameter(validator=validators.Path(exists=True, dir_okay=False))]
+Seconds = Annotated[float | None, Parameter(validator=(validators.Number(gt=0, lt=float("inf")), _no_nan))]
+
+
+commands.command(configuration := App("config", help="Look at configuration files."))
 
 
 @commands.command
@@ -55,31 +61,32 @@ def serve(
     model: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, file_okay=False))] = None,
     /,
     *,
-    host: Annotated[str, Parameter(env_var="FAIRLEAD_HOST")] = "127.0.0.1",
+    config: File | None = None,
+    host: Annotated[str | None, Parameter(env_var="FAIRLEAD_HOST")] = None,
     port: Annotated[
-        int, Parameter(env_var="FAIRLEAD_PORT", validator=validators.Number(gte=0, lte=65535))
-    ] = 8000,
+        int | None, Parameter(env_var="FAIRLEAD_PORT", validator=validators.Number(gte=0, lte=65535))
+    ] = None,
     api_key: Annotated[
         tuple[str, ...], Parameter(env_var="FAIRLEAD_API_KEY", negative="", show_default=False)
     ] = (),
     served_model_name: str | None = None,
-    device: Annotated[str, Parameter(validator=_known_device)] = "auto",
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    device: Annotated[str | None, Parameter(validator=_known_device)] = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None,
     slots: AtLeastOne = None,
     max_batch: AtLeastOne = None,
     max_batched_tokens: AtLeastOne = None,
     max_model_len: AtLeastOne = None,
     kv_cache_memory_mb: AtLeastOne = None,
     threads: AtLeastOne = None,
-    queue_capacity: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 100,
-    queue_timeout: Seconds = 60.0,
-    fairness: Literal["roundRobin", "tokens"] = "roundRobin",
-    estimate: Literal["mean", "quantile"] = "mean",
+    queue_capacity: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
+    queue_timeout: Seconds = None,
+    fairness: Literal["roundRobin", "tokens"] | None = None,
+    estimate: Literal["mean", "quantile"] | None = None,
     keep_alive: Annotated[
-        float, Parameter(validator=(validators.Number(gte=0, lt=float("inf")), _no_nan))
-    ] = 15.0,
-    request_timeout: Seconds = 600.0,
-    drain_timeout: Seconds = 30.0,
+        float | None, Parameter(validator=(validators.Number(gte=0, lt=float("inf")), _no_nan))
+    ] = None,
+    request_timeout: Seconds = None,
+    drain_timeout: Seconds = None,
     log_json: Annotated[bool, Parameter(negative="")] = False,
     lifeline: Annotated[bool, Parameter(negative="", show=False)] = False,
 ) -> int:
@@ -88,19 +95,21 @@ def serve(
     Parameters
     ----------
     model
-        Directory of the model. Without it, the small demonstration model is served.
+        Directory of the model. Without it and without --config, the small demonstration model is served.
+    config
+        A configuration file (fairlead.yaml, or llama-swap's). What is given here as well wins over it.
     host
-        Address to listen on.
+        Address to listen on. Default: 127.0.0.1.
     port
-        Port to listen on; 0 takes a free one.
+        Port to listen on; 0 takes a free one. Default: 8000.
     api_key
         A key that clients must send: KEY, or USER=KEY to say whose it is. May be given several times.
     served_model_name
         What clients call the model. Default: the name of its directory.
     device
-        auto, cpu, cuda or cuda:N.
+        auto, cpu, cuda or cuda:N. Default: auto.
     dtype
-        Type of the weights and the KV cache.
+        Type of the weights and the KV cache. Default: auto.
     slots
         Sequences that run at once.
     max_batch
@@ -114,59 +123,85 @@ def serve(
     threads
         CPU threads of the engine.
     queue_capacity
-        Jobs that may wait; the next one is answered 429.
+        Jobs that may wait; the next one is answered 429. Default: 100.
     queue_timeout
-        Seconds a job may wait for its turn.
+        Seconds a job may wait for its turn. Default: 60.
     fairness
-        What tenants get equal shares of: turns (roundRobin) or tokens.
+        What tenants get equal shares of: turns (roundRobin, the default) or tokens.
     estimate
-        How waits are foretold: from the mean service time, or from predicted lengths (quantile).
+        How waits are foretold: from the mean service time (default), or from predicted lengths (quantile).
     keep_alive
-        Seconds after which a stream that still waits is told its position; 0: never.
+        Seconds after which a stream that still waits is told its position; 0: never. Default: 15.
     request_timeout
-        Seconds a job may run.
+        Seconds a job may run. Default: 600.
     drain_timeout
-        Seconds that running jobs are given to finish when the server is told to stop.
+        Seconds that running jobs are given to finish when the server is told to stop. Default: 30.
     log_json
         Log in JSON, one object a line.
     lifeline
         Stop when standard input ends: a parent that dies cannot leave us behind.
     """
-    path = (model or demonstration_model()).resolve()
     if max_batch and slots and max_batch > slots:
         raise ConfigError(f"--max-batch: must be at most --slots, which is {slots}")
-    config = Config(
-        models=(
-            ModelConfig(
-                path=path,
-                name=_not_empty(
-                    "--served-model-name", path.name if served_model_name is None else served_model_name
-                ),
-                device=device,
-                dtype=dtype,
-                slots=slots,
-                max_batch=max_batch,
-                max_batched_tokens=max_batched_tokens,
-                max_model_len=max_model_len,
-                kv_cache_memory_mb=kv_cache_memory_mb,
-                threads=threads,
-            ),
-        ),
-        host=_not_empty("--host", host),
-        port=port,
-        api_keys=_parse_api_keys(api_key),
-        queue=QueueConfig(
-            capacity=queue_capacity,
-            timeout_s=queue_timeout,
-            fairness=fairness,
-            estimate=estimate,
-            keep_alive_s=keep_alive,
-        ),
-        limits=Limits(drain_s=drain_timeout),
-        request_timeout_s=request_timeout,
-        log_json=log_json,
+    given = Config(models=())
+    if config is not None:
+        from fairlead.console.configuration import read
+
+        reading = read(config)
+        if reading is None:
+            return 2
+        given = reading.config
+    models = _models(
+        given,
+        model,
+        kv_cache_memory_mb,
+        name=None if served_model_name is None else _not_empty("--served-model-name", served_model_name),
+        device=device,
+        dtype=dtype,
+        slots=slots,
+        max_batch=max_batch,
+        max_batched_tokens=max_batched_tokens,
+        max_model_len=max_model_len,
+        threads=threads,
     )
-    return _serve(config, lifeline=lifeline)
+    queue = _told(
+        given.queue,
+        capacity=queue_capacity,
+        timeout_s=queue_timeout,
+        fairness=fairness,
+        estimate=estimate,
+        keep_alive_s=keep_alive,
+    )
+    settings = _told(
+        given,
+        models=models,
+        host=None if host is None else _not_empty("--host", host),
+        port=port,
+        api_keys=_parse_api_keys(api_key) or None,
+        queue=queue,
+        limits=_told(given.limits, drain_s=drain_timeout),
+        request_timeout_s=request_timeout,
+        log_json=log_json or None,
+    )
+    return _serve(settings, lifeline=lifeline)
+
+
+@configuration.command
+def check(file: File, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Say whether a file is a configuration, naming file, line and key of everything that is wrong.
+
+    Settings that are understood but have no effect are named, too.
+
+    Parameters
+    ----------
+    file
+        The configuration file.
+    json
+        Answer in JSON.
+    """
+    from fairlead.console.configuration import check as check_file
+
+    return check_file(file, as_json=json)
 
 
 @commands.command
@@ -232,6 +267,33 @@ def _serve(config: Config, *, lifeline: bool) -> int:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys)) as announcer:
         return run_server(config, announcer)
+
+
+def _models(
+    given: Config, path: Path | None, kv_cache_memory_mb: int | None, **options: Any
+) -> tuple[AnyModelConfig, ...]:
+    """Return the models of the file, or else the one that the arguments mean, with the options put in."""
+    asked = {name: value for name, value in options.items() if value is not None}
+    if given.models or (given.nodes and path is None):
+        if path is not None:
+            raise ConfigError("MODEL: the models are those of --config")
+        if not asked and kv_cache_memory_mb is None:
+            return given.models
+        model = given.models[0] if len(given.models) == 1 else None
+        if not isinstance(model, ModelConfig):
+            option = next(iter(asked), "kv_cache_memory_mb").replace("name", "served_model_name")
+            raise ConfigError(f"--{option.replace('_', '-')}: --config must have one model, with a path")
+    else:
+        folder = (path or demonstration_model()).resolve()
+        model = ModelConfig(path=folder, name=folder.name)
+    return (_told(model, kv_cache=_told(model.kv_cache, max_memory_mb=kv_cache_memory_mb), **asked),)
+
+
+def _told(settings: S, **options: Any) -> S:
+    """Return the settings with what was asked for; None was not."""
+    return msgspec.structs.replace(
+        settings, **{name: value for name, value in options.items() if value is not None}
+    )
 
 
 def _parse_api_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:

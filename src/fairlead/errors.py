@@ -14,7 +14,7 @@ class FairleadError(Exception):
     `retry_after_s` (whole seconds, 1...60), `estimated_wait_s`, `should_retry` (None: the client's own rule).
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     code: ClassVar[str] = "internal_error"
     should_retry: ClassVar[bool | None] = None
 
@@ -168,6 +168,35 @@ class NodeFailed(FairleadError):
 
     status = 502
     code = "node_failed"
+
+
+class NodeFull(NodeFailed):
+    """The node answered that it has no room after all: the job goes back into the queue, unharmed."""
+
+
+class NodeRefused(FairleadError):
+    """The node answered that the request itself is at fault: its client gets that answer as it came.
+
+    `status` is the node's; `body` and `content_type` are its words, in its own dialect. If it had none, the
+    message is all there is.
+    """
+
+    status = 400
+    code = "refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        body: bytes = b"",
+        content_type: str = "application/json",
+    ) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.body = body
+        self.content_type = content_type
 
 
 class LoadFailed(FairleadError):

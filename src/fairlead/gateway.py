@@ -4,16 +4,27 @@
 there, so until then a refusal is a plain exception with a real status. After that the route reads the
 deltas at its client's pace, while this task holds the seat for exactly as long as the node works: a slow
 client keeps no seat, and a client that leaves cancels the nursery, which unwinds everything below.
+
+A node that fails is exchanged for another, unseen, as long as the client has nothing of the answer, or can be
+given exactly what follows on what it has.
 """
 
 import msgspec
+import structlog
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.forecast import Forecast
-from fairlead.errors import Cancelled, FairleadError, RequestTimeout
+from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
 from fairlead.job import Job
+from fairlead.nodes.attempt import Attempt, again
 from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.sink import Sink
+
+# A node that is full after all costs a job none of them.
+ATTEMPTS = 2
+
+logger = structlog.get_logger("fairlead.gateway")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -27,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    """Serves jobs. `request_timeout_s` runs from the grant of the seat; the wait before it is the queue's."""
+    """Serves jobs. `request_timeout_s` runs from a job's first seat; the wait before that is the queue's."""
 
     def __init__(self, dispatcher: Dispatcher, *, request_timeout_s: float) -> None:
         self._dispatcher = dispatcher
@@ -40,22 +51,17 @@ class Gateway:
 
         Raises a `FairleadError` before that, never after: later failures come through the deltas.
         """
-        answer: Answer | None = None
+        service = _Service(job, task_status)
         try:
             async with self._dispatcher.seat(job) as seat:
                 with trio.move_on_after(self._request_timeout_s) as clock:
-                    async with seat.node.generate(job) as deltas:
-                        await deltas.started()
-                        seat.begin(lambda: deltas.tokens)
-                        answer = _answer(deltas, seat)
-                        task_status.started(answer)
-                        await deltas.ended()
+                    await service.run(seat)
                 if clock.cancelled_caught:
                     raise RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
         except FairleadError as error:
-            if answer is None:
+            if not service.has_begun:
                 raise
-            answer.deltas.fail(error)
+            service.deltas.fail(error)
 
     def waiting(self, request_id: str) -> Forecast | None:
         """Return the place and estimate of a job that waits; None if it does not."""
@@ -64,6 +70,60 @@ class Gateway:
     def cancel(self, request_id: str, owner: str) -> bool:
         """End a waiting or running job of this owner; its own client is told. False if there is none."""
         return self._dispatcher.cancel(request_id, owner, Cancelled("the request was cancelled"))
+
+
+class _Service:
+    """One job from its first seat on: its channel, which outlives the attempts to fill it."""
+
+    def __init__(self, job: Job, task_status: trio.TaskStatus[Answer]) -> None:
+        self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
+        self.has_begun = False
+        self._job = job
+        self._task_status = task_status
+
+    async def run(self, seat: Seat) -> None:
+        """Attempt the job until it is over. Raises what ended it, if that is not its end."""
+        into: Sink = self.deltas
+        failures = 0
+        while (error := await self._attempt(seat, into)) is not None:
+            if not isinstance(error, NodeFailed):
+                raise error
+            is_full = isinstance(error, NodeFull)
+            failures += not is_full
+            another = again(self.deltas) if failures < ATTEMPTS else None
+            logger.warning(
+                "attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None
+            )
+            if another is None:
+                raise error
+            into = another
+            await seat.another(is_full=is_full)
+
+    async def _attempt(self, seat: Seat, into: Sink) -> FairleadError | None:
+        """Have the seat's node generate; return why the answer is not over, None if it is."""
+        attempt = Attempt(into)
+        try:
+            async with seat.node.generate(self._job, attempt):
+                with attempt.scope:
+                    if not self.has_begun:
+                        await self.deltas.started()
+                        self._begin(seat)
+                    await self.deltas.ended()
+        except FairleadError as error:
+            attempt.fail(error)
+        finally:
+            attempt.close()
+        return None if self.deltas.is_over else attempt.error
+
+    def _begin(self, seat: Seat) -> None:
+        self.has_begun = True
+        seat.begin(lambda: self.deltas.tokens)
+        self._task_status.started(_answer(self.deltas, seat))
+
+
+def _is_repeatable(job: Job) -> bool:
+    """Whether the job, run again, gives the same answer."""
+    return job.sampling.temperature == 0 or job.sampling.seed is not None
 
 
 def _answer(deltas: Deltas, seat: Seat) -> Answer:

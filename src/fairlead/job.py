@@ -33,6 +33,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
 
 
+class Relay(msgspec.Struct, frozen=True):
+    """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
+
+    `body` is a JSON object. Nothing but its `model` is changed on the way, unless the node is told to.
+    """
+
+    path: str
+    body: bytes
+    stream: bool = False
+
+
 class Job(msgspec.Struct, frozen=True):
     """One parsed request, with its tenant.
 
@@ -43,6 +54,9 @@ class Job(msgspec.Struct, frozen=True):
     came with, as an identity that does not show the key, and empty where there are no keys: who may cancel
     it. `priority` is an index into `queue.classes`, 0 the first to be served. `no_queue`: refuse it rather
     than let it wait.
+
+    `relay` is for nodes that take requests as clients write them. A job that only such nodes can run may
+    have no prompts; `n` counts all its choices then.
     """
 
     id: str
@@ -57,11 +71,12 @@ class Job(msgspec.Struct, frozen=True):
     owner: str = ""
     priority: int = 1
     no_queue: bool = False
+    relay: Relay | None = None
 
     @property
     def sequences(self) -> int:
-        """How many sequences this job becomes in the engine."""
-        return len(self.prompts) * self.n
+        """How many choices the answer has; in the engine, each is a sequence."""
+        return max(1, len(self.prompts)) * self.n
 
     @property
     def prompt_tokens(self) -> int:
@@ -82,6 +97,11 @@ class Delta(msgspec.Struct):
 
     `text` may lag behind `token_ids`: bytes of an unfinished character and the possible beginning of a
     stop string are held back until they are decided. Deltas of one choice can be added up by `merge`.
+
+    A piece that another server wrote has its bytes in `raw`, to be passed on as they are: whole events of a
+    stream, or the body of an answer. Its `text` is what they say, of any kind (reasoning and calls too), and
+    `relayed_tokens` how many tokens that is, one an event until the server counts them. Events at the end
+    that belong to no choice have an index of their own, after those of the choices.
     """
 
     index: int
@@ -90,6 +110,8 @@ class Delta(msgspec.Struct):
     logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    raw: list[bytes] = []
+    relayed_tokens: int = 0
 
     def merge(self, later: "Delta") -> None:
         """Append what came after this delta, in place."""
@@ -100,3 +122,5 @@ class Delta(msgspec.Struct):
         self.logprobs += later.logprobs
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason
+        self.raw += later.raw
+        self.relayed_tokens += later.relayed_tokens

@@ -93,6 +93,12 @@ async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
     assert ready.headers["retry-after"] == "2"
 
 
+async def test_a_server_whose_model_is_stuck_is_not_well_and_says_which(client_with):
+    reply = await client_with(problems=lambda: {"small": "it made no progress for 30 s"}).get("/health")
+    assert 503 == reply.status
+    assert {"status": "stuck", "models": {"small": "it made no progress for 30 s"}} == reply.json
+
+
 async def test_a_loaded_server_is_ready(client):
     reply = await client.get("/ready")
     assert (reply.status, reply.json) == (200, {"status": "ready"})

@@ -166,9 +166,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def discard(self, handle):
-        twin = self.twins[handle][0]
-        assert self.oracle.discard(twin) == self.queue.discard(handle)
-        assert handle not in self.queue
+        self.discard_from_both(handle)
 
     @rule(
         target=handles,
@@ -180,9 +178,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     def discard_several(self, several, first, tenant, priority):
         """With nothing in between; whatever comes first afterwards finds all of them gone."""
         for handle in several:
-            twin = self.twins[handle][0]
-            assert self.oracle.discard(twin) == self.queue.discard(handle)
-            assert handle not in self.queue
+            self.discard_from_both(handle)
             assert not self.queue.discard(handle)
         if first in ("push", "push_front"):
             handle = self.enter(first, tenant, 1.0, priority, 0)
@@ -191,6 +187,26 @@ class FairQueueMachine(RuleBasedStateMachine):
             return handle
         QUESTIONS[first](self, several[0], tenant, priority)
         return multiple()
+
+    @rule(
+        target=handles,
+        tenant=tenants,
+        priority=priorities,
+        count=st.sampled_from([127, 128, 129, 300]),
+        really=st.sampled_from([False, False, False, True]),
+    )
+    def come_and_go(self, tenant, priority, count, really):
+        """So often that a count of it in one byte goes round; who waits all the while still does."""
+        if not really or len(self.oracle) >= self.capacity:
+            return multiple()
+        came = [self.enter("push", tenant, 1.0, priority, 0)]
+        for _ in range(count):
+            self.discard_from_both(came[-1])
+            came.append(self.enter("push", tenant, 1.0, priority, 0))
+        assert not any(self.queue.discard(handle) for handle in came[:-1])
+        for handle, (twin, _tenant, _priority) in self.twins.items():
+            assert (twin in self.oracle) == (handle in self.queue)
+        return multiple(came[0], came[-1])
 
     @rule(
         target=handles,
@@ -282,6 +298,11 @@ class FairQueueMachine(RuleBasedStateMachine):
         assert handle not in self.twins, "a handle was given out twice"
         self.twins[handle] = (expected[1], tenant, priority)
         return handle
+
+    def discard_from_both(self, handle):
+        twin = self.twins[handle][0]
+        assert self.oracle.discard(twin) == self.queue.discard(handle)
+        assert handle not in self.queue
 
     def check_turns(self, popped):
         _twin, served, priority = self.twins[popped]

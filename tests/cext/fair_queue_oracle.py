@@ -236,7 +236,8 @@ class FairQueueOracle:
         check_arguments(tenant, cost)
         if self.by_tokens and tenant in self.counters:
             least = self.lifts[tenant] if tenant in self.in_line() else self.level()
-            self.counters[tenant] = max(self.counter(tenant) - cost / self.weight(tenant), least)
+            after = max(self.counter(tenant) - cost / self.weight(tenant), least)
+            self.counters[tenant] = min(self.counters[tenant], after)
             self.forget_idle(tenant)
 
     def counter(self, tenant):

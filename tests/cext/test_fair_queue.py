@@ -363,6 +363,25 @@ def test_any_number_of_discards_in_a_row_leaves_the_others_in_their_order(fairne
     assert [oracle.pop() for _ in range(100)] == [twins[queue.pop()] for _ in range(100)]
 
 
+def test_whoever_waits_while_the_row_beside_it_is_used_again_and_again_keeps_its_handle():
+    queue = FairQueue(capacity=200)
+    patient = [queue.push(f"{number}") for number in range(150)]
+    stale, churned = [], queue.push("busy")
+    for _ in range(1000):
+        assert queue.discard(churned)
+        stale.append(churned)
+        churned = queue.push("busy")
+    assert all(handle in queue for handle in [*patient, churned])
+    assert not any(handle in queue for handle in stale)
+    assert all(queue.discard(handle) for handle in patient[::2])
+
+    reused = [queue.push("late") for _ in patient[::2]]  # rows beside those that have waited since long ago
+    assert not any(queue.discard(handle) for handle in patient[::2])
+    assert all(handle in queue for handle in [*patient[1::2], *reused])
+    assert len({*stale, *patient, *reused, churned}) == len(stale) + len(patient) + len(reused) + 1
+    assert patient[1::2] == [handle for handle in queue.pop_many(200, 0) if handle in set(patient)]
+
+
 def test_signatures_can_be_read_at_run_time():
     parameters = inspect.signature(FairQueue.push).parameters
     assert ["self", "tenant", "cost", "priority", "size"] == list(parameters)

@@ -157,6 +157,16 @@ class HandleIsUsedAgain(FairQueueOracle):
         return handle
 
 
+class WhoWaitsForLongIsForgotten(FairQueueOracle):
+    def __contains__(self, handle):
+        return super().__contains__(handle) and self.pushed - handle <= 128
+
+
+class StaleHandleIsValidAgainInTime(FairQueueOracle):
+    def __contains__(self, handle):
+        return any((waiting - handle) % 128 == 0 for waiting in self.entries)
+
+
 class DisplacesWithoutSlack(FairQueueOracle):
     shows_with = {"capacity": 6}  # noqa: RUF012
 

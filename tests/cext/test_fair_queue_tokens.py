@@ -249,3 +249,14 @@ def test_positions_foretell_the_order_of_leaving(arrivals, min_share, fairness):
     handles = [queue.push(tenant, cost, priority=priority) for tenant, priority, cost in arrivals]
     foretold = {queue.position(handle): handle for handle in handles}
     assert [foretold.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
+
+
+@both
+def test_a_refund_to_who_is_not_in_line_is_no_debt_when_the_others_are_refunded_too(new_queue):
+    queue = new_queue(capacity=3, fairness="tokens")
+    queue.charge("ann", 2.0)
+    queue.push("ann")
+    queue.push_front("bob")
+    queue.refund("bob", 1.0)
+    queue.refund("ann", 2.0)
+    assert 0.0 == queue.counter("bob")

@@ -10,7 +10,15 @@ from types import ModuleType
 import pytest
 
 from fairlead.cli import main
-from fairlead.config import ApiKey, Config, ConfigError, ModelConfig, QueueConfig, demonstration_model
+from fairlead.config import (
+    ApiKey,
+    Config,
+    ConfigError,
+    KvCacheConfig,
+    ModelConfig,
+    QueueConfig,
+    demonstration_model,
+)
 
 FAKE_APP = """
 import sys, time, types
@@ -82,7 +90,7 @@ def test_every_option_reaches_the_configuration(app, model):
                 max_batch=3,
                 max_batched_tokens=5,
                 max_model_len=6,
-                kv_cache_memory_mb=7,
+                kv_cache=KvCacheConfig(max_memory_mb=7),
                 threads=2,
             ),
         ),

@@ -1,14 +1,18 @@
 """Effects that are only written down, and the small things a scheduler is driven with."""
 
+from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from random import Random
+from typing import Any
 
+from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
-from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.sink import Sink
 
 MODEL = "m"
 
@@ -18,8 +22,51 @@ class FakeNode:
         self.id = id
         self.models = frozenset(models or {MODEL})
 
-    def generate(self, job: Job) -> AbstractAsyncContextManager[Deltas]:
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
         raise AssertionError("the scheduler never generates")
+
+
+class Ledger:
+    """A fair queue whose books are kept: `charged` is what each tenant has been charged, less its refunds."""
+
+    def __init__(self, line: FairQueue) -> None:
+        self.charged: Counter[str] = Counter()
+        self._line = line
+        self._unpaid: set[int] = set()  # who has not been charged for leaving yet
+
+    def push(self, tenant: str, cost: float = 1.0, **options: int) -> int:
+        handle = self._line.push(tenant, cost, **options)
+        self._unpaid.add(handle)
+        return handle
+
+    def pop(self, fits: Callable[[int], bool | None]) -> int:
+        popped = []
+
+        def noting(handle: int) -> bool | None:
+            popped[:] = [(handle, self._line.tenant(handle), self._line.cost(handle))]
+            return fits(handle)
+
+        handle = self._line.pop(noting)
+        ((last, tenant, cost),) = popped
+        assert last == handle
+        if handle in self._unpaid:
+            self._unpaid.remove(handle)
+            self.charged[tenant] += cost
+        return handle
+
+    def charge(self, tenant: str, cost: float) -> None:
+        self.charged[tenant] += cost
+        self._line.charge(tenant, cost)
+
+    def refund(self, tenant: str, cost: float) -> None:
+        self.charged[tenant] -= cost
+        self._line.refund(tenant, cost)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
+
+    def __len__(self) -> int:
+        return len(self._line)
 
 
 class RecordedEffects:

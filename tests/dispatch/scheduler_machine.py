@@ -1,13 +1,16 @@
 """Random events for a scheduler; whatever can be seen of it is held against a plain account of the rules."""
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatch.recorded import FakeNode, RecordedEffects, job, limits
+from dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits
+from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.errors import Displaced, FairleadError, LoadFailed, QueueTimeout
@@ -19,8 +22,8 @@ SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, der
 class OneAtATime:
     """Of the models that a swap can load, one is loaded."""
 
-    def eviction_for(self, target: str, running: frozenset[str]) -> frozenset[str]:
-        return running & {"x", "y"}
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        return frozenset(running) & {"x", "y"}
 
 
 class Watching(RecordedEffects):
@@ -60,28 +63,50 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=OneAtATime(),
             loadable=frozenset("xy"),
         )
+        self.ledger = self.subject._line = Ledger(self.subject._line)
+        self.costs: Counter[str] = Counter()  # of each tenant's jobs that are over
         self.order: dict[Ticket, int] = {}  # when it joined its line; who was given back comes first
         self.nodes = {"one": FakeNode("one", "m"), "two": FakeNode("two", "m", "n")}
         self.seats: dict[str, int] = {}
         self.loading: set[str] = set()
         self.expired: set[Ticket] = set()
         self.returns: Counter[Ticket] = Counter()
+        self.failed_at: dict[Ticket, Place] = {}
+        self.full: set[Place] = set()
+        self.settled: set[Ticket] = set()
         self.newcomer: Ticket | None = None
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self.order if ticket.state in states]
+
+    def holding(self, model: str) -> set[Place]:
+        return {place for place in self.subject._places.values() if model in place.node.models}
+
+    def settle(self, ticket: Ticket, cost: float) -> None:
+        """A ticket is over: note what it has cost its tenant, once."""
+        self.full -= {ticket.place}
+        if ticket in self.settled or not ticket.attempts:
+            return
+        self.settled.add(ticket)
+        was_refused = ticket.state is TicketState.DONE
+        self.costs[ticket.job.tenant] += min(cost, ticket.charged) if was_refused else cost
 
     # What must hold at each effect -------------------------------------------------------------------
 
     def check_grant(self, ticket: Ticket) -> None:
         assert ticket not in self.effects.refused
         assert 1 + self.returns[ticket] == ticket.attempts, "granted twice"
-        assert ticket not in self.expired, "granted after its deadline"
+        assert ticket.has_begun or ticket not in self.expired, "granted after its deadline"
         assert ticket.place is not None
         assert ticket.job.model in ticket.place.node.models
         assert ticket.place.node.id in self.seats, "a seat on a node that is down"
         assert ticket.place.busy <= self.seats[ticket.place.node.id], "a seat that was taken"
+        assert ticket.place not in self.full, "a place that has turned a job away"
+        elsewhere = self.holding(ticket.job.model) - {self.failed_at.get(ticket)}
+        assert not elsewhere or ticket.place in elsewhere, "back to where it failed"
         for other in self.tickets(TicketState.QUEUED):
+            if self.failed_at.get(other) is ticket.place:
+                continue
             same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
                 other.job.tenant,
                 other.job.priority,
@@ -92,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not higher or other.job.model not in ticket.place.node.models, "a higher class waits"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
-        assert not ticket.has_begun, "refused after its first delta"
+        assert not ticket.has_begun or isinstance(error, LoadFailed), "refused after its first delta"
         if not isinstance(error, Displaced):
             return
         assert self.newcomer is not None
@@ -147,8 +172,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave_or_finish(self, data, cost) -> None:
         ticket = data.draw(st.sampled_from(list(self.order)))
         if data.draw(st.booleans()):
+            cost = ticket.charged if ticket.has_begun else 0.0
+            self.settle(ticket, cost)
             self.subject.leave(ticket)
         else:
+            self.settle(ticket, cost)
             self.subject.finished(ticket, cost=cost)
         assert ticket.state is TicketState.DONE
 
@@ -160,14 +188,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.subject.charge(ticket, cost)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED))
-    @rule(data=st.data())
-    def be_returned(self, data) -> None:
+    @rule(data=st.data(), is_full=st.booleans())
+    def be_returned(self, data, is_full) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
-        if not ticket.has_begun and ticket.place.node.id in self.seats:
-            self.order[ticket] = -len(self.order) - self.returns.total()
-            self.returns[ticket] += 1
+        self.order[ticket] = -len(self.order) - self.returns.total()
+        self.returns[ticket] += 1
+        if is_full:
+            self.full.add(ticket.place)
+            self.subject.turned_away(ticket)
+        else:
+            self.failed_at[ticket] = ticket.place
             self.subject.returned(ticket)
-            assert (ticket in self.expired) == (ticket in self.effects.refused)
+        may_wait = ticket.has_begun or not (ticket in self.expired or ticket.job.no_queue)
+        assert not may_wait or ticket not in self.effects.refused
+        assert may_wait or ticket.state is not TicketState.QUEUED
+
+    @precondition(lambda self: self.full)
+    @rule(data=st.data())
+    def have_room(self, data) -> None:
+        place = data.draw(st.sampled_from(sorted(self.full, key=lambda place: place.node.id)))
+        self.full.remove(place)
+        self.subject.has_room(place)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
     @rule(data=st.data())
@@ -176,9 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         waits, stopped = ticket.state is TicketState.QUEUED, len(self.effects.stopped)
         self.expired.add(ticket)
         self.subject.deadline(ticket, QueueTimeout("late"))
-        if waits:
-            assert ticket in self.effects.refused
-        else:
+        assert (waits and not ticket.has_begun) == (ticket in self.effects.refused)
+        if not waits:
             stops = ticket.job.stream and not ticket.has_begun
             assert stopped + stops == len(self.effects.stopped)
 
@@ -229,6 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if ticket.place in holders:
                 holders[ticket.place] += 1
         assert holders == {place: place.busy for place in holders}
+        assert self.full & holders.keys() == {place for place in holders if place.is_full}
         assert sum(holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queued.values())
@@ -236,9 +277,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
-        free = [place.node.models for place in self.subject._places.values() if place.free > 0]
         for ticket in self.tickets(TicketState.QUEUED):
-            assert not any(ticket.job.model in models for models in free)
+            holding = self.holding(ticket.job.model)
+            assert not any(place.free > 0 for place in holding - {self.failed_at.get(ticket)} or holding)
 
     @invariant()
     def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:
@@ -260,9 +301,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert ticket.state is TicketState.DONE
 
     def teardown(self) -> None:
-        for ticket in self.tickets(TicketState.QUEUED, TicketState.GRANTED):
-            if ticket.state in (TicketState.QUEUED, TicketState.GRANTED):
-                self.subject.leave(ticket)
+        for ticket in self.order:
+            self.settle(ticket, ticket.charged if ticket.has_begun else 0.0)
+            self.subject.leave(ticket)
+        for tenant, charged in self.ledger.charged.items():
+            assert pytest.approx(self.costs[tenant], abs=1e-6) == charged
         statistics = self.subject.statistics()
         assert (0, 0) == (statistics.waiting, statistics.running)
         assert not self.subject._queued

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from dispatch.recorded import FakeNode, Ledger, job, limits, scheduler, submit
 from fairlead.dispatch.ticket import TicketState
 from fairlead.errors import Displaced, Draining, InvalidRequest, LoadFailed, NoQueue, QueueFull, QueueTimeout
 
@@ -222,6 +222,96 @@ def test_a_job_given_back_after_its_deadline_is_refused_and_costs_nothing():
     assert [late, first] == effects.granted
     (again,) = submit(subject, job("A"))
     assert 0 == subject.position(again)
+
+
+def test_a_job_that_does_not_want_to_wait_does_not_wait_for_a_second_seat_either():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode("one"), limits(1))
+    subject.node_up(FakeNode("two"), limits(1))
+    (moved,) = submit(subject, job("A", no_queue=True))
+    subject.returned(moved)
+    assert [moved, moved] == effects.granted
+    submit(subject, job("B"))
+    subject.returned(moved)
+    assert isinstance(effects.refused[moved], NoQueue)
+    assert 0 == subject.statistics().waiting
+
+
+def test_a_job_goes_to_another_node_than_the_one_that_failed_it_and_waits_for_it():
+    subject, effects = scheduler()
+    bad, good = FakeNode("bad"), FakeNode("good")
+    subject.node_up(bad, limits(1))
+    (moved,) = submit(subject, job("A"))
+    subject.node_up(good, limits(1))
+    (other,) = submit(subject, job("B"))
+    subject.returned(moved)
+    assert TicketState.QUEUED is moved.state
+    (third,) = submit(subject, job("C"))
+    assert "bad" == third.place.node.id
+    subject.finished(other, cost=1.0)
+    assert "good" == moved.place.node.id
+    assert [moved, other, third, moved] == effects.granted
+
+
+def test_a_node_that_comes_back_is_another_node():
+    subject, _ = scheduler()
+    node, other = FakeNode("node"), FakeNode("other")
+    subject.node_up(node, limits(1))
+    (moved,) = submit(subject, job("A"))
+    subject.node_down(node)
+    subject.returned(moved)
+    subject.node_up(other, limits(1))
+    assert "other" == moved.place.node.id
+    subject.node_down(other)
+    subject.returned(moved)
+    subject.node_up(node, limits(1))
+    assert "node" == moved.place.node.id
+
+
+def test_a_place_that_turned_a_job_away_is_full_until_one_of_its_own_ends_or_time_has_passed():
+    subject, _ = scheduler()
+    subject.node_up(FakeNode(), limits(3))
+    running, away = submit(subject, job("A"), job("B"))
+    place = away.place
+    subject.turned_away(away)
+    assert TicketState.QUEUED is away.state
+    subject.finished(running, cost=1.0)
+    assert TicketState.GRANTED is away.state
+    subject.turned_away(away)
+    assert TicketState.QUEUED is away.state
+    subject.has_room(place)
+    assert TicketState.GRANTED is away.state
+
+
+def test_who_leaves_after_its_node_failed_costs_what_it_has_used_and_no_more():
+    subject, _ = scheduler(fairness="tokens")
+    ledger = subject._line = Ledger(subject._line)
+    node = FakeNode()
+    subject.node_up(node, limits(2))
+    begun, silent = submit(subject, job("A", cost=50.0), job("B", cost=50.0))
+    subject.first_delta(begun)
+    subject.node_down(node)
+    subject.returned(begun)
+    subject.returned(silent)
+    subject.finished(begun, cost=7.0)
+    subject.finished(silent, cost=0.0)
+    assert {"A": 7.0, "B": 0.0} == ledger.charged
+
+
+def test_a_job_that_has_begun_has_no_deadline_any_more_and_a_drain_lets_it_go_on():
+    subject, effects = scheduler()
+    node = FakeNode()
+    subject.node_up(node, limits(1))
+    (begun,) = submit(subject, job("A", stream=True))
+    subject.first_delta(begun)
+    subject.deadline(begun, QueueTimeout("late"))
+    subject.node_down(node)
+    subject.returned(begun)
+    subject.deadline(begun, QueueTimeout("late"))
+    subject.drain()
+    assert {} == effects.refused
+    subject.node_up(node, limits(1))
+    assert [begun, begun] == effects.granted
 
 
 def test_the_jobs_ahead_of_the_last_of_thousands_are_in_the_order_in_which_they_leave():

@@ -15,22 +15,23 @@ TestRoundRobin.settings = SETTINGS
 TestTokens = TokensMachine.TestCase
 TestTokens.settings = SETTINGS
 
-HUNT = settings(SETTINGS, max_examples=400, phases=[Phase.generate])
+HUNT = settings(SETTINGS, max_examples=1500, phases=[Phase.generate])
 
 
 def forgets_to_pump(self: Scheduler) -> None:
     return None
 
 
-def gives_a_seat_back_twice(self: Scheduler, ticket: Ticket) -> None:
-    place = ticket.place
-    _vacate(self, ticket)
-    if place is not None and place.busy:
+def gives_a_seat_back_twice(self: Scheduler, ticket: Ticket) -> Place:
+    place = _vacate(self, ticket)
+    if place.busy:
         place.give_back(0)
+    return place
 
 
-def keeps_the_seat_of_who_left(self: Scheduler, ticket: Ticket) -> None:
-    ticket.place = None
+def keeps_the_seat_of_who_left(self: Scheduler, ticket: Ticket) -> Place | None:
+    place, ticket.place = ticket.place, None
+    return place
 
 
 def evicts_what_works(self: Scheduler) -> None:
@@ -69,6 +70,30 @@ def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> Non
     ticket.state = TicketState.DONE
 
 
+def goes_back_where_it_failed(self: Scheduler, ticket: Ticket) -> list[Place]:
+    return self._holding(ticket.job.model)
+
+
+def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
+    _enqueue_once = self._enqueue
+    self._enqueue = lambda ticket, push: _enqueue_once(ticket, self._line.push)
+    _return(self, ticket)
+    del self._enqueue
+
+
+def forgets_that_a_place_is_full(self: Scheduler, ticket: Ticket) -> None:
+    _return(self, ticket)
+
+
+def never_looks_again_at_a_full_place(self: Scheduler, place: Place) -> None:
+    return None
+
+
+def keeps_what_was_charged(self: Scheduler, ticket: Ticket, *, down_to: float) -> None:
+    return None
+
+
+_return = Scheduler._return
 _vacate = Scheduler._vacate
 _start_swaps = Scheduler._start_swaps
 _deadline = Scheduler.deadline
@@ -88,6 +113,11 @@ _enqueue = Scheduler._enqueue
         (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
         (Scheduler, "_enqueue", puts_everybody_into_one_class),
         (Scheduler, "_dequeue", leaves_who_was_displaced_in_the_line),
+        (Scheduler, "_open_to", goes_back_where_it_failed),
+        (Scheduler, "_return", charges_for_each_attempt),
+        (Scheduler, "turned_away", forgets_that_a_place_is_full),
+        (Scheduler, "has_room", never_looks_again_at_a_full_place),
+        (Scheduler, "_refund", keeps_what_was_charged),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -98,4 +128,4 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
 
 
 def test_the_queue_of_the_machine_is_the_kernel():
-    assert isinstance(SchedulerMachine().subject._line, FairQueue)
+    assert isinstance(SchedulerMachine().subject._line._line, FairQueue)

@@ -1,5 +1,7 @@
 """When the scheduler loads a model, and what it makes room with (spec 4, seed 004)."""
 
+from collections.abc import Sequence
+
 from dispatch.recorded import FakeNode, RecordedEffects, job, limits, scheduler, submit
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import TicketState
@@ -9,8 +11,8 @@ from fairlead.errors import LoadFailed
 class OneAtATime:
     """A policy of two lines: whatever runs makes room."""
 
-    def eviction_for(self, target: str, running: frozenset[str]) -> frozenset[str]:
-        return running
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        return frozenset(running)
 
 
 def swapping() -> tuple[Scheduler, RecordedEffects]:
@@ -111,8 +113,8 @@ def test_no_swap_is_started_for_who_has_left():
 
 def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
     class KeepX:
-        def eviction_for(self, target: str, running: frozenset[str]) -> frozenset[str]:
-            return running - {"x"}
+        def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+            return frozenset(running) - {"x"}
 
     subject, effects = scheduler(policy=KeepX(), loadable=frozenset("xyz"))
     up(subject, "x")
@@ -120,3 +122,22 @@ def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
     submit(subject, job(model="z"))
     assert [("z", frozenset("y"))] == effects.swaps
     assert 1 == subject.statistics().seats
+
+
+def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
+    asked = []
+
+    class Watching:
+        def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+            asked.append((target, list(running)))
+            return frozenset()
+
+    subject, _ = scheduler(policy=Watching(), loadable=frozenset("wxyz"))
+    for model in "xyz":
+        up(subject, model)
+    for model in "zxy":
+        ticket, *_ = submit(subject, job(model=model))
+        if model != "x":
+            subject.leave(ticket)
+    submit(subject, job(model="w"))
+    assert [("w", ["z", "y", "x"])] == asked

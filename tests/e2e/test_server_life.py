@@ -1,7 +1,5 @@
-"""The server as a process: starting, the child that dies, torch, signals."""
+"""The server as a process: starting, torch, signals."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -51,42 +49,6 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
                     assert time.monotonic() < deadline
                     time.sleep(0.001)
     assert "ABABAAA" == "".join(answered)
-
-
-def test_a_killed_child_fails_its_stream_and_the_next_request_is_served_by_a_new_one():
-    with real_server() as server:
-        victim = server.child_pid()
-        lines: list[str] = []
-        with (
-            pytest.raises(httpx.RemoteProtocolError),
-            server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response,
-        ):
-            assert 200 == response.status_code
-            for line in response.iter_lines():
-                if not lines:
-                    os.kill(victim, signal.SIGKILL)
-                lines.append(line)
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-        assert "node_failed" == events[-1]["error"]["code"]
-        assert "data: [DONE]" not in lines
-
-        answer = server.http.post("/v1/completions", json=LONG | {"max_tokens": 3})
-        assert (200, 3) == (answer.status_code, answer.json()["usage"]["completion_tokens"])
-        assert victim != server.child_pid()
-        assert 1 == server.running()["restarts"]
-        assert not any(server.wait_until_at_rest().values())
-
-
-def test_a_killed_child_fails_a_plain_request_with_502():
-    with real_server() as server, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
-        while not server.running()["sequences"]:
-            time.sleep(0.002)
-        os.kill(server.child_pid(), signal.SIGKILL)
-        assert (502, "node_failed") == (
-            answer.result().status_code,
-            answer.result().json()["error"]["code"],
-        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,58 +1,244 @@
-"""A model that is a function, and a runner that reads what it computes from out of a fake KV cache.
+"""A model that is a function, a runner that reads what it computes from out of a fake KV cache, and a loop.
 
-Two sequences that share a block, a chunk at the wrong place or a lost token change the answer.
+Two sequences that share a block they should not, a row at the wrong place, a block table that the device was
+not told of or a lost token change the answer.
 """
 
+from array import array
+from collections import deque
 from collections.abc import Sequence as ReadOnlySequence
 
-from fairlead.engine.sequence import Plan
-from fairlead.engine.step import Pick
+from fairlead.engine.step import Picks
 from fairlead.job import Sampling
+from fairlead.worker.wire import Output
 
 VOCABULARY = 13
 EOS = 0
+START = 7
 
 
-def next_token(token_ids: ReadOnlySequence[int]) -> int:
+def mixed(state: int, token_id: int) -> int:
+    """What a layer that sees everything makes of one more token."""
+    return (state * 31 + token_id + 1) % 10_007
+
+
+def chosen(state: int, seen: ReadOnlySequence[int]) -> int:
+    """The next token, by what all tokens make together and by those a window still shows."""
+    return (state + sum(place * token_id for place, token_id in enumerate(seen, 1))) % VOCABULARY
+
+
+def next_token(token_ids: ReadOnlySequence[int], windows: ReadOnlySequence[int | None] = (None,)) -> int:
     """What comes after these tokens."""
-    state = 7
+    state = START
     for token_id in token_ids:
-        state = (state * 31 + token_id + 1) % 10_007
-    return state % VOCABULARY
+        state = mixed(state, token_id)
+    seen = [token_id for window in windows if window is not None for token_id in token_ids[-window:]]
+    return chosen(state if None in windows else START, seen)
 
 
-def answer(prompt: ReadOnlySequence[int], sampling: Sampling, longest: int) -> tuple[list[int], str]:
+def answer(
+    prompt: ReadOnlySequence[int],
+    sampling: Sampling,
+    longest: int,
+    windows: ReadOnlySequence[int | None] = (None,),
+) -> tuple[list[int], str]:
     """The whole output and its finish reason, by the plainest of loops."""
     output: list[int] = []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
     while len(output) < sampling.max_tokens and len(prompt) + len(output) < longest:
-        output.append(next_token([*prompt, *output]))
+        output.append(next_token([*prompt, *output], windows))
         if output[-1] in stops and len(output) >= sampling.min_tokens:
             return output, "stop"
     return output, "length"
 
 
 class FakeRunner:
-    """Runs a plan at `launch`; `wait` gives the picks."""
+    """Runs steps over a device that has tables and a cache of its own, and works in order.
 
-    def __init__(self, block_size: int) -> None:
+    With `overlaps` it works as late as it can: at `wait`, from the arena as it is by then. `pick` is asked
+    with the batch, the step, the row and the token that the model says; it returns the token to go on with,
+    or a reason why the row failed.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        windows: ReadOnlySequence[int | None] = (None,),
+        overlaps: bool = False,
+        pick=None,
+    ) -> None:
+        self.overlaps = overlaps
+        self.arenas = 2
+        self.windows = windows
+        self.steps = 0
+        self.computed = 0  # tokens that went through the model
         self._block_size = block_size
-        self._cache: dict[tuple[int, int], int] = {}
-        self._picks: list[Pick | None] = []
+        self._pick = pick
+        self._tables: dict[tuple[int, int], dict[int, int]] = {}  # (group, slot): column → block
+        self._cache: list[dict[int, tuple[int, int, int | None]]] = [{} for _ in windows]
+        self._picked: dict[int, array] = {}
+        self._queue: deque = deque()
 
-    def launch(self, plan: Plan) -> "FakeRunner":
-        self._picks = []
-        for chunk in plan.chunks:
-            (blocks,) = chunk.sequence.block_ids
-            places = [
-                (blocks[position // self._block_size], position % self._block_size)
-                for position in range(chunk.start + chunk.count)
-            ]
-            for position in range(chunk.start, chunk.start + chunk.count):
-                self._cache[places[position]] = chunk.sequence.token_ids[position]
-            seen = [self._cache[place] for place in places]
-            self._picks.append(Pick(next_token(seen)) if chunk.samples else None)
-        return self
+    def launch(self, step, batch) -> "PendingFake":
+        pending = PendingFake(self, step, batch)
+        self._queue.append(pending)
+        if not self.overlaps:
+            self.work_until(pending)
+        return pending
 
-    def wait(self) -> list[Pick | None]:
-        return self._picks
+    def work_until(self, pending: "PendingFake") -> None:
+        while pending.picks is None and pending.error is None:
+            oldest = self._queue.popleft()
+            try:
+                oldest.picks = self.run(oldest.step, oldest.batch, broken=oldest.broken)
+            except Exception as error:  # noqa: BLE001  raised by the wait for that step
+                oldest.error = error
+
+    def run(self, step, batch, *, broken: bool = False) -> Picks:
+        self.steps += 1
+        self.computed += step.tokens
+        self._take_block_writes(list(step.block_writes))
+        if broken:
+            raise RuntimeError("the device is broken")
+        before = self._picked.get(step.number - 1)
+        token_ids = array("i")
+        errors = {}
+        sampling_rows = set(step.sample_rows)
+        for row in range(step.rows):
+            first, last = step.query_starts[row], step.query_starts[row + 1]
+            slot = step.slots[row]
+            for index in range(first, last):
+                token_id = step.input_ids[index]
+                if token_id < 0:
+                    # Of a step that failed there is no token; who went on from there has failed with it.
+                    token_id = 0 if before is None else before[-1 - token_id]
+                self._compute(step, index, slot, token_id)
+            assert step.sequence_lengths[row] == step.positions[last - 1] + 1
+            if row in sampling_rows:
+                position = step.positions[last - 1]
+                token_id = self._answer(slot, position)
+                if self._pick is not None:
+                    token_id = self._pick(batch, step, row, token_id)
+                if isinstance(token_id, str):
+                    errors[len(token_ids)] = token_id
+                    token_id = -1
+                token_ids.append(token_id)
+        self._picked = {step.number: token_ids}
+        return Picks(token_ids, {}, errors)
+
+    def _take_block_writes(self, words: list[int]) -> None:
+        while words:
+            group, slot, first, count, *words = words
+            table = self._tables.setdefault((group, slot), {})
+            for column, block in enumerate(words[:count], first):
+                table[column] = block
+            words = words[count:]
+
+    def _place(self, group: int, slot: int, position: int) -> int:
+        block = self._tables.get((group, slot), {}).get(position // self._block_size, -1)
+        return -1 if block < 0 else block * self._block_size + position % self._block_size
+
+    def _compute(self, step, index: int, slot: int, token_id: int) -> None:
+        """Put a token's key and value into the cache: what it is, where it is, and all that came before."""
+        position = step.positions[index]
+        for group, window in enumerate(self.windows):
+            place = self._place(group, slot, position)
+            state: int | None = START
+            if window is None and position > 0:
+                state = self._read(group, slot, position - 1)[1]
+            self._cache[group][place] = token_id, position, None if state is None else mixed(state, token_id)
+            if place != step.slot_mapping[group][index]:
+                self._cache[group][place] = token_id, -1, None
+
+    def _read(self, group: int, slot: int, position: int) -> tuple[int, int | None]:
+        """A token and what all until there make together; None where something else lies, or nothing."""
+        token_id, at, state = self._cache[group].get(self._place(group, slot, position), (0, -1, None))
+        return (token_id, state) if at == position else (0, None)
+
+    def _answer(self, slot: int, position: int) -> int | str:
+        """The next token. Only a sequence that has departed may read what was never written."""
+        state: int | None = START
+        seen = []
+        for group, window in enumerate(self.windows):
+            if window is None:
+                state = self._read(group, slot, position)[1]
+                continue
+            for earlier in range(max(0, position - window + 1), position + 1):
+                token_id, made = self._read(group, slot, earlier)
+                seen.append(token_id)
+                state = None if made is None else state
+        return "read what was never written" if state is None else chosen(state, seen)
+
+
+class PendingFake:
+    def __init__(self, runner: FakeRunner, step, batch) -> None:
+        self._runner, self.step, self.batch = runner, step, batch
+        self.broken = False  # to be set before it runs
+        self.picks: Picks | None = None
+        self.error: Exception | None = None
+
+    def wait(self) -> Picks:
+        self._runner.work_until(self)
+        if self.broken:
+            raise RuntimeError("the device is broken")
+        if self.error is not None:
+            raise self.error
+        assert self.picks is not None
+        return self.picks
+
+
+class Loop:
+    """Turns an engine over a runner as a model's process does. Hears what is told, one answer a sequence."""
+
+    def __init__(self, engine, runner) -> None:
+        self.engine, self.runner = engine, runner
+        self.now_s = 0.0
+        self.under_way: tuple | None = None
+        self.told: dict[int, list[int]] = {}
+        self.ends: dict[int, Output] = {}
+
+    def turn(self, seconds: float = 0.01) -> None:
+        self.now_s += seconds
+        before, self.under_way = self.under_way, None
+        step = self.engine.plan(self.now_s)
+        if step is not None:
+            self.under_way = step, self.runner.launch(step, self.engine.batch)
+        if before is None and step is None:
+            self.hear(self.engine.settle())
+        if before is not None:
+            self.finish(*before)
+        if self.under_way is not None and not self.runner.overlaps:
+            before, self.under_way = self.under_way, None
+            self.finish(*before)
+
+    def finish(self, step, pending: PendingFake) -> None:
+        try:
+            picks = pending.wait()
+        except RuntimeError as error:
+            self.hear(self.engine.fail(step, str(error)))
+            return
+        self.hear(self.engine.commit(step, picks))
+
+    def hear(self, outcome) -> None:
+        keys, tokens = memoryview(outcome.keys).cast("q"), memoryview(outcome.tokens).cast("i")
+        named = [*keys, *(output.key for output in outcome.outputs)]
+        assert len(set(named)) == len(named)
+        for key, token_id in zip(keys, tokens, strict=True):
+            self.hear_one(Output(key, [token_id]))
+        for output in outcome.outputs:
+            self.hear_one(output)
+
+    def hear_one(self, output: Output) -> None:
+        assert output.key not in self.ends
+        self.told.setdefault(output.key, []).extend(output.token_ids)
+        if output.finish_reason is not None or output.error is not None:
+            self.ends[output.key] = output
+
+    def run(self, turns: int = 10_000) -> "Loop":
+        """Until there is nothing to do; more turns than that would be a livelock."""
+        for _ in range(turns):
+            if self.engine.idle and self.under_way is None:
+                return self
+            self.turn()
+        raise AssertionError("the engine does not come to an end")

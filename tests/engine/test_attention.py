@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,70 +11,100 @@ from hypothesis import strategies as st
 
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
-from fairlead.engine.sequence import Chunk, Sequence
-from fairlead.job import Sampling
+from fairlead.engine.inputs import Inputs
 from models.tiny import SHAPE
 
 BLOCK_SIZE = 4
 BLOCKS = 120
+COLUMNS = 30
+CPU = torch.device("cpu")
 
 
-def oracle(query, keys, values, window):
+def oracle(query, keys, values, window, cap=None):
     """What one query [H, D] finds in its sequence's keys and values [L, K, D], float64."""
     first = 0 if window is None else max(0, len(keys) - window)
     found = []
     for head, vector in enumerate(query.double()):
         of_head = head * SHAPE.kv_heads // SHAPE.heads
         scores = keys[first:, of_head].double() @ vector / math.sqrt(SHAPE.head_dim)
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
         found.append(scores.softmax(0) @ values[first:, of_head].double())
     return torch.cat(found)
+
+
+def inputs_of(rows, tables):
+    """The step that computes `rows` of (slot, start, count) with these block tables, one a group."""
+    starts = np.cumsum([0] + [count for _, _, count in rows]).astype(np.int32)
+    positions = np.concatenate([np.arange(start, start + count) for _, start, count in rows])
+    owners = np.repeat([slot for slot, _, _ in rows], [count for _, _, count in rows])
+    decodes = next((row for row, (_, _, count) in enumerate(rows) if count > 1), len(rows))
+    mappings = [
+        table[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE for table in tables
+    ]
+    return Inputs(
+        token_ids=torch.zeros(len(positions), dtype=torch.int32),
+        positions=torch.from_numpy(positions.astype(np.int32)),
+        slot_mapping=tuple(torch.from_numpy(mapping.astype(np.int32)) for mapping in mappings),
+        query_starts=starts,
+        sequence_lengths=np.array([start + count for _, start, count in rows], dtype=np.int32),
+        slots=np.array([slot for slot, _, _ in rows], dtype=np.int32),
+        sample_rows=np.arange(len(rows), dtype=np.int32),
+        tables=tuple(tables),
+        decodes=decodes,
+    )
 
 
 class Past:
     """Sequences whose keys and values are known and, up to `start`, already in a cache."""
 
-    def __init__(self, spans, window, *, seed=0, rubbish=0.0):
+    def __init__(self, spans, window, *, seed=0, rubbish=0.0, cap=None):
         generator = torch.Generator().manual_seed(seed)
-        self.window = window
-        self.shape = msgspec.structs.replace(SHAPE, windows=(window,) * SHAPE.layers)
+        self.window, self.cap = window, cap
+        self.shape = msgspec.structs.replace(
+            SHAPE, windows=(window,) * SHAPE.layers, attention_cap=cap, attention_scale=SHAPE.head_dim**-0.5
+        )
         self.cache = KVCache(
-            SHAPE, blocks=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=torch.device("cpu")
+            self.shape, blocks=(BLOCKS,), block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU
         )
         for tensor in (self.cache.keys[0], self.cache.values[0]):
             tensor.fill_(rubbish)
         free = torch.randperm(BLOCKS, generator=generator).tolist()
         size = (SHAPE.kv_heads, SHAPE.head_dim)
-        self.chunks, self.keys, self.values = [], [], []
-        for start, count in spans:
-            sequence = Sequence(0, [0] * (start + count), Sampling(max_tokens=1), seed=0)
-            blocks = sequence.block_ids[0]
-            blocks += [free.pop() for _ in range(-(-(start + count) // BLOCK_SIZE))]
+        self.table = np.full((len(spans), COLUMNS), -1, dtype=np.int32)
+        self.rows = [(slot, start, count) for slot, (start, count) in enumerate(spans)]
+        self.keys, self.values = [], []
+        for slot, start, count in self.rows:
+            blocks = -(-(start + count) // BLOCK_SIZE)
+            self.table[slot, :blocks] = [free.pop() for _ in range(blocks)]
             key, value = torch.randn(2, start + count, *size, generator=generator)
             self.keys.append(key)
             self.values.append(value)
-            self.chunks.append(Chunk(sequence, start, count, samples=True))
             if start:
-                before = [Chunk(sequence, 0, start, samples=False)]
-                written = PagedAttention(before, self.cache, self.shape)
+                written = self.paged([(slot, 0, start)])
                 written(0, torch.zeros(start, SHAPE.heads, SHAPE.head_dim), key[:start], value[:start])
+            if window is not None:  # what no token from `start` on sees has slid out
+                self.table[slot, : max(0, start - window + 1) // BLOCK_SIZE] = -1
         tokens = sum(count for _, count in spans)
         self.query = torch.randn(tokens, SHAPE.heads, SHAPE.head_dim, generator=generator)
 
+    def paged(self, rows):
+        return PagedAttention(inputs_of(rows, [self.table]), self.cache, self.shape)
+
     def attend(self):
-        attention = PagedAttention(self.chunks, self.cache, self.shape)
         pieces = [
-            torch.cat([known[chunk.start :] for known, chunk in zip(all_known, self.chunks, strict=True)])
+            torch.cat([known[start:] for known, (_, start, _) in zip(all_known, self.rows, strict=True)])
             for all_known in (self.keys, self.values)
         ]
-        return attention(0, self.query, *pieces)
+        return self.paged(self.rows)(0, self.query, *pieces)
 
     def expected(self):
         queries = iter(self.query)
         return torch.stack(
             [
-                oracle(next(queries), key[: position + 1], value[: position + 1], self.window)
-                for chunk, key, value in zip(self.chunks, self.keys, self.values, strict=True)
-                for position in range(chunk.start, chunk.start + chunk.count)
+                oracle(next(queries), key[: position + 1], value[: position + 1], self.window, self.cap)
+                for (_, start, count), key, value in zip(self.rows, self.keys, self.values, strict=True)
+                for position in range(start, start + count)
             ]
         )
 
@@ -88,10 +119,11 @@ prefills = st.tuples(st.integers(0, 20), st.integers(2, 20))
     .map(lambda halves: [*halves[0], *halves[1]])
     .filter(bool),
     window=st.none() | st.integers(1, 24),
+    cap=st.none() | st.floats(0.5, 5),
     seed=st.integers(0, 5),
 )
-def test_any_mixture_of_decodes_and_prefills_finds_what_the_oracle_finds(spans, window, seed):
-    past = Past(spans, window, seed=seed)
+def test_any_mixture_of_decodes_and_prefills_finds_what_the_oracle_finds(spans, window, cap, seed):
+    past = Past(spans, window, seed=seed, cap=cap)
     torch.testing.assert_close(past.attend().double(), past.expected(), rtol=1e-4, atol=1e-5)
 
 
@@ -105,7 +137,7 @@ def test_what_former_owners_left_in_a_block_is_never_seen(window, rubbish):
 def test_a_sequence_of_nan_harms_no_neighbour():
     past = Past([(9, 1), (10, 1), (0, 5), (4, 4)], None)
     past.values[1][:] = float("nan")
-    past.cache.values[0][past.chunks[1].sequence.block_ids[0]] = float("nan")
+    past.cache.values[0][past.table[1, :3].tolist()] = float("nan")
     found, expected = past.attend().double(), past.expected()
     healthy = [0, *range(2, len(found))]
     assert found[1].isnan().all()
@@ -116,7 +148,32 @@ def test_a_decode_finds_the_same_alone_and_among_others_of_all_lengths():
     spans = [(start, 1) for start in (3, 50, 17, 4, 90, 31)]
     together = Past(spans, None)
     found = together.attend()
-    for row, chunk in enumerate(together.chunks):
-        alone = PagedAttention([chunk], together.cache, together.shape)
-        key, value = (known[row][chunk.start :] for known in (together.keys, together.values))
+    for row, one in enumerate(together.rows):
+        alone = together.paged([one])
+        key, value = (known[row][one[1] :] for known in (together.keys, together.values))
         torch.testing.assert_close(found[row : row + 1], alone(0, together.query[row : row + 1], key, value))
+
+
+def test_layers_of_different_windows_use_the_blocks_of_their_own_group():
+    shape = msgspec.structs.replace(SHAPE, windows=(6, None, 6))
+    cache = KVCache(shape, blocks=(12, 5), block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
+    full = np.arange(11, -1, -1, dtype=np.int32)[None]
+    sliding = np.full((1, 12), -1, dtype=np.int32)
+    sliding[0, :4] = [4, 0, 3, 1]
+    size = (SHAPE.kv_heads, SHAPE.head_dim)
+    query = torch.randn(41, SHAPE.heads, SHAPE.head_dim)
+    key, value = torch.randn(2, 41, *size)
+    found = {layer: [] for layer in range(3)}
+    for start, count in [(0, 13), (13, 2), *((position, 1) for position in range(15, 41))]:
+        end = start + count
+        column = (end - 1) // BLOCK_SIZE
+        if sliding[0, column] < 0:  # the block that slid out is the next one's
+            sliding[0, column], sliding[0, column - 3] = sliding[0, column - 3], -1
+        attention = PagedAttention(inputs_of([(0, start, count)], [full, sliding]), cache, shape)
+        for layer, pieces in found.items():
+            pieces.append(attention(layer, query[start:end], key[start:end], value[start:end]))
+    for layer, window in enumerate(shape.windows):
+        expected = [oracle(query[p], key[: p + 1], value[: p + 1], window) for p in range(41)]
+        torch.testing.assert_close(
+            torch.cat(found[layer]).double(), torch.stack(expected), rtol=1e-4, atol=1e-5
+        )

@@ -1,9 +1,12 @@
 """The KV cache's memory: its size, and what goes where."""
 
+import msgspec
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from fairlead.engine.cache import KVCache, bytes_per_token
+from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
 from models.tiny import SHAPE
 
 CPU = torch.device("cpu")
@@ -12,13 +15,13 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
 def test_a_token_costs_a_key_and_a_value_a_layer_and_head(dtype, itemsize):
     expected = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * itemsize
-    assert expected == bytes_per_token(SHAPE, dtype)
-    cache = KVCache(SHAPE, blocks=5, block_size=8, dtype=dtype, device=CPU)
+    assert (expected,) == bytes_per_token(SHAPE, dtype)
+    cache = KVCache(SHAPE, blocks=(5,), block_size=8, dtype=dtype, device=CPU)
     assert 5 * 8 * expected == cache.nbytes
 
 
 def test_what_is_written_to_slots_is_read_from_blocks():
-    cache = KVCache(SHAPE, blocks=4, block_size=2, dtype=torch.float32, device=CPU)
+    cache = KVCache(SHAPE, blocks=(4,), block_size=2, dtype=torch.float32, device=CPU)
     key, value = torch.randn(2, 3, SHAPE.kv_heads, SHAPE.head_dim)
     cache.write(1, torch.tensor([7, 2, 3]), key, value)
     read_key, read_value = cache.read(1, torch.tensor([1, 3]))
@@ -29,10 +32,55 @@ def test_what_is_written_to_slots_is_read_from_blocks():
 
 
 def test_a_cleared_block_is_zero_whatever_was_in_it():
-    cache = KVCache(SHAPE, blocks=3, block_size=2, dtype=torch.float32, device=CPU)
+    cache = KVCache(SHAPE, blocks=(3,), block_size=2, dtype=torch.float32, device=CPU)
     for tensor in (cache.keys[0], cache.values[0]):
         tensor.fill_(float("nan"))
     cache.clear(0, torch.tensor([1]))
     for tensor in (cache.keys[0], cache.values[0]):
         assert [True, False, True] == tensor.isnan().flatten(1).all(1).tolist()
         assert not tensor[1].any()
+
+
+def test_layers_of_one_window_are_a_group_with_as_many_blocks_as_it_is_given():
+    shape = msgspec.structs.replace(SHAPE, layers=4, windows=(8, None, 8, 8))
+    assert (None, 8) == shape.groups
+    assert (1, 0, 1, 1) == shape.layer_groups
+    a_layer = 2 * SHAPE.kv_heads * SHAPE.head_dim * 4
+    assert (a_layer, 3 * a_layer) == bytes_per_token(shape, torch.float32)
+    cache = KVCache(shape, blocks=(10, 3), block_size=2, dtype=torch.float32, device=CPU)
+    assert [3, 10, 3, 3] == [len(keys) for keys in cache.keys]
+    assert 2 * (10 * a_layer + 3 * 3 * a_layer) == cache.nbytes
+
+
+def test_groups_come_widest_first_whatever_the_order_of_the_layers():
+    shape = msgspec.structs.replace(SHAPE, windows=(4, 16, 8))
+    assert (16, 8, 4) == shape.groups
+    assert (2, 0, 1) == shape.layer_groups
+
+
+def test_what_a_window_cannot_use_goes_to_the_layers_that_see_all():
+    assert (1000,) == split_blocks(8000, [8], [None])
+    assert (500, 100) == split_blocks(8 * 500 + 16 * 100, [8, 16], [None, 100])
+    assert (50, 50) == split_blocks(24 * 50 + 23, [8, 16], [None, 100])
+    assert (0, 0) == split_blocks(23, [8, 16], [None, 100])
+    assert (300, 7, 40) == split_blocks(300 + 7 * 2 + 40 * 3, [1, 2, 3], [None, 7, 40])
+
+
+@example(bytes_total=556, groups=[(4, 19)], size=24)  # the window's limit reached exactly, and one block more
+@given(
+    bytes_total=st.integers(0, 10_000),
+    groups=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), max_size=3),
+    size=st.integers(1, 50),
+)
+def test_a_split_fits_and_no_longer_sequence_would(bytes_total, groups, size):
+    sizes, limits = [size, *(size for size, _ in groups)], [None, *(limit for _, limit in groups)]
+    blocks = split_blocks(bytes_total, sizes, limits)
+
+    def of_length(length):
+        return [length if limit is None else min(limit, length) for limit in limits]
+
+    def cost(blocks):
+        return sum(map(int.__mul__, blocks, sizes))
+
+    assert of_length(blocks[0]) == list(blocks)
+    assert cost(blocks) <= bytes_total < cost(of_length(blocks[0] + 1))

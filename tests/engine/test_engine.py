@@ -1,12 +1,12 @@
-from collections.abc import Callable
+from array import array
 from itertools import count
 
+import numpy as np
 import pytest
 
-from engine.fake_model import EOS, VOCABULARY, FakeRunner, answer, next_token
+from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead.engine.engine import Engine
-from fairlead.engine.sequence import Plan
-from fairlead.engine.step import Pick
+from fairlead.engine.step import Outcome, Picks
 from fairlead.job import Sampling, TokenLogprob
 from fairlead.worker.wire import EngineStatistics, Output
 
@@ -14,23 +14,15 @@ PROMPT = [3, 1, 4]
 GREEDY = Sampling(max_tokens=5, ignore_eos=True)
 
 
-class ScriptedRunner:
-    """Picks what a function of the plan says."""
-
-    def __init__(self, picks: Callable[[Plan], list[Pick | None]]) -> None:
-        self._picks = picks
-
-    def launch(self, plan: Plan) -> "ScriptedRunner":
-        self._plan = plan
-        return self
-
-    def wait(self) -> list[Pick | None]:
-        return self._picks(self._plan)
+def saying(*token_ids: int):
+    """A `pick` that gives every sequence these tokens, in turn."""
+    return lambda batch, step, row, _token_id: token_ids[batch.output_tokens[step.slots[row]]]
 
 
-def engine(runner=None, *, max_model_len=40, blocks_total=20, slots=4, **more) -> Engine:
-    return Engine(
-        runner or FakeRunner(block_size=4),
+def loop(pick=None, *, max_model_len=40, blocks_total=20, slots=4, overlaps=False, **more) -> Loop:
+    runner = FakeRunner(4, pick=pick, overlaps=overlaps, windows=more.get("windows", (None,)))
+    engine = Engine(
+        runner,
         slots=slots,
         max_batch=slots,
         max_batched_tokens=16,
@@ -42,22 +34,27 @@ def engine(runner=None, *, max_model_len=40, blocks_total=20, slots=4, **more) -
         draw_seed=count(100).__next__,
         **more,
     )
+    return Loop(engine, runner)
 
 
-def saying(*token_ids: int) -> ScriptedRunner:
-    """A runner that gives every sequence these tokens, in turn."""
-    return ScriptedRunner(
-        lambda plan: [
-            Pick(token_ids[chunk.sequence.output_length]) if chunk.samples else None for chunk in plan.chunks
-        ]
-    )
+def engine(**more) -> Engine:
+    return loop(**more).engine
 
 
-def run(engine: Engine) -> list[Output]:
-    outputs = []
-    while not engine.idle:
-        outputs += engine.step()
-    return outputs
+def outcome_of(*outputs: Output, plain: tuple[tuple[int, int], ...] = ()) -> Outcome:
+    """What is told when the sequences of `plain` got one token each, and `outputs` beside them."""
+    keys, tokens = ([pair[place] for pair in plain] for place in (0, 1))
+    return Outcome(array("q", keys).tobytes(), array("i", tokens).tobytes(), list(outputs))
+
+
+def picks(*token_ids: int, **more) -> Picks:
+    return Picks(array("i", token_ids), **more)
+
+
+def outputs_of(tested: Loop, key: int = 1) -> tuple[list[int], Output]:
+    """Run to the end; what this sequence was told, and how it ended."""
+    tested.run()
+    return tested.told[key], tested.ends[key]
 
 
 def all_free(engine: Engine) -> bool:
@@ -67,93 +64,118 @@ def all_free(engine: Engine) -> bool:
 
 def test_a_sequence_gives_one_token_a_step_and_then_ends():
     tested = engine()
-    tested.submit(7, list(PROMPT), GREEDY)
+    tested.submit(7, PROMPT, GREEDY)
     expected, _ = answer(PROMPT, GREEDY, longest=40)
-    assert [
-        *(Output(7, [token_id]) for token_id in expected[:-1]),
-        Output(7, expected[-1:], finish_reason="length"),
-    ] == run(tested)
+    for token_id in expected[:-1]:
+        step = tested.plan(0.0)
+        assert outcome_of(plain=((7, token_id),)) == tested.commit(step, picks(token_id))
+    step = tested.plan(0.0)
+    last = Output(7, expected[-1:], finish_reason="length")
+    assert outcome_of(last) == tested.commit(step, picks(expected[-1]))
     assert all_free(tested)
+    assert tested.idle
 
 
-def test_a_fresh_engine_is_idle_and_has_no_plan():
+def test_a_fresh_engine_is_idle_has_no_plan_and_nothing_to_tell():
     tested = engine()
     assert tested.idle
-    assert tested.plan() is None
-    assert tested.step() == []
+    assert tested.plan(0.0) is None
+    assert not tested.settle()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [PROMPT, array("i", PROMPT), np.array(PROMPT, np.int32), np.array(PROMPT, "<i4").tobytes()],
+    ids=["list", "array", "numpy", "bytes of the wire"],
+)
+def test_a_prompt_comes_in_any_form(prompt):
+    tested = loop()
+    tested.engine.submit(1, prompt, GREEDY)
+    assert answer(PROMPT, GREEDY, 40)[0] == outputs_of(tested)[0]
 
 
 def test_an_end_of_sequence_token_ends_it_and_is_named():
-    tested = engine(saying(5, EOS))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=9))
-    assert run(tested) == [Output(1, [5]), Output(1, [EOS], finish_reason="stop", stop_token=EOS)]
+    tested = loop(saying(5, EOS))
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=9))
+    assert ([5, EOS], Output(1, [EOS], finish_reason="stop", stop_token=EOS)) == outputs_of(tested)
 
 
 def test_ignore_eos_goes_on_to_max_tokens():
-    tested = engine(saying(EOS, EOS, EOS))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=3, ignore_eos=True))
-    assert [None, None, "length"] == [output.finish_reason for output in run(tested)]
+    tested = loop(saying(EOS, EOS, EOS))
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=3, ignore_eos=True))
+    assert ([EOS] * 3, Output(1, [EOS], finish_reason="length")) == outputs_of(tested)
 
 
 def test_a_stop_token_id_ends_it_even_when_eos_is_ignored():
-    tested = engine(saying(5, 6, 7))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=9, ignore_eos=True, stop_token_ids=(6,)))
-    assert run(tested)[-1] == Output(1, [6], finish_reason="stop", stop_token=6)
+    tested = loop(saying(5, 6, 7))
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, ignore_eos=True, stop_token_ids=(6,)))
+    assert ([5, 6], Output(1, [6], finish_reason="stop", stop_token=6)) == outputs_of(tested)
 
 
 def test_no_end_is_accepted_before_min_tokens():
-    tested = engine(saying(EOS, 6, EOS, EOS))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(6,)))
-    assert [None, None, "stop"] == [output.finish_reason for output in run(tested)]
+    tested = loop(saying(EOS, 6, EOS, EOS))
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(6,)))
+    assert ([EOS, 6, EOS], "stop") == (outputs_of(tested)[0], tested.ends[1].finish_reason)
 
 
 def test_a_stop_token_that_is_also_the_last_allowed_one_is_a_stop():
-    tested = engine(saying(EOS))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=1))
-    assert run(tested) == [Output(1, [EOS], finish_reason="stop", stop_token=EOS)]
+    tested = loop(saying(EOS))
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=1))
+    assert Output(1, [EOS], finish_reason="stop", stop_token=EOS) == outputs_of(tested)[1]
 
 
-def test_max_tokens_is_cut_to_what_the_context_leaves():
-    tested = engine(max_model_len=8)
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=1000, ignore_eos=True))
-    assert len(run(tested)) == 5
-
-
-def test_max_tokens_is_cut_to_what_the_whole_cache_holds():
-    tested = engine(blocks_total=2)
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=1000, ignore_eos=True))
-    assert len(run(tested)) == 2 * 4 - 3
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({"max_model_len": 8}, 5),
+        ({"blocks_total": 2}, 2 * 4 - 3),
+        ({"max_output_tokens": 7}, 7),
+        ({"blocks_total": [9, 2], "windows": (None, 6)}, 2 * 4 - 3),  # too few for the window to slide
+        ({"blocks_total": [9, 3], "windows": (None, 6)}, 9 * 4 - 3),
+    ],
+    ids=["the context", "the whole cache", "max_output_tokens", "a window's blocks", "a window that slides"],
+)
+def test_max_tokens_is_cut_to(limits, tokens):
+    tested = loop(**limits)
+    tested.engine.submit(1, PROMPT, Sampling(max_tokens=1000, ignore_eos=True))
+    assert tokens == len(outputs_of(tested)[0])
 
 
 @pytest.mark.parametrize(
     ("prompt", "sampling", "reason"),
     [
         ([], GREEDY, "the prompt is empty"),
+        (b"", GREEDY, "the prompt is empty"),
+        (b"\1\0\0\0\2", GREEDY, "buffer size must be a multiple"),
         ([1] * 40, GREEDY, "the prompt has 40 tokens; with one of output, 40 fit"),
+        ([1] * 31, GREEDY, "the prompt has 31 tokens; at most 30 are accepted"),
         ([1, VOCABULARY], GREEDY, f"token id {VOCABULARY}, outside 0…12"),
         ([1, -1], GREEDY, "token id -1"),
+        ([1, 2**40], GREEDY, ""),
         (PROMPT, Sampling(max_tokens=0), "max_tokens is 0"),
         (PROMPT, Sampling(max_tokens=4, logit_bias={VOCABULARY: 1.0}), "logit_bias names a token id"),
+        (PROMPT, Sampling(max_tokens=4, temperature=-1.0), "temperature"),
+        (PROMPT, Sampling(max_tokens=4, top_p=float("nan")), "top_p"),
     ],
 )
 def test_what_can_never_run_fails_alone_at_the_next_step(prompt, sampling, reason):
-    tested = engine()
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.submit(2, list(prompt), sampling)
-    assert not tested.idle
-    outputs = run(tested)
-    (refusal,) = (output for output in outputs if output.key == 2)
-    assert refusal in outputs[:2]
-    assert reason in str(refusal.error)
-    assert [output.token_ids[0] for output in outputs if output.key == 1] == answer(PROMPT, GREEDY, 40)[0]
-    assert all_free(tested)
+    tested = loop(max_input_tokens=30 if len(prompt) == 31 else None)
+    tested.engine.submit(1, PROMPT, GREEDY)
+    tested.engine.submit(2, prompt, sampling)
+    assert not tested.engine.idle
+    tested.turn()
+    assert reason in str(tested.ends[2].error)
+    tested.run()
+    assert answer(PROMPT, GREEDY, 40)[0] == tested.told[1]
+    assert all_free(tested.engine)
 
 
-def test_a_refusal_is_told_by_a_step_without_work():
+def test_a_refusal_is_told_without_a_step():
     tested = engine()
     tested.submit(2, [], GREEDY)
-    (refusal,) = tested.step()
-    assert refusal.key == 2
+    assert tested.plan(0.0) is None
+    (refusal,) = tested.settle().outputs
+    assert 2 == refusal.key
     assert tested.idle
 
 
@@ -162,141 +184,226 @@ def test_a_refused_sequence_that_is_aborted_says_nothing():
     tested.submit(2, [], GREEDY)
     tested.abort(2)
     assert tested.idle
-    assert tested.step() == []
+    assert not tested.settle()
 
 
 def test_an_abort_frees_at_once_between_steps():
-    tested = engine()
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.step()
-    assert not all_free(tested)
-    tested.abort(1)
-    assert all_free(tested)
-    assert tested.idle
+    tested = loop()
+    tested.engine.submit(1, PROMPT, GREEDY)
+    tested.turn()
+    assert not all_free(tested.engine)
+    tested.engine.abort(1)
+    assert all_free(tested.engine)
+    assert tested.engine.idle
 
 
-def test_an_abort_while_its_step_is_under_way_frees_at_the_commit_and_says_nothing():
+def test_an_abort_while_its_step_is_under_way_frees_at_once_and_says_nothing():
     tested = engine()
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.submit(2, list(PROMPT), GREEDY)
-    plan = tested.plan()
-    assert plan is not None
+    tested.submit(1, PROMPT, GREEDY)
+    tested.submit(2, PROMPT, GREEDY)
+    step = tested.plan(0.0)
     tested.abort(1)
-    held = tested.statistics()
-    assert (2, 2) == (held.running, held.slots_free)
-    outputs = tested.commit(plan, [Pick(5), Pick(6)])
-    assert outputs == [Output(2, [6])]
     freed = tested.statistics()
     assert (1, 3) == (freed.running, freed.slots_free)
+    assert not tested.idle
+    assert outcome_of(plain=((2, 6),)) == tested.commit(step, picks(5, 6))
 
 
 def test_an_abort_of_a_waiting_sequence_takes_it_out_of_line():
-    tested = engine(slots=1)
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.submit(2, list(PROMPT), GREEDY)
-    tested.step()
-    tested.abort(2)
-    assert tested.statistics().pending == 0
-    assert {1} == {output.key for output in run(tested)}
+    tested = loop(slots=1)
+    tested.engine.submit(1, PROMPT, GREEDY)
+    tested.engine.submit(2, PROMPT, GREEDY)
+    tested.turn()
+    tested.engine.abort(2)
+    assert 0 == tested.engine.statistics().pending
+    assert {1} == tested.run().told.keys()
 
 
 def test_aborts_of_unknown_and_of_ended_sequences_are_ignored():
-    tested = engine()
-    tested.submit(1, list(PROMPT), GREEDY)
-    run(tested)
-    tested.abort(1)
-    tested.abort(99)
-    assert all_free(tested)
+    tested = loop()
+    tested.engine.submit(1, PROMPT, GREEDY)
+    tested.run()
+    tested.engine.abort(1)
+    tested.engine.abort(99)
+    assert all_free(tested.engine)
 
 
 def test_a_sequence_without_a_seed_is_given_one_and_a_seed_is_kept():
-    seeds = {}
-
-    def picks(plan: Plan) -> list[Pick | None]:
-        seeds.update({chunk.sequence.key: chunk.sequence.seed for chunk in plan.chunks})
-        return [Pick(1) for _ in plan.chunks]
-
-    tested = engine(ScriptedRunner(picks))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=1))
-    tested.submit(2, list(PROMPT), Sampling(max_tokens=1, seed=5))
-    tested.submit(3, list(PROMPT), Sampling(max_tokens=1))
-    run(tested)
-    assert seeds == {1: 100, 2: 5, 3: 101}
+    tested = engine()
+    tested.submit(1, PROMPT, Sampling(max_tokens=1))
+    tested.submit(2, PROMPT, Sampling(max_tokens=1, seed=5))
+    tested.submit(3, PROMPT, Sampling(max_tokens=1))
+    step = tested.plan(0.0)
+    assert {1: 100, 2: 5, 3: 101} == {
+        tested.batch.state(slot).key: tested.batch.seed[slot] for slot in step.slots
+    }
 
 
-def test_log_probabilities_come_with_their_token():
-    logprob = TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))
-    tested = engine(ScriptedRunner(lambda _plan: [Pick(5, logprob)]))
-    tested.submit(1, list(PROMPT), Sampling(max_tokens=1, logprobs=2))
-    assert run(tested) == [Output(1, [5], [logprob], finish_reason="length")]
+def test_the_runner_finds_each_sequences_sampling_in_the_batch():
+    tested = engine()
+    sampling = Sampling(max_tokens=1, logit_bias={3: 1.5})
+    tested.submit(1, PROMPT, sampling)
+    step = tested.plan(0.0)
+    assert sampling is tested.batch.state(step.slots[0]).sampling
+    assert 1 == tested.batch.counters.biased
 
 
-def test_a_picks_error_ends_that_sequence_alone():
-    def picks(plan: Plan) -> list[Pick | None]:
-        return [
-            Pick(0, error="the logits are not numbers") if chunk.sequence.key == 1 else Pick(5)
-            for chunk in plan.chunks
-        ]
-
-    tested = engine(ScriptedRunner(picks))
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.submit(2, list(PROMPT), GREEDY)
-    first, second, *_ = run(tested)
-    assert first == Output(1, [], error="the logits are not numbers")
-    assert second == Output(2, [5])
-    assert all_free(tested)
+def test_log_probabilities_come_with_their_token_and_the_others_stay_plain():
+    tested = engine()
+    for key in (1, 2, 3, 4):
+        tested.submit(key, PROMPT, Sampling(max_tokens=2 if key < 4 else 1, ignore_eos=True, logprobs=2))
+    step = tested.plan(0.0)
+    first, second, last = (TokenLogprob(token_id, -0.5, ((token_id, -0.5),)) for token_id in (5, 6, 8))
+    tested.abort(1)
+    told = tested.commit(step, picks(5, 6, 7, 8, logprobs={0: first, 1: second, 3: last}))
+    assert (
+        outcome_of(Output(4, [8], [last], finish_reason="length"), Output(2, [6], [second]), plain=((3, 7),))
+        == told
+    )
 
 
-def test_a_step_that_raises_fails_its_own_sequences_and_the_engine_goes_on():
-    broken = iter([True])
-    reported = []
-
-    def picks(plan: Plan) -> list[Pick | None]:
-        if next(broken, False):
-            raise RuntimeError("out of memory")
-        return [Pick(next_token(chunk.sequence.token_ids)) for chunk in plan.chunks]
-
-    tested = engine(ScriptedRunner(picks), slots=1, report_failure=reported.append)
-    tested.submit(1, list(PROMPT), GREEDY)
-    tested.submit(2, list(PROMPT), GREEDY)
-    (failure,) = tested.step()
-    assert failure == Output(1, [], error="the engine's step failed: RuntimeError: out of memory")
-    assert ["out of memory"] == [str(error) for error in reported]
-    assert [output.token_ids[0] for output in run(tested)] == answer(PROMPT, GREEDY, 40)[0]
-    assert tested.statistics().blocks_free == 20
+def test_log_probabilities_do_not_go_to_the_next_owner_of_a_slot():
+    tested = engine(slots=1, overlaps=True)
+    tested.submit(1, PROMPT, Sampling(max_tokens=3, logprobs=0))
+    first = tested.plan(0.0)
+    tested.abort(1)
+    tested.submit(2, PROMPT, Sampling(max_tokens=3, logprobs=0))
+    second = tested.plan(0.0)
+    assert list(first.slots) == list(second.slots)
+    assert not tested.commit(first, picks(5, logprobs={0: TokenLogprob(5, -1.0)}))
+    told = tested.commit(second, picks(6, logprobs={0: TokenLogprob(6, -1.0)}))
+    assert outcome_of(Output(2, [6], [TokenLogprob(6, -1.0)])) == told
 
 
-def test_the_third_failed_step_in_a_row_is_raised():
-    def picks(_plan: Plan) -> list[Pick | None]:
-        raise RuntimeError("the device is gone")
+@pytest.mark.parametrize(
+    ("token_id", "errors", "reason"),
+    [
+        (-1, {0: "the logits are not numbers"}, "the logits are not numbers"),
+        (VOCABULARY, {}, f"the model picked token id {VOCABULARY}, outside 0…12"),
+    ],
+)
+def test_a_row_that_failed_ends_that_sequence_alone(token_id, errors, reason):
+    tested = engine()
+    tested.submit(1, PROMPT, GREEDY)
+    tested.submit(2, PROMPT, GREEDY)
+    step = tested.plan(0.0)
+    told = tested.commit(step, picks(token_id, 5, errors=errors))
+    assert outcome_of(Output(1, [], error=reason), plain=((2, 5),)) == told
+    assert 1 == tested.statistics().running
 
-    tested = engine(ScriptedRunner(picks), slots=1)
-    for key in range(3):
-        tested.submit(key, list(PROMPT), GREEDY)
-    tested.step()
-    tested.step()
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        tested.step()
+
+def test_what_a_failed_sequence_computed_is_not_kept_for_others():
+    tested = loop()
+    tested.engine.submit(1, [7] * 12, GREEDY)
+    tested.turn()
+    step = tested.engine.plan(0.0)
+    tested.engine.commit(step, picks(-1, errors={0: "the logits are not numbers"}))
+    tested.engine.submit(2, [7] * 12 + [5], GREEDY)
+    tested.engine.plan(0.0)
+    assert 0 == tested.engine.statistics().prefix_hits
 
 
-def test_a_good_step_between_them_forgives_failed_steps():
-    bad = iter([True, True, False, True, True, False])
-
-    def picks(plan: Plan) -> list[Pick | None]:
-        if next(bad):
-            raise RuntimeError("hiccup")
-        return [Pick(1) for _ in plan.chunks]
-
-    tested = engine(ScriptedRunner(picks), slots=1)
-    for key in range(6):
-        tested.submit(key, list(PROMPT), Sampling(max_tokens=1))
-    assert [True, True, False, True, True, False] == [output.error is not None for output in run(tested)]
+def test_a_step_that_failed_fails_its_own_sequences_and_the_engine_goes_on():
+    tested = loop(slots=1)
+    tested.engine.submit(1, PROMPT, GREEDY)
+    tested.engine.submit(2, PROMPT, GREEDY)
+    step = tested.engine.plan(0.0)
+    assert outcome_of(Output(1, [], error="out of memory")) == tested.engine.fail(step, "out of memory")
+    tested.run()
+    assert answer(PROMPT, GREEDY, 40)[0] == tested.told[2]
+    assert 20 == tested.engine.statistics().blocks_free
 
 
 def test_statistics_count_steps_prompt_tokens_and_generated_tokens():
-    tested = engine()
-    tested.submit(1, [1] * 20, Sampling(max_tokens=3, ignore_eos=True))
-    run(tested)
-    assert tested.statistics() == EngineStatistics(
-        slots_free=4, blocks_free=20, blocks_total=20, steps=4, prompt_tokens=20, generated_tokens=3
+    tested = loop()
+    tested.engine.submit(1, [1] * 20, Sampling(max_tokens=3, ignore_eos=True))
+    tested.run()
+    assert (
+        EngineStatistics(
+            slots_free=4,
+            blocks_free=20,
+            blocks_total=20,
+            steps=4,
+            prompt_tokens=20,
+            generated_tokens=3,
+            prefix_queries=20,
+            cached_tokens=20,
+            step_tokens=22,
+        )
+        == tested.engine.statistics()
     )
+
+
+def test_cache_usage_is_what_running_sequences_hold():
+    tested = engine()
+    tested.submit(1, [1] * 16, GREEDY)
+    tested.plan(0.0)
+    assert (0.2, 16) == (tested.statistics().cache_usage, tested.statistics().blocks_free)
+
+
+# Overlap -------------------------------------------------------------------------------------------
+
+
+def test_with_overlap_a_step_is_planned_while_the_one_before_is_under_way():
+    tested = engine(overlaps=True)
+    tested.submit(1, PROMPT, GREEDY)
+    first = tested.plan(0.0)
+    second = tested.plan(0.0)
+    assert [-1] == list(second.input_ids)  # the token that the first step is about to pick
+    assert outcome_of(plain=((1, 5),)) == tested.commit(first, picks(5))
+    assert outcome_of(plain=((1, 6),)) == tested.commit(second, picks(6))
+
+
+def test_what_a_step_under_way_ends_gets_no_token_from_the_next():
+    tested = engine(overlaps=True)
+    tested.submit(1, PROMPT, Sampling(max_tokens=9))
+    first, second = tested.plan(0.0), tested.plan(0.0)
+    assert "stop" == tested.commit(first, picks(EOS)).outputs[0].finish_reason
+    assert all_free(tested)
+    assert not tested.commit(second, picks(6))
+    assert tested.idle
+
+
+def test_a_step_under_way_that_makes_the_last_token_is_known_to_do_so():
+    tested = engine(overlaps=True)
+    tested.submit(1, PROMPT, Sampling(max_tokens=1))
+    first = tested.plan(0.0)
+    assert tested.plan(0.0) is None
+    assert not tested.idle
+    tested.commit(first, picks(6))
+    assert tested.idle
+
+
+def test_a_third_step_at_once_is_a_bug():
+    tested = engine(overlaps=True)
+    tested.submit(1, PROMPT, GREEDY)
+    tested.plan(0.0)
+    tested.plan(0.0)
+    with pytest.raises(AssertionError):
+        tested.plan(0.0)
+
+
+# Time ----------------------------------------------------------------------------------------------
+
+
+def test_a_time_limit_begins_with_the_first_plan_and_ends_a_sequence_wherever_it_is():
+    tested = loop(slots=1)
+    for key in (1, 2):
+        tested.engine.submit(key, PROMPT, Sampling(max_tokens=30, ignore_eos=True), timeout_s=5.0)
+    tested.now_s = 100.0
+    tested.turn(0.0)
+    tested.turn(5.0)
+    assert {} == tested.ends
+    tested.turn(0.1)
+    reason = "the request took longer than 5 s"
+    assert {key: Output(key, [], error=reason, code="request_timeout") for key in (1, 2)} == tested.ends
+    assert all_free(tested.engine) or tested.engine.statistics().slots_free == 1
+    assert tested.engine.idle
+
+
+def test_time_limits_of_what_has_ended_are_forgotten():
+    tested = loop()
+    for key in range(500):
+        tested.engine.submit(key, PROMPT, Sampling(max_tokens=1), timeout_s=1e9)
+        tested.turn()
+    assert len(tested.engine._deadlines) <= 66

@@ -1,17 +1,37 @@
-"""The engine under random submits, aborts and failures, against an oracle that is one plain loop."""
+"""The engine under random submits, aborts, timeouts and failures, against an oracle that is one plain loop.
 
-from hypothesis import settings
+Whatever is preempted, resumed, cut into chunks, found in the prefix cache or overlapped says what it would
+have said alone. The kernels' own machines are in tests/cext.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from engine.fake_model import EOS, VOCABULARY, FakeRunner, answer
+from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
+from fairlead._cext.blockpool import OutOfBlocks
 from fairlead.engine.engine import Engine
-from fairlead.engine.sequence import Plan
+from fairlead.engine.memory import Memory, Prefix
+from fairlead.engine.scheduler import Scheduler
+from fairlead.engine.sequence import MOST_PREEMPTIONS, State
 from fairlead.job import Sampling
 from fairlead.worker.wire import Output
 
 BLOCK_SIZE = 4
 LONGEST = 40
+SALTS = (b"", b"tenant")
 
 samplings = st.builds(
     Sampling,
@@ -20,154 +40,426 @@ samplings = st.builds(
     min_tokens=st.integers(0, 5),
     stop_token_ids=st.lists(st.integers(0, VOCABULARY), max_size=2).map(tuple),
 )
-prompts = st.lists(st.integers(-1, VOCABULARY), max_size=3) | st.lists(
-    st.integers(0, VOCABULARY - 1), min_size=1, max_size=LONGEST + 2
+# Mostly the beginnings of the same few texts, so that there is something to be found again.
+texts = st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8] * 6, [5] * 48, [1, 2, 3, 4, 5, 6, 7, 9] * 6])
+prompts = (
+    st.lists(st.integers(-1, VOCABULARY), max_size=3)
+    | st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=LONGEST + 2)
+    | st.builds(lambda text, length: text[:length], texts, st.integers(1, LONGEST + 2))
 )
+
+
+class Submitted(NamedTuple):
+    prompt: list[int]
+    sampling: Sampling
+    timeout_s: float | None
+
+
+class Blind:
+    """Takes everyone to end at once, so that whoever fits comes in and memory runs out."""
+
+    def remaining(self, keys, outputs, limits):
+        return np.zeros_like(limits)
+
+    def learn(self, length) -> None:
+        pass
+
+    def regret(self) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "Blind()"
 
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
-        slots=st.integers(1, 5),
-        batch=st.integers(1, 5),
+        slots=st.integers(1, 6),
+        batch=st.integers(1, 6),
         tokens=st.integers(1, 3) | st.integers(4, 12),
-        blocks=st.integers(5, 30),
+        blocks=st.lists(st.integers(5, 16), min_size=3, max_size=3),
+        windows=st.sampled_from([(None,), (None,), (None, 6), (5,), (None, 3, 9)]),
+        overlaps=st.booleans(),
+        prefix_cache=st.booleans(),
+        predictor=st.sampled_from([None, Blind()]),
     )
-    def start(self, slots: int, batch: int, tokens: int, blocks: int) -> None:
-        self.slots, self.batch, self.tokens, self.blocks = slots, min(batch, slots), tokens, blocks
-        self.longest = min(LONGEST, blocks * BLOCK_SIZE)
-        self.runner = FakeRunner(BLOCK_SIZE)
+    def start(self, slots, batch, tokens, blocks, windows, overlaps, prefix_cache, predictor) -> None:
+        self.slots, self.batch, self.tokens = slots, min(batch, slots), tokens
+        self.windows = windows
+        self.runner = FakeRunner(BLOCK_SIZE, windows=windows, overlaps=overlaps)
         self.engine = Engine(
             self.runner,
             slots=slots,
             max_batch=self.batch,
             max_batched_tokens=tokens,
             max_model_len=LONGEST,
-            blocks_total=blocks,
+            blocks_total=blocks[: len(windows)],
+            windows=windows,
             block_size=BLOCK_SIZE,
             vocab_size=VOCABULARY,
             eos_token_ids=[EOS],
             draw_seed=lambda: 1,
+            prefix_cache=prefix_cache,
+            hash_key=bytes(16),
+            max_entries=60,
+            cleanup_interval_s=2.0,
+            predictor=predictor,
         )
-        self.plan: Plan | None = None
-        self.submitted: list[tuple[list[int], Sampling]] = []
-        self.told: dict[int, list[int]] = {}  # of the sequences that are open
-        self.ended: set[int] = set()
+        self.longest = self.engine._intake.longest
+        self.loop = Loop(self.engine, self.runner)
+        self.under_way: list = []
+        self.submitted: list[Submitted] = []
+        self.open: set[int] = set()
+        self.deadlines: dict[int, float] = {}
+        self.heard_errors: dict[int, str] = {}
 
-    @rule(prompt=prompts, sampling=samplings)
-    def submit(self, prompt: list[int], sampling: Sampling) -> None:
+    @property
+    def most_steps(self) -> int:
+        return 2 if self.runner.overlaps else 1
+
+    # What the world does -----------------------------------------------------------------------------
+
+    @rule(
+        prompt=prompts,
+        sampling=samplings,
+        priority=st.integers(0, 2),
+        timeout_s=st.none() | st.floats(0.5, 3.0),
+        salt=st.sampled_from(SALTS),
+    )
+    def submit(self, prompt, sampling, priority, timeout_s, salt) -> None:
         key = len(self.submitted)
-        self.submitted.append((prompt, sampling))
-        self.told[key] = []
-        self.engine.submit(key, list(prompt), sampling)
+        self.submitted.append(Submitted(prompt, sampling, timeout_s))
+        self.open.add(key)
+        self.engine.submit(key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt)
+
+    @rule(prompt=prompts.filter(lambda prompt: prompt and 0 <= min(prompt)), number=st.integers(2, 5))
+    def submit_many(self, prompt, number) -> None:
+        """Who all want to say much: what makes memory run out."""
+        for _ in range(number):
+            self.submit(prompt, Sampling(max_tokens=30, ignore_eos=True), 1, None, b"")
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        """Of anyone: waiting, running, in the step under way, ended, aborted, unknown."""
+    def abort(self, data) -> None:
+        """Of anyone: waiting, running, in a step under way, ended, aborted, unknown."""
         key = data.draw(st.integers(0, len(self.submitted)), label="key")
-        if key < len(self.submitted):
-            self.told.pop(key, None)
-            self.ended.add(key)
+        self.open.discard(key)
         self.engine.abort(key)
 
-    @precondition(lambda self: self.plan is None)
+    @rule(seconds=st.floats(0.1, 2.0))
+    def let_time_pass(self, seconds) -> None:
+        self.loop.now_s += seconds
+
+    # Steps -------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.under_way) < self.most_steps)
     @rule()
     def begin_step(self) -> None:
-        self.plan = self.engine.plan()
-        if self.plan is None:
-            for output in self.engine.step():  # refusals are told even so
-                self.hear(output)
-            return
-        chunks = self.plan.chunks
-        assert 0 < len(chunks) <= self.batch
-        assert sum(chunk.count for chunk in chunks) <= self.tokens
-        assert all(chunk.count > 0 for chunk in chunks)
-        assert len({chunk.sequence.slot for chunk in chunks}) == len(chunks)
-        decodes = [chunk.count == 1 and chunk.samples for chunk in chunks]
-        assert sorted(decodes, reverse=True) == decodes
+        step = self.plan()
+        if step is not None:
+            self.under_way.append((step, self.runner.launch(step, self.engine.batch)))
+        elif not self.under_way:
+            self.hear(self.engine.settle())
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: len(self.under_way) < self.most_steps)
+    @rule()
+    def begin_step_that_cannot_be_launched(self) -> None:
+        """The step before is accounted for first."""
+        step = self.plan()
+        while self.under_way:
+            self.end_step()
+        if step is not None:
+            self.fail(step, "no memory for this step")
+
+    def plan(self):
+        now_s = self.loop.now_s
+        for key in sorted(self.open - self.deadlines.keys()):
+            if self.submitted[key].timeout_s is not None:
+                self.deadlines[key] = now_s + self.submitted[key].timeout_s
+        step = self.engine.plan(now_s)
+        assert all(self.deadlines[key] >= now_s for key in self.deadlines.keys() & self.engine._sequences)
+        if step is not None:
+            self.check_step(step)
+        return step
+
+    def check_step(self, step) -> None:
+        counts = [last - first for first, last in zip(step.query_starts, step.query_starts[1:], strict=False)]
+        assert 0 < step.rows == len(counts) <= self.batch
+        assert sum(counts) == step.tokens <= self.tokens
+        assert min(counts) > 0
+        assert len(set(step.slots)) == step.rows
+        sampling = set(step.sample_rows)
+        decodes = [count == 1 and row in sampling for row, count in enumerate(counts)]
+        assert sorted(decodes, reverse=True) == decodes
+        assert step.decodes == sum(decodes)
+
+    @precondition(lambda self: self.under_way)
     @rule()
     def end_step(self) -> None:
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        for output in self.engine.commit(plan, self.runner.launch(plan).wait()):
-            self.hear(output)
+        step, pending = self.under_way.pop(0)
+        self.hear(self.engine.commit(step, pending.wait()))
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.under_way)
     @rule()
     def end_step_badly(self) -> None:
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        keys = {chunk.sequence.key for chunk in plan.chunks} & set(self.told)
-        outputs = self.engine.fail(plan, "the device hiccuped")
-        failed = {output.key for output in outputs if output.error == "the device hiccuped"}
-        assert keys == failed
-        for output in outputs:
-            if output.key in failed:
-                self.told.pop(output.key)
-                self.ended.add(output.key)
-            else:
-                self.hear(output)
+        step, pending = self.under_way.pop(0)
+        pending.broken = True
+        with pytest.raises(RuntimeError, match="broken"):
+            pending.wait()
+        self.fail(step, "the device hiccuped")
 
-    @precondition(lambda self: self.plan is None)
-    @rule(number=st.integers(1, 5))
-    def run_steps(self, number: int) -> None:
+    def fail(self, step, reason: str) -> None:
+        before = self.engine._sequences.keys() & self.open
+        outcome = self.engine.fail(step, reason)
+        failed = {output.key for output in outcome.outputs if output.error == reason}
+        assert failed <= before
+        assert not failed & self.engine._sequences.keys()
+        for key in failed:
+            self.heard_errors[key] = reason
+        self.hear(outcome)
+
+    @rule(number=st.integers(1, 25))
+    def run_steps(self, number) -> None:
         for _ in range(number):
+            while len(self.under_way) >= self.most_steps:
+                self.end_step()
+            planned = len(self.under_way)
             self.begin_step()
-            if self.plan is not None:
+            if self.under_way and (len(self.under_way) == self.most_steps or planned):
                 self.end_step()
 
-    def hear(self, output: Output) -> None:
-        """Check an output against what the model says of its sequence alone."""
-        assert output.key not in self.ended
-        prompt, sampling = self.submitted[output.key]
-        if output.error is not None:
-            assert not self.can_run(prompt, sampling)
-            assert output.token_ids == []
-            del self.told[output.key]
-            self.ended.add(output.key)
+    # What is heard -----------------------------------------------------------------------------------
+
+    def hear(self, outcome) -> None:
+        heard = self.loop.told.keys() | self.loop.ends.keys()
+        self.loop.hear(outcome)
+        named = {*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)}
+        assert named <= self.open, "of one that has ended, or was aborted"
+        assert heard is not None
+        for key in named:
+            self.check(key, self.loop.told[key], self.loop.ends.get(key))
+
+    def check(self, key: int, told: list[int], end: Output | None) -> None:
+        """Compare with what the model says of this sequence alone."""
+        prompt, sampling, _ = self.submitted[key]
+        if end is not None:
+            self.open.remove(key)
+            if end.code == "request_timeout":
+                assert self.deadlines[key] < self.loop.now_s
+            elif end.error is not None:
+                assert key in self.heard_errors or not self.can_run(prompt, sampling)
+        if not self.can_run(prompt, sampling):
+            assert end is not None
+            assert [] == told
             return
-        told = self.told[output.key]
-        told += output.token_ids
-        expected, reason = answer(prompt, sampling, self.longest)
-        assert told == expected[: len(told)]
-        assert (output.finish_reason is not None) == (len(told) == len(expected))
-        if output.finish_reason is not None:
-            assert output.finish_reason == reason
-            assert output.stop_token == (told[-1] if reason == "stop" else None)
-            del self.told[output.key]
-            self.ended.add(output.key)
+        expected, reason = answer(prompt, sampling, self.longest, self.windows)
+        assert expected[: len(told)] == told
+        if end is None:
+            assert len(told) < len(expected)
+        elif end.error is None:
+            assert (expected, reason) == (told, end.finish_reason)
+            assert (told[-1] if reason == "stop" else None) == end.stop_token
 
     def can_run(self, prompt: list[int], sampling: Sampling) -> bool:
         known = all(0 <= token_id < VOCABULARY for token_id in prompt)
         return 0 < len(prompt) < self.longest and sampling.max_tokens > 0 and known
 
+    # What always holds -------------------------------------------------------------------------------
+
     @invariant()
-    def counts_agree(self) -> None:
+    def everybody_is_somewhere(self) -> None:
         counts = self.engine.statistics()
         assert counts.slots_free + counts.running == self.slots
-        assert 0 <= counts.blocks_free <= self.blocks
-        assert (counts.running == 0) <= (counts.blocks_free == self.blocks)
-        if self.plan is None:
-            assert self.engine.idle == (not self.told)
-            assert counts.running + counts.pending <= len(self.told)
+        assert counts.preemptions <= MOST_PREEMPTIONS * len(self.submitted)
+        assert self.engine._sequences.keys() <= self.open
+        assert counts.running + counts.pending == len(self.engine._sequences)
+        assert self.engine.idle == (not self.open and not self.under_way)
+        for sequence in self.engine._sequences.values():
+            assert sequence.preemptions <= MOST_PREEMPTIONS
+            assert (sequence.state is State.PROCESSING) == (sequence.handle != 0)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        memory = self.engine._memory
+        running = [one for one in self.engine._sequences.values() if one.state is State.PROCESSING]
+        tables = [self.engine.batch.block_ids(one.slot) for one in running]
+        for group, pool in enumerate(memory.pools):
+            held = Counter(block for table in tables for block in table[group] if block >= 0)
+            assert [held[block] for block in range(pool.total)] == [
+                pool.reference_count(block) for block in range(pool.total)
+            ]
+            assert pool.total == pool.free + pool.evictable + len(held)
+            assert memory._table_entries[group] == held.total()
+            promised = sum(one.promised[group] for one in running if one.promised is not None)
+            assert memory._promised[group] == promised <= pool.available
 
     def teardown(self) -> None:
-        """Let everybody end, in as many steps as it can take at most; then nothing is held."""
+        """Let everybody end; then nothing is held, and whoever preempts for ever is found out."""
         if not hasattr(self, "engine"):
             return
-        if self.plan is not None:
-            self.end_step()
-        self.run_steps(len(self.told) * 2 * LONGEST + 1)
-        assert not self.told
+        steps = 0
+        while self.open or self.under_way:
+            steps += 1
+            assert steps < 200 + len(self.submitted) * 12 * LONGEST, "a livelock"
+            self.run_steps(1)
+            if self.under_way and not self.engine._sequences:
+                self.end_step()
         assert self.engine.idle
-        counts = self.engine.statistics()
-        assert (0, 0) == (counts.running, counts.pending)
-        assert (self.slots, self.blocks) == (counts.slots_free, counts.blocks_free)
+        self.everybody_is_somewhere()
+        self.every_block_is_accounted_for()
+        memory = self.engine._memory
+        assert all(pool.available == pool.total for pool in memory.pools)
+        assert self.engine._scheduler._longest_tokens == 0
 
 
-EngineMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, database=None
+MACHINE_SETTINGS = settings(
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
 )
-TestEngineMachine = EngineMachine.TestCase
+
+
+def test_every_sequence_says_what_it_would_have_said_alone():
+    run_state_machine_as_test(EngineMachine, settings=MACHINE_SETTINGS)
+
+
+# Engines that are wrong in one way each ------------------------------------------------------------
+
+
+def never_gives_blocks_back(self, sequence, *, keep):
+    self._batch.block_ids(sequence.slot)
+
+
+def gives_blocks_back_but_not_the_promise(self, sequence, *, keep):
+    promised = list(self._promised)
+    leave(self, sequence, keep=keep)
+    self._promised[:] = promised
+
+
+def takes_what_was_promised(self, group):
+    return self._pools[group].available
+
+
+def finds_a_prefix_without_looking_at_all_groups(self, sequence):
+    prefix = match(self, sequence)
+    if len(prefix.blocks) > 1 and sequence.hashes is not None:
+        limit = (sequence.tokens.num_tokens - 1) // BLOCK_SIZE
+        found = self._match_in(0, sequence.hashes, limit)
+        others = [blocks + [0] * (len(found) - len(blocks)) for blocks in prefix.blocks[1:]]
+        return Prefix((found, *others), len(found) * BLOCK_SIZE)
+    return prefix
+
+
+def begins_a_block_behind_its_prefix(self, sequence):
+    prefix = match(self, sequence)
+    if sequence.tokens.num_tokens > prefix.tokens + BLOCK_SIZE:
+        blocks = tuple(
+            ids + pool.get_new_blocks(1) for ids, pool in zip(prefix.blocks, self._pools, strict=True)
+        )
+        for pool, ids in zip(self._pools, blocks, strict=True):
+            pool.free_blocks(ids[-1:])
+        return Prefix(blocks, prefix.tokens + BLOCK_SIZE)
+    return prefix
+
+
+def forgets_what_it_indexed(self, sequence):
+    index(self, sequence)
+    sequence.indexed = 0
+    sequence.hashes = sequence.hashes and self.new_hashes(b"another")
+
+
+def counts_a_table_twice(self, sequence, group, count):
+    redeem(self, sequence, group, count)
+    self._table_entries[group] += count
+
+
+def forgets_who_was_preempted(self, victim):
+    preempt(self, victim)
+    self.remove(victim)
+
+
+def takes_the_pinned_too(self):
+    return next((one for one in reversed(self._running[max(self._running)].values())), None)
+
+
+def spends_the_budget_twice(self, sequence):
+    budget = self._budget
+    give_chunk(self, sequence)
+    self._budget = budget
+
+
+def lets_in_more_rows_than_a_step_takes(self):
+    fill_step(self)
+    self._rows_left += 1
+
+
+def keeps_the_slot(self, sequence, *, keep=True):
+    slots, self._slots = self._slots, _Unfreeable(self._slots)
+    remove(self, sequence, keep=keep)
+    self._slots = slots
+
+
+def sees_no_clock(self, now_s):
+    self._new.clear()
+
+
+def fails_in_silence(self, sequence, reason):
+    fail(self, sequence, reason)
+    return Output(-1, [], error=reason)
+
+
+def goes_on_after_its_end(self, sequence, token_id, reason, logprob):
+    return Output(sequence.key, [token_id], finish_reason="length")
+
+
+def aborts_only_in_name(self, key):
+    self._told.pop(key, None)
+    self._sequences.pop(key, None)
+
+
+class _Unfreeable:
+    def __init__(self, slots):
+        self._slots = slots
+
+    def __getattr__(self, name):
+        return getattr(self._slots, name)
+
+    def free(self, handle):
+        pass
+
+
+leave, match, index, redeem = Memory.leave, Memory._match, Memory.index, Memory._redeem
+preempt, give_chunk, fill_step = Scheduler._preempt, Scheduler._give_chunk, Scheduler._fill_step
+remove, fail = Scheduler.remove, Engine._fail
+
+MUTANTS = [
+    (Memory, "leave", never_gives_blocks_back),
+    (Memory, "leave", gives_blocks_back_but_not_the_promise),
+    (Memory, "spare", takes_what_was_promised),
+    (Memory, "_match", finds_a_prefix_without_looking_at_all_groups),
+    (Memory, "_match", begins_a_block_behind_its_prefix),
+    (Memory, "_redeem", counts_a_table_twice),
+    (Memory, "index", forgets_what_it_indexed),
+    (Scheduler, "_preempt", forgets_who_was_preempted),
+    (Scheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
+    (Scheduler, "_give_chunk", spends_the_budget_twice),
+    (Scheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
+    (Scheduler, "remove", keeps_the_slot),
+    (Engine, "_look_at_the_clock", sees_no_clock),
+    (Engine, "_fail", fails_in_silence),
+    (Engine, "_complete", goes_on_after_its_end),
+    (Engine, "abort", aborts_only_in_name),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"), MUTANTS, ids=[mutant.__name__ for *_, mutant in MUTANTS]
+)
+def test_the_machine_finds_an_engine_that(monkeypatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    hunt = settings(MACHINE_SETTINGS, max_examples=400, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):
+        run_state_machine_as_test(EngineMachine, settings=hunt)

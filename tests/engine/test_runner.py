@@ -1,4 +1,4 @@
-"""Plans through a whole model: who shares a step, what breaks in it, and within which limits it runs."""
+"""Steps through a whole model: who shares a step, what breaks in it, and within which limits it runs."""
 
 import shutil
 
@@ -7,6 +7,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from fairlead.engine.cpu_step import CpuStep, variants
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
@@ -14,7 +15,7 @@ from fairlead.worker.wire import WorkerSpec
 from models.tiny import SHAPE, SIZES, VOCABULARY, Driver, generate, load, prompt_of, save
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
-TOKEN_BYTES = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * 4
+TOKEN_BYTES = 2 * SHAPE.layers * SHAPE.kv_heads * 32 * 4  # as the compiled step lays heads of 16 out
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,12 @@ def loaded(directory):
 
 
 def poisoned(directory, target, name, row):
-    """A copy of the checkpoint with NaN in one row of a tensor."""
+    """A copy of the checkpoint with NaN in one row of a tensor, in torch: the compiled step refuses it."""
     shutil.copytree(directory, target, dirs_exist_ok=True)
     tensors = load_file(target / "model.safetensors")
     tensors[name][row] = float("nan")
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    return load(target, kv_cache_bytes=2 << 20)
+    return load(target, kv_cache_bytes=2 << 20, compiled=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -55,37 +56,97 @@ def test_seeded_texts_are_the_same_alone_and_in_a_batch_of_32(directory, dtype):
         assert alone == [together[row]]
 
 
-def test_a_chunk_that_does_not_sample_has_no_pick(loaded):
+def test_a_step_in_which_nobody_samples_has_no_picks(loaded):
     driver = Driver(loaded, max_batched_tokens=10)
-    driver.add(prompt_of(25), GREEDY)
-    assert [None] == driver.step()
-    assert [None] == driver.step()
-    assert driver.step()[0].token_id in range(VOCABULARY)
+    text = driver.add(prompt_of(25), GREEDY)
+    assert 0 == len(driver.step().token_ids)
+    assert 0 == len(driver.step().token_ids)
+    [token_id] = driver.step().token_ids.tolist()
+    assert token_id in range(VOCABULARY)
+    assert [token_id] == text.output
+
+
+KINDS = [
+    {"temperature": 0},
+    {"logprobs": 2},
+    {"temperature": 0.7, "top_k": 20, "presence_penalty": 0.8, "frequency_penalty": 0.3},
+    {"top_p": 0.9, "min_p": 0.01, "logit_bias": {5: 3.0}},
+    {"repetition_penalty": 1.4, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
+]
+
+
+def test_picks_are_the_same_when_each_step_is_launched_before_the_last_was_waited_for(loaded):
+    picks = []
+    for ahead in (False, True):
+        driver = Driver(loaded, ahead=ahead)
+        for row in range(10):
+            driver.add(
+                prompt_of(3 + 7 * row), Sampling(**{"max_tokens": 4 + 3 * row, **KINDS[row % 5]}), seed=row
+            )
+        driver.run()
+        picks.append([text.picks for text in driver.texts])
+    for one, other in zip(*picks, strict=True):
+        assert [pick.token_id for pick in one] == [pick.token_id for pick in other]
+        for pick, same in zip(one, other, strict=True):
+            if pick.logprob is not None:
+                assert pytest.approx(pick.logprob.logprob, abs=1e-4) == same.logprob.logprob
+    assert [4 + 3 * row for row in range(10)] == [len(one) for one in picks[0]]
+
+
+def test_two_steps_launched_back_to_back_hand_the_token_over_on_the_device(loaded):
+    [expected] = generate(loaded, [prompt_of(20)], Sampling(max_tokens=3, temperature=0))
+    driver = Driver(loaded)
+    batch = driver.batch
+    text = driver.add(prompt_of(20), Sampling(max_tokens=3, temperature=0))
+    driver.add(prompt_of(21), GREEDY)
+    driver._launch()
+    for other in range(2):
+        driver._launch()
+        step, _, _ = driver._under_way[-1]
+        if other == 0:  # the first has sampled, the second got the rest of the budget
+            assert [-1] == list(step.input_ids)[:1]
+            assert [20] == list(step.positions)[:1]
+            driver._commit()
+    assert expected[:1] == text.output
+    while driver._under_way:
+        driver._commit()
+    assert expected == text.output
+    assert text.slot == -1
+    assert batch.num_reqs == 1
+
+
+def test_a_broken_row_fails_alone_though_its_next_token_is_under_way(directory, tmp_path):
+    loaded = poisoned(directory, tmp_path, "model.embed_tokens.weight", 200)
+    prompts = [[token for token in prompt_of(20, seed=seed) if token != 200] for seed in (1, 2)]
+    expected = generate(loaded, prompts, GREEDY)
+    driver = Driver(loaded, max_batched_tokens=80, ahead=True)
+    texts = [driver.add(prompt, GREEDY) for prompt in (prompts[0], [200, *prompts[0]], prompts[1])]
+    driver.run()
+    assert ["NaN" in pick.error for pick in texts[1].picks] == [True]
+    assert expected == [texts[0].output, texts[2].output]
 
 
 def test_a_recomputed_sequence_goes_on_as_if_nothing_had_happened(loaded):
     [expected] = generate(loaded, [prompt_of(30)], GREEDY)
     driver = Driver(loaded)
-    sequence = driver.add(prompt_of(30), GREEDY)
-    while sequence.output_length < 5:
+    text = driver.add(prompt_of(30), GREEDY)
+    while len(text.output) < 5:
         driver.step()
-    driver.release(sequence)  # preempted: its tokens stay, its cache goes
-    sequence.computed = 0
+    driver.release(text)  # preempted: its tokens stay, its cache goes
+    driver.enter(text)
     driver.run()
-    assert expected == sequence.token_ids[30:]
+    assert expected == text.output
 
 
 def test_blocks_computed_by_another_sequence_can_be_shared(loaded):
     prompt = prompt_of(50)
     [expected] = generate(loaded, [prompt], GREEDY)
     driver = Driver(loaded)
-    first = driver.add(prompt, GREEDY)
+    first = driver.add(prompt[:33], Sampling(max_tokens=1))
     driver.run()
-    second = driver.add(prompt, GREEDY)
-    second.block_ids[0].extend(first.block_ids[0][:2])
-    second.computed = 2 * loaded.block_size
+    second = driver.add(prompt, GREEDY, shared=tuple(blocks[:2] for blocks in first.blocks))
     driver.run()
-    assert expected == second.token_ids[50:]
+    assert expected == second.output
 
 
 def test_reused_blocks_say_nothing_of_their_former_owner(directory):
@@ -93,23 +154,25 @@ def test_reused_blocks_say_nothing_of_their_former_owner(directory):
     driver = Driver(loaded)
     prompts = [prompt_of(60), prompt_of(33), prompt_of(41)]
     expected = [generate(load(directory, kv_cache_bytes=1 << 20), [prompt], GREEDY)[0] for prompt in prompts]
-    for prompt, text in zip(prompts, expected, strict=True):
-        sequence = driver.add(prompt, GREEDY)
+    for prompt, output in zip(prompts, expected, strict=True):
+        text = driver.add(prompt, GREEDY)
         driver.run()
-        assert text == sequence.token_ids[len(prompt) :]
-        driver.release(sequence)
+        assert output == text.output
+        driver.release(text)
 
 
-@pytest.mark.parametrize("stranger", [-1, VOCABULARY, 2**31 - 1])
-def test_a_prompt_with_a_token_that_does_not_exist_fails_alone(loaded, stranger):
+@pytest.mark.parametrize("stranger", [VOCABULARY, 2**31 - 2])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_with_a_token_that_does_not_exist_fails_alone(loaded, stranger, ahead):
     [expected] = generate(loaded, [prompt_of(40)], GREEDY)
-    driver = Driver(loaded)
+    driver = Driver(loaded, ahead=ahead, vocab_size=2**31 - 1)
     healthy = driver.add(prompt_of(40), GREEDY)
-    broken = driver.add([1, stranger, *prompt_of(30)], GREEDY)
+    broken = driver.add([1, stranger, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
     driver.run()
-    assert expected == healthy.token_ids[40:]
-    [pick] = driver.picks[broken.key]
-    assert "token ids outside" in pick.error
+    assert expected == healthy.output
+    [pick] = broken.picks
+    assert "token ids outside 0…319" in pick.error
+    assert pick.logprob is None
 
 
 def test_nan_weights_that_one_prompt_touches_fail_that_prompt_alone(directory, tmp_path):
@@ -117,20 +180,17 @@ def test_nan_weights_that_one_prompt_touches_fail_that_prompt_alone(directory, t
     prompts = [[token for token in prompt_of(40, seed=seed) if token != 200] for seed in (1, 2)]
     touching = [*prompts[0][:10], 200, *prompts[0][10:]]
     expected = [generate(loaded, [prompt], GREEDY)[0] for prompt in prompts]
+    assert all(len(output) == GREEDY.max_tokens for output in expected)
     driver = Driver(loaded)
-    sequences = [driver.add(prompt, GREEDY) for prompt in (prompts[0], touching, prompts[1])]
+    texts = [driver.add(prompt, GREEDY) for prompt in (prompts[0], touching, prompts[1])]
     driver.run()
-    assert "NaN" in driver.picks[1][0].error
-    for row, text in zip((0, 2), expected, strict=True):
-        assert (
-            text[: sequences[row].output_length] == sequences[row].token_ids[sequences[row].prompt_length :]
-        )
-        assert sequences[row].output_length == GREEDY.max_tokens
+    assert "NaN" in texts[1].picks[0].error
+    assert expected == [texts[0].output, texts[2].output]
     # What the broken one left in its blocks is nobody's trouble.
-    driver.release(sequences[1])
+    driver.release(texts[1])
     again = driver.add(prompts[1], GREEDY)
     driver.run()
-    assert expected[1] == again.token_ids[again.prompt_length :]
+    assert expected[1] == again.output
 
 
 def test_nan_in_every_layer_fails_everybody_without_an_exception(directory, tmp_path):
@@ -139,7 +199,7 @@ def test_nan_in_every_layer_fails_everybody_without_an_exception(directory, tmp_
     for seed in range(3):
         driver.add(prompt_of(20, seed=seed), Sampling(max_tokens=5, logprobs=2, top_p=0.5))
     driver.run()
-    assert all("NaN" in picks[0].error for picks in driver.picks.values())
+    assert all("NaN" in text.picks[0].error for text in driver.texts)
 
 
 def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
@@ -147,7 +207,9 @@ def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
     assert (8, 8, 512) == (loaded.slots, loaded.max_batch, loaded.max_batched_tokens)
     assert 512 == loaded.max_model_len
     # 1024 MiB would hold far more than eight whole contexts.
-    assert 8 * 512 // 16 == loaded.blocks_total
+    assert (8 * 512 // 16,) == loaded.blocks_total
+    assert (23,) == loaded.windows
+    assert (512, 512) == (loaded.max_input_tokens, loaded.max_output_tokens)
     assert 8 * 512 * TOKEN_BYTES == loaded.kv_cache_bytes
     assert ("cpu", "float32", VOCABULARY, 16) == (
         loaded.device,
@@ -164,6 +226,8 @@ def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
         max_batch=7,
         max_batched_tokens=99,
         max_model_len=100,
+        max_input_tokens=60,
+        max_output_tokens=2000,
         kv_cache_bytes=10_000_000,
         block_size=8,
         dtype="bfloat16",
@@ -174,15 +238,48 @@ def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
         loaded.max_batched_tokens,
         loaded.max_model_len,
     )
-    assert 10_000_000 // (8 * TOKEN_BYTES // 2) == loaded.blocks_total
+    assert (60, 100) == (loaded.max_input_tokens, loaded.max_output_tokens)
+    assert (10_000_000 // (8 * TOKEN_BYTES // 2 // 2),) == loaded.blocks_total  # torch's heads are not padded
     assert "bfloat16" == loaded.dtype
 
 
 def test_the_context_is_no_longer_than_the_cache(directory):
     loaded = load(directory, kv_cache_bytes=5 * 16 * TOKEN_BYTES + 1)
-    assert (5, 80) == (loaded.blocks_total, loaded.max_model_len)
+    assert ((5,), 80) == (loaded.blocks_total, loaded.max_model_len)
     [text] = generate(loaded, [prompt_of(60)], Sampling(max_tokens=20, temperature=0))
     assert 20 == len(text)
+
+
+def gemma(directory, **values):
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    save(transformers.Gemma3TextConfig(**SIZES, sliding_window=30, layer_types=kinds, **values), directory)
+    return directory
+
+
+def test_layers_that_slide_get_what_the_slots_can_see_and_the_others_the_rest(tmp_path):
+    a_layer = TOKEN_BYTES // 3 * 16
+    loaded = load(gemma(tmp_path), slots=2, max_batched_tokens=50, kv_cache_bytes=1000 * a_layer)
+    # A window and the tokens of a step, cut by blocks at both ends, a slot; and one more step's tokens.
+    most = 2 * (-(-(30 + 50) // 16) + 1) + 4
+    assert (None, 30) == loaded.windows
+    assert (1000 - 2 * most, most) == loaded.blocks_total
+    assert 1000 * a_layer == loaded.kv_cache_bytes
+    small = load(tmp_path, slots=2, max_batched_tokens=50, kv_cache_bytes=12 * a_layer)
+    assert ((4, 4), 64) == (small.blocks_total, small.max_model_len)
+    # By default, eight whole contexts where all is seen, and no more of them where a window slides.
+    assert (8 * 512 // 16, 8 * 7 + 4) == load(tmp_path, max_batched_tokens=64).blocks_total
+    assert (8 * 512 // 16, 8 * 512 // 16) == load(tmp_path).blocks_total
+
+
+def test_a_long_text_of_a_hybrid_model_fits_a_few_blocks_of_its_sliding_layers(tmp_path):
+    directory = gemma(tmp_path)
+    prompts = [prompt_of(150), prompt_of(171)]
+    sampling = Sampling(max_tokens=60, temperature=0)
+    expected = generate(load(directory), prompts, sampling, max_batched_tokens=40)
+    a_layer = TOKEN_BYTES // 3 * 16
+    small = load(directory, slots=2, max_batched_tokens=40, kv_cache_bytes=(40 + 2 * 15) * a_layer)
+    assert (40, 15) == small.blocks_total
+    assert expected == generate(small, prompts, sampling, max_batched_tokens=40)
 
 
 def test_the_ends_come_from_the_checkpoint(tmp_path):
@@ -197,7 +294,7 @@ def test_the_ends_come_from_the_checkpoint(tmp_path):
         ({"device": "meta"}, "'meta' is not supported"),
         ({"device": "cuda:99"}, "'cuda:99' is not there"),
         ({"kv_cache_bytes": 100}, "do not hold one block"),
-        ({"kv_cache_bytes": 2**60}, "out of memory|cannot be loaded"),
+        ({"kv_cache_bytes": 2**60}, "out of memory|cannot be"),
         ({"dtype": "int4"}, "'int4' is not supported"),
         ({"path": "nowhere"}, "nowhere: no such directory"),
     ],
@@ -222,5 +319,52 @@ def test_a_worker_sets_its_threads(directory):
     try:
         load(directory, threads=1)
         assert 1 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_cpu_runs_by_the_compiled_step_what_it_can_and_by_torch_the_rest(directory):
+    compiled = load(directory)
+    assert isinstance(compiled.runner.forward, CpuStep)
+    assert variants("float32")[0] == compiled.kernel
+    others = [{"block_size": 8}, {"dtype": "float16"}, {"compiled": False}]
+    assert ["torch"] * 3 == [load(directory, **options).kernel for options in others]
+    expected = generate(load(directory, compiled=False), [prompt_of(40)], GREEDY)
+    assert expected == generate(compiled, [prompt_of(40)], GREEDY)
+
+
+def test_the_cache_of_the_compiled_step_takes_what_it_says(directory):
+    loaded = load(directory, kv_cache_bytes=1 << 20)
+    assert loaded.runner.forward.model.cache_bytes <= 1.1 * loaded.kv_cache_bytes
+    assert loaded.kv_cache_bytes <= 1 << 20
+    assert loaded.runner.forward.model.weight_bytes == loaded.weight_bytes
+
+
+def test_the_compiled_step_takes_a_body_named_as_if_alone_and_a_tied_head_stored_twice(tmp_path):
+    save(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True), tmp_path)
+    expected = generate(load(tmp_path), [prompt_of(40)], GREEDY)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load(tmp_path)
+    assert "torch" != loaded.kernel
+    assert expected == generate(loaded, [prompt_of(40)], GREEDY)
+
+
+def test_the_compiled_step_refuses_tensors_of_another_model(tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LoadFailed, match=r"model.safetensors: tensor '.*q_norm.weight' is unexpected"):
+        load(tmp_path)
+
+
+def test_a_small_model_runs_in_one_thread_and_any_in_as_many_as_the_worker_is_told(directory):
+    before = torch.get_num_threads()
+    try:
+        assert 3 == load(directory, threads=3).runner.forward.model.threads
+        assert 1 == load(directory).runner.forward.model.threads
     finally:
         torch.set_num_threads(before)

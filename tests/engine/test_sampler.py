@@ -2,15 +2,17 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.engine.sampler import choose, uniforms
-from fairlead.engine.sequence import Sequence
+from fairlead._cext.inputbatch import InputBatch
+from fairlead.engine.sampler import Parameters, _inverse, _top, choose, uniforms
 from fairlead.job import Sampling
+from models.tiny import Pick, state_of
 
 VOCABULARY = 24
 EOS = (2, 9)
@@ -21,13 +23,53 @@ OUTPUT = [5, 5, 5, 7, 11]
 
 
 def sequence(*, seed=0, prompt=PROMPT, output=OUTPUT, **sampling):
-    made = Sequence(0, list(prompt), Sampling(**{"max_tokens": 100, **sampling}), seed=seed)
-    made.token_ids += output
-    return made
+    return prompt, output, Sampling(**{"max_tokens": 100, "seed": seed, **sampling})
+
+
+def batch_of(sequences):
+    """A batch whose slots hold these sequences, their outputs committed step by step."""
+    longest = max(len(prompt) + len(output) for prompt, output, _ in sequences) + 1
+    batch = InputBatch(
+        slots=len(sequences),
+        max_batched_tokens=len(sequences) * longest,
+        max_model_len=longest + 1,
+        block_size=longest,
+        vocab_size=2**31 - 1,  # the model's may be smaller
+        eos_token_ids=EOS,
+    )
+    for slot, (prompt, _, sampling) in enumerate(sequences):
+        small = [token_id for token_id in sampling.stop_token_ids if -(2**31) <= token_id < 2**31]
+        told = msgspec.structs.replace(sampling, stop_token_ids=tuple(small))
+        state = state_of(prompt, told, key=slot, seed=sampling.seed, told=sampling)
+        batch.add_request(slot, state, ([slot],))
+    for index in range(max(len(output) for _, output, _ in sequences)):
+        talking = [slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)]
+        for slot in range(len(sequences)):
+            state = batch.state(slot)
+            batch.num_scheduled[slot] = (state.num_tokens - state.computed) * (slot in talking)
+        step = batch.prepare_inputs()
+        outputs = [sequences[slot][1][index] for slot in step.sample_slots]
+        batch.commit_tokens(step, np.array(outputs, dtype=np.int32))
+    return batch
+
+
+def gathered(sequences, vocabulary=VOCABULARY, eos=EOS):
+    batch = batch_of(sequences)
+    slots = np.arange(len(sequences), dtype=np.int32)
+    lengths = np.array([len(prompt) + len(output) for prompt, output, _ in sequences], dtype=np.int32)
+    return Parameters.gather(batch, slots, lengths, eos, vocabulary)
+
+
+def chosen(logits, parameters):
+    picks = choose(logits, parameters, torch.zeros(len(logits), dtype=torch.int32)).wait()
+    return [
+        Pick(token_id, picks.logprobs.get(row), picks.errors.get(row))
+        for row, token_id in enumerate(picks.token_ids.tolist())
+    ]
 
 
 def pick(logits, *sequences):
-    return choose(logits, sequences, EOS).wait()
+    return chosen(logits, gathered(sequences, logits.shape[1]))
 
 
 def oracle(sampling):
@@ -66,7 +108,7 @@ CASES = {
     "cold": {"temperature": 0.6},
     "hot": {"temperature": 1.7},
     "top_k": {"top_k": 5},
-    "top_k beyond the vocabulary": {"top_k": 10**12},
+    "top_k beyond the vocabulary": {"top_k": 2**31 - 1},
     "top_p": {"top_p": 0.7},
     "top_p of next to nothing": {"top_p": 1e-9},
     "min_p": {"min_p": 0.1},
@@ -155,6 +197,25 @@ def test_top_p_of_a_flat_distribution_looks_beyond_the_first_candidates():
     assert 1024 < max(tokens) < kept < 5000
 
 
+@pytest.mark.parametrize(("size", "top_p"), [(5000, 0.5), (20_000, 0.9), (20_000, 0.3), (1024, 0.99)])
+def test_the_nucleus_is_exact_however_far_it_reaches(size, top_p):
+    # A flat row, a steep one and one of NaN have different reaches; none waits for the others.
+    generator = torch.Generator().manual_seed(size)
+    flat = torch.randn(size, generator=generator) * 0.1
+    logits = torch.stack([flat, flat * 100, torch.full((size,), float("nan")), flat])
+    rows = [sequence(seed=row, top_p=p) for row, p in enumerate([top_p, top_p, top_p, 1.0])]
+    scores = (logits - logits.max(-1, keepdim=True).values)[[0, 1, 3]]
+    assert "NaN" in pick(logits, *rows)[2].error
+    found = _top(scores, torch.full((3,), -math.inf), np.zeros(3, np.int64), np.array([top_p, top_p, 1.0]))
+    for row in range(2):
+        ranked = np.sort(scores[row].double().numpy())[::-1]
+        masses = np.exp(ranked).cumsum()
+        assert ranked[np.searchsorted(masses, top_p * masses[-1])] == pytest.approx(
+            found[row].item(), abs=1e-6
+        )
+    assert -math.inf == found[2]
+
+
 def test_a_temperature_of_zero_takes_the_likeliest():
     assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=0))[0].token_id
     assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=1e-300))[0].token_id
@@ -168,6 +229,16 @@ def test_greedy_rows_obey_biases_penalties_and_min_tokens():
     assert second == pick(LOGITS[None], banned)[0].token_id
     repeated = sequence(temperature=0, output=[favourite] * 50, frequency_penalty=1.0)
     assert second == pick(LOGITS[None], repeated)[0].token_id
+
+
+def test_an_end_is_accepted_as_soon_as_min_tokens_are_there_whoever_else_has_to_wait():
+    logits = LOGITS.repeat(2, 1)
+    logits[:, EOS[0]] = 50.0
+    waits, may_end = pick(
+        logits, sequence(temperature=0, min_tokens=6), sequence(temperature=0, min_tokens=5)
+    )
+    assert waits.token_id not in EOS
+    assert EOS[0] == may_end.token_id
 
 
 def test_the_models_logits_are_left_as_they_are():
@@ -202,6 +273,7 @@ def test_a_row_of_nan_fails_alone(temperature):
     picks = pick(logits, *rows)
     assert healthy == [picks[0], picks[2]]
     assert "NaN" in picks[1].error
+    assert (-1, None) == (picks[1].token_id, picks[1].logprob)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -236,8 +308,8 @@ def test_a_banned_end_stays_banned_even_at_infinity():
 def test_ids_that_name_no_token_change_nothing(stranger):
     expected = pick(LOGITS[None], sequence())
     parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
-    assert expected == choose(LOGITS[None], [sequence(**parameters)], (stranger,)).wait()
-    penalised = sequence(prompt=[VOCABULARY, -3], output=[], repetition_penalty=1.5)
+    assert expected == chosen(LOGITS[None], gathered([sequence(**parameters)], eos=(stranger,)))
+    penalised = sequence(prompt=[VOCABULARY, 2**31 - 2], output=[], repetition_penalty=1.5)
     assert (
         pick(LOGITS[None], sequence(prompt=[0, 0], output=[]))[0].token_id
         == pick(LOGITS[None], penalised)[0].token_id
@@ -247,23 +319,15 @@ def test_ids_that_name_no_token_change_nothing(stranger):
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"temperature": 1e300},
-        {"temperature": -1.0},
         {"top_p": 0.0},
-        {"top_p": -1.0},
-        {"top_p": float("nan")},
-        {"top_k": -5},
-        {"min_p": 2.0},
-        {"min_p": -1.0},
-        {"min_p": float("nan")},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": -1.0},
         {"repetition_penalty": float("nan")},
         {"presence_penalty": float("inf")},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {1: 1e308}},
-        {"logprobs": -1},
     ],
 )
 def test_values_out_of_range_never_harm_a_neighbour(nonsense):
@@ -273,8 +337,84 @@ def test_values_out_of_range_never_harm_a_neighbour(nonsense):
     assert picks[0].error is not None or 0 <= picks[0].token_id < VOCABULARY
 
 
+@pytest.mark.parametrize(
+    ("column", "nonsense"),
+    [
+        ("temperatures", float("nan")),
+        ("temperatures", -1.0),
+        ("top_p", -1.0),
+        ("top_p", float("nan")),
+        ("top_k", -5),
+        ("top_k", 2**31 - 1),
+        ("min_p", 2.0),
+        ("min_p", -1.0),
+        ("min_p", float("nan")),
+        ("logprobs", -7),
+    ],
+)
+def test_columns_out_of_range_never_harm_a_neighbour(column, nonsense):
+    whole = sequence(seed=5, top_p=0.8, top_k=9, min_p=0.02, logprobs=2)
+    expected = pick(LOGITS[None], whole)[0]
+    parameters = gathered([whole, whole])
+    values = getattr(parameters, column).copy()
+    values[0] = nonsense
+    picks = chosen(LOGITS.expand(2, -1), msgspec.structs.replace(parameters, **{column: values}))
+    assert expected == picks[1]
+    assert picks[0].error is not None or 0 <= picks[0].token_id < VOCABULARY
+
+
+PENALTIES = {
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.3,
+    "ignore_eos": True,
+}
+
+
+@settings(deadline=None)
+@given(
+    output=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
+    late=st.lists(st.booleans(), min_size=3, max_size=3),
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
+)
+def test_a_token_still_under_way_is_penalised_like_one_that_has_come(output, late, prompt):
+    # The last token of the late ones is on the device only: the batch has not been told of it.
+    told = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
+    untold = [
+        sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
+    ]
+    batch = batch_of(untold)
+    slots = np.arange(3, dtype=np.int32)
+    positions = np.full(3, len(prompt) + len(output), dtype=np.int32)
+    parameters = Parameters.gather(batch, slots, positions, EOS, VOCABULARY)
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(len(output)))
+    latest = torch.full((3,), output[-1], dtype=torch.int32)
+    expected = gathered(told).changes.apply(logits, latest)
+    assert not torch.equal(logits, expected)
+    torch.testing.assert_close(expected, parameters.changes.apply(logits, latest), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
+def test_a_number_finds_the_token_where_the_sum_passes_it(size):
+    generator = torch.Generator().manual_seed(size)
+    weights = torch.rand(200, size, generator=generator) * (torch.rand(200, size, generator=generator) < 0.2)
+    weights[:, size // 2] += 1e-3  # there is always something
+    weights[::7, : size // 2] = 0
+    numbers = torch.rand(200, generator=generator, dtype=torch.float64)
+    numbers[:40], numbers[40:80] = 0, 1 - 2.0**-53
+    sums = weights.double().numpy().cumsum(-1)
+    found = _inverse(weights, numbers).tolist()
+    for row, token in enumerate(found):
+        target = sums[row, -1] * float(numbers[row])
+        expected = int(np.searchsorted(sums[row], target, side="right"))
+        near = abs(sums[row] - target).min() < 1e-12 * sums[row, -1]  # a matter of rounding
+        assert expected == token or near
+        assert weights[row, token] > 0
+
+
 def test_numbers_are_uniform_and_differ_by_seed_and_position():
-    numbers = uniforms(list(range(100)) * 100, [position for position in range(100) for _ in range(100)])
+    seeds, positions = np.tile(np.arange(100), 100), np.repeat(np.arange(100), 100)
+    numbers = uniforms(seeds, positions)
     assert 10_000 == len(set(numbers.tolist()))
     assert 0 <= numbers.min() < numbers.max() < 1
     counts = np.bincount((numbers * 20).astype(int), minlength=20)
@@ -284,4 +424,22 @@ def test_numbers_are_uniform_and_differ_by_seed_and_position():
 def test_numbers_are_the_same_for_ever():
     # A client's seed must mean the same after an upgrade.
     expected = [0.6524484863740305, 0.9435642308648511, 0.03388416163547703, 0.03388416163547703]
-    assert expected == uniforms([0, 1, 2**64 - 1, -1], [0, 1, 1000, 1000]).tolist()
+    seeds = np.array([0, 1, 2**64 - 1, 2**64 - 1], dtype=np.uint64)
+    assert expected == uniforms(seeds, np.array([0, 1, 1000, 1000])).tolist()
+
+
+def test_a_negative_seed_draws_like_the_one_it_is_modulo_two_to_the_64():
+    expected = [pick(LOGITS[None], sequence(seed=2**64 - 1, output=OUTPUT[:n]))[0] for n in range(5)]
+    assert expected == [pick(LOGITS[None], sequence(seed=-1, output=OUTPUT[:n]))[0] for n in range(5)]
+
+
+def test_what_nobody_in_the_batch_asks_for_is_not_even_gathered():
+    plain = gathered([sequence(), sequence()])
+    assert [None] * 4 == [plain.top_k, plain.top_p, plain.min_p, plain.logprobs]
+    assert [None] * 3 == [plain.changes.penalties, plain.changes.biases, plain.changes.bans]
+    assert gathered([sequence(temperature=0)]).temperatures is None
+    everything = gathered([sequence(**CASES["all at once"], logprobs=0), sequence()])
+    assert None not in msgspec.structs.astuple(everything.changes)
+    assert [2] * 5 == [
+        len(getattr(everything, name)) for name in ("temperatures", "top_k", "top_p", "min_p", "logprobs")
+    ]

@@ -1,165 +1,378 @@
-from fairlead.engine.blocks import BlockPool
+"""Who takes part in a step, who enters, and who has to go when blocks run out."""
+
+from array import array
+
+import numpy as np
+
+from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.memory import Memory
 from fairlead.engine.scheduler import Scheduler
-from fairlead.engine.sequence import Plan, Sequence, State
-from fairlead.engine.slots import SlotPool
-from fairlead.job import Sampling
+from fairlead.engine.sequence import Sequence, State
 
 
-def scheduler(*, slots=8, blocks=100, max_batch=8, max_batched_tokens=16) -> Scheduler:
-    return Scheduler(
-        slots=SlotPool(slots),
-        blocks=BlockPool(blocks, block_size=4),
-        max_batch=max_batch,
-        max_batched_tokens=max_batched_tokens,
-    )
+class Says:
+    """A prediction: everyone has so many tokens to go, or as many as are allowed."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def remaining(self, keys, outputs, limits):
+        return np.minimum(self.tokens, limits)
+
+    def learn(self, length):
+        pass
+
+    def regret(self):
+        pass
 
 
-def submitted(scheduler: Scheduler, key: int, prompt_length: int, max_tokens: int = 4) -> Sequence:
-    sequence = Sequence(key, [1] * prompt_length, Sampling(max_tokens=max_tokens), seed=0)
-    scheduler.submit(sequence)
-    return sequence
+class Line:
+    """A scheduler, and what a runner would do."""
+
+    def __init__(self, *, slots=8, blocks=100, max_batch=8, max_batched_tokens=16, windows=(None,), says=0):
+        self.batch = InputBatch(
+            slots=slots,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=200,
+            block_size=4,
+            vocab_size=10,
+            windows=windows,
+        )
+        self.memory = Memory(
+            self.batch,
+            blocks_total=[blocks] if isinstance(blocks, int) else blocks,
+            windows=windows,
+            block_size=4,
+            max_batched_tokens=max_batched_tokens,
+            hash_key=bytes(16),
+            prefix_cache=False,
+        )
+        self.scheduler = Scheduler(
+            self.batch,
+            self.memory,
+            slots=slots,
+            max_batch=max_batch,
+            max_batched_tokens=max_batched_tokens,
+            predictor=Says(says),
+        )
+
+    def submit(self, key: int, prompt_length: int, max_tokens: int = 4, *, priority: int = 1) -> Sequence:
+        sequence = Sequence(SequenceState(key, [1] * prompt_length, max_tokens=max_tokens), priority=priority)
+        self.scheduler.submit(sequence)
+        return sequence
+
+    def step(self) -> list[tuple[int, int, int, bool]]:
+        """Run the next step; its rows as (key, start, count, samples)."""
+        step = self.scheduler.plan()
+        assert step is not None
+        sampling = set(step.sample_rows)
+        rows = [
+            (self.batch.state(slot).key, step.positions[first], last - first, row in sampling)
+            for row, (slot, first, last) in enumerate(
+                zip(step.slots, step.query_starts, list(step.query_starts)[1:], strict=False)
+            )
+        ]
+        committed = self.batch.commit_tokens(step, array("i", [1] * step.samples))
+        self.scheduler.indexed(committed.filled)
+        for slot, _, _ in committed.finished:
+            sequence = self.scheduler.running_in(slot)
+            sequence.become(State.COMPLETED)
+            self.scheduler.remove(sequence)
+        return rows
+
+    def keys(self) -> list[int]:
+        return [row[0] for row in self.step()]
+
+    def end(self, sequence: Sequence) -> None:
+        sequence.become(State.CANCELLED)
+        self.scheduler.remove(sequence)
 
 
-def run(plan: Plan) -> None:
-    """What a step does to its sequences."""
-    for chunk in plan.chunks:
-        chunk.sequence.computed += chunk.count
-        if chunk.samples:
-            chunk.sequence.token_ids.append(1)
-
-
-def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:
-    """Run the next step; return its chunks as (key, start, count, samples)."""
-    plan = scheduler.plan()
-    assert plan is not None
-    chunks = [(chunk.sequence.key, chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks]
-    run(plan)
-    return chunks
+# A step --------------------------------------------------------------------------------------------
 
 
 def test_without_sequences_there_is_no_plan():
-    assert scheduler().plan() is None
+    assert Line().scheduler.plan() is None
 
 
 def test_a_prompt_is_prefilled_and_then_decoded_token_by_token():
-    line = scheduler()
-    submitted(line, 1, prompt_length=5)
-    assert step(line) == [(1, 0, 5, True)]
-    assert step(line) == [(1, 5, 1, True)]
-    assert step(line) == [(1, 6, 1, True)]
+    line = Line()
+    line.submit(1, prompt_length=5)
+    assert [(1, 0, 5, True)] == line.step()
+    assert [(1, 5, 1, True)] == line.step()
+    assert [(1, 6, 1, True)] == line.step()
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_only_the_last_samples():
-    line = scheduler(max_batched_tokens=4)
-    submitted(line, 1, prompt_length=9)
-    assert step(line) == [(1, 0, 4, False)]
-    assert step(line) == [(1, 4, 4, False)]
-    assert step(line) == [(1, 8, 1, True)]
+    line = Line(max_batched_tokens=4)
+    line.submit(1, prompt_length=9)
+    assert [(1, 0, 4, False)] == line.step()
+    assert [(1, 4, 4, False)] == line.step()
+    assert [(1, 8, 1, True)] == line.step()
 
 
 def test_decodes_come_first_and_a_long_prefill_gets_what_they_leave():
-    line = scheduler(max_batched_tokens=6)
-    submitted(line, 1, prompt_length=2)
-    submitted(line, 2, prompt_length=1)
-    step(line)
-    submitted(line, 3, prompt_length=50)
-    assert step(line) == [(1, 2, 1, True), (2, 1, 1, True), (3, 0, 4, False)]
-    assert step(line) == [(1, 3, 1, True), (2, 2, 1, True), (3, 4, 4, False)]
+    line = Line(max_batched_tokens=6)
+    line.submit(1, prompt_length=2)
+    line.submit(2, prompt_length=1)
+    line.step()
+    line.submit(3, prompt_length=50)
+    assert [(1, 2, 1, True), (2, 1, 1, True), (3, 0, 4, False)] == line.step()
+    assert [(1, 3, 1, True), (2, 2, 1, True), (3, 4, 4, False)] == line.step()
 
 
 def test_prefills_share_the_budget_first_come_first_served():
-    line = scheduler(max_batched_tokens=8)
+    line = Line(max_batched_tokens=8)
     for key in (1, 2, 3):
-        submitted(line, key, prompt_length=6)
-    assert step(line) == [(1, 0, 6, True), (2, 0, 2, False)]
-    assert step(line) == [(1, 6, 1, True), (2, 2, 4, True), (3, 0, 3, False)]
+        line.submit(key, prompt_length=6)
+    assert [(1, 0, 6, True), (2, 0, 2, False)] == line.step()
+    assert [(1, 6, 1, True), (2, 2, 4, True), (3, 0, 3, False)] == line.step()
 
 
-def test_a_sequence_waits_while_no_slot_is_free():
-    line = scheduler(slots=1)
-    first = submitted(line, 1, prompt_length=2)
-    second = submitted(line, 2, prompt_length=2)
-    assert step(line) == [(1, 0, 2, True)]
-    assert (1, 1) == (line.running, line.pending)
-    assert second.state is State.PENDING
-    line.remove(first)
-    assert step(line) == [(2, 0, 2, True)]
-    assert second.state is State.PROCESSING
-    assert first.slot is None
-
-
-def test_a_sequence_waits_for_the_blocks_of_its_worst_case_and_nobody_overtakes_it():
-    line = scheduler(blocks=4)
-    first = submitted(line, 1, prompt_length=2, max_tokens=6)  # 8 tokens, 2 blocks
-    submitted(line, 2, prompt_length=8, max_tokens=1)  # 3 blocks
-    submitted(line, 3, prompt_length=1, max_tokens=1)  # 1 block, but behind
-    assert step(line) == [(1, 0, 2, True)]
-    assert line.blocks.free == 2
-    line.remove(first)
-    assert step(line) == [(3, 0, 1, True), (2, 0, 8, True)]
-    assert line.blocks.free == 0
-
-
-def test_running_sequences_hold_different_slots_and_blocks():
-    line = scheduler()
-    sequences = [submitted(line, key, prompt_length=7) for key in range(5)]
-    line.plan()
-    assert len({sequence.slot for sequence in sequences}) == 5
-    blocks = [block for sequence in sequences for block in sequence.block_ids[0]]
-    assert len(blocks) == len(set(blocks)) == 5 * 3
-
-
-def test_a_slot_comes_back_under_another_generation():
-    line = scheduler(slots=1)
-    first = submitted(line, 1, prompt_length=2)
-    line.plan()
-    before = (first.slot, first.generation)
-    line.remove(first)
-    second = submitted(line, 2, prompt_length=2)
-    line.plan()
-    assert before[0] == second.slot
-    assert before[1] != second.generation
-
-
-def test_removing_a_waiting_sequence_leaves_the_others_in_line():
-    line = scheduler(slots=1)
-    submitted(line, 1, prompt_length=2)
-    second = submitted(line, 2, prompt_length=2)
-    submitted(line, 3, prompt_length=2)
-    line.plan()
-    line.remove(second)
-    assert (1, 1) == (line.running, line.pending)
+def test_decodes_never_leave_a_prefill_without_a_token():
+    line = Line(max_batch=8, max_batched_tokens=2)
+    for key in (1, 2, 3):
+        line.submit(key, prompt_length=1, max_tokens=50)
+    line.step()
+    line.step()
+    prefill = line.submit(4, prompt_length=6, max_tokens=2)
+    steps = 0
+    while prefill.tokens.output_length == 0:
+        line.step()
+        steps += 1
+    assert steps <= 14
 
 
 def test_more_sequences_than_a_step_takes_have_their_turns():
-    line = scheduler(max_batch=2)
+    line = Line(max_batch=2)
     for key in (1, 2, 3, 4):
-        submitted(line, key, prompt_length=1, max_tokens=9)
-    turns = [{chunk[0] for chunk in step(line)} for _ in range(6)]
+        line.submit(key, prompt_length=1, max_tokens=9)
+    turns = [set(line.keys()) for _ in range(6)]
     assert [{1, 2}, {3, 4}] * 3 == turns
 
 
 def test_a_stream_of_short_newcomers_starves_nobody():
-    line = scheduler(slots=2, max_batch=1)
-    submitted(line, 0, prompt_length=1, max_tokens=50)
+    line = Line(slots=6, max_batch=2)
+    for key in (0, 1):
+        line.submit(key, prompt_length=1, max_tokens=100)
     served = 0
-    for key in range(1, 20):
-        newcomer = submitted(line, key, prompt_length=1)
-        while newcomer.output_length == 0:
-            served += step(line)[0][0] == 0
-        line.remove(newcomer)
-    assert served >= 9
+    newcomers = iter(range(2, 1000))
+    for _ in range(60):
+        while line.scheduler.pending < 4:
+            line.submit(next(newcomers), prompt_length=1, max_tokens=1)
+        served += len({0, 1} & set(line.keys()))
+    assert served >= 30
 
 
-def test_decodes_never_leave_a_prefill_without_a_token():
-    line = scheduler(max_batch=8, max_batched_tokens=2)
-    for key in (1, 2, 3):
-        submitted(line, key, prompt_length=1, max_tokens=50)
-    step(line)
-    step(line)
-    prefill = submitted(line, 4, prompt_length=6, max_tokens=1)
+# Who enters ----------------------------------------------------------------------------------------
+
+
+def test_a_sequence_waits_while_no_slot_is_free():
+    line = Line(slots=1)
+    first = line.submit(1, prompt_length=2)
+    second = line.submit(2, prompt_length=2)
+    assert [(1, 0, 2, True)] == line.step()
+    assert (1, 1) == (line.scheduler.running, line.scheduler.pending)
+    assert State.PENDING is second.state
+    line.end(first)
+    assert [(2, 0, 2, True)] == line.step()
+    assert State.PROCESSING is second.state
+
+
+def test_a_sequence_waits_while_the_predicted_peak_is_too_high_and_nobody_overtakes_it():
+    line = Line(blocks=8, says=8)  # 31 tokens may be in use, which is 97 % of 32
+    first = line.submit(1, prompt_length=8, max_tokens=50)
+    line.submit(2, prompt_length=12, max_tokens=50)  # 8 + 12 and 8 more for each: 36
+    line.submit(3, prompt_length=1, max_tokens=1)
+    assert [1] == line.keys()
+    line.end(first)
+    assert [3, 2] == line.keys()
+
+
+def test_what_fits_at_its_longest_needs_no_prediction():
+    line = Line(blocks=8, says=1000)
+    line.submit(1, prompt_length=8, max_tokens=7)
+    line.submit(2, prompt_length=8, max_tokens=8)
+    assert [1, 2] == line.keys()
+
+
+def test_a_prompt_waits_for_its_blocks_whatever_the_prediction():
+    line = Line(blocks=6, says=0)
+    line.submit(1, prompt_length=13, max_tokens=9)  # 4 blocks
+    line.submit(2, prompt_length=10, max_tokens=9)  # 3, of which 2 are there
+    assert [1] == line.keys()
+
+
+def test_one_alone_always_enters():
+    line = Line(blocks=6, says=1000)
+    line.submit(1, prompt_length=20, max_tokens=4)
+    assert [1] == line.keys()
+
+
+def test_higher_classes_enter_first_and_within_a_class_first_come_first_served():
+    line = Line(slots=1, max_batch=1)
+    for key, priority in ((1, 2), (2, 1), (3, 0), (4, 1), (5, 0)):
+        line.submit(key, prompt_length=1, max_tokens=1, priority=priority)
+    assert [3, 5, 2, 4, 1] == [line.keys()[0] for _ in range(5)]
+
+
+def test_a_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
+    line = Line(blocks=8, says=8)
+    line.submit(1, prompt_length=8, max_tokens=50)
+    line.step()
+    line.submit(2, prompt_length=20, max_tokens=50, priority=0)
+    line.submit(3, prompt_length=1, max_tokens=1, priority=2)
+    assert [1] == line.keys()
+    assert 2 == line.scheduler.pending
+
+
+def test_running_sequences_hold_different_slots_and_blocks():
+    line = Line(max_batched_tokens=64)
+    sequences = [line.submit(key, prompt_length=7) for key in range(5)]
+    line.step()
+    assert 5 == len({sequence.slot for sequence in sequences})
+    blocks = [block for sequence in sequences for block in line.batch.block_ids(sequence.slot)[0]]
+    assert 5 * 2 == len(set(blocks)) == len(blocks)
+
+
+def test_a_slot_comes_back_under_another_handle():
+    line = Line(slots=1)
+    first = line.submit(1, prompt_length=2)
+    line.step()
+    slot, handle = first.slot, first.handle
+    line.end(first)
+    second = line.submit(2, prompt_length=2)
+    line.step()
+    assert slot == second.slot
+    assert handle != second.handle
+
+
+def test_removing_a_waiting_sequence_leaves_the_others_in_line():
+    line = Line(slots=1)
+    line.submit(1, prompt_length=2)
+    second = line.submit(2, prompt_length=2)
+    line.submit(3, prompt_length=2)
+    line.step()
+    line.end(second)
+    assert (1, 1) == (line.scheduler.running, line.scheduler.pending)
+
+
+# When blocks run out -------------------------------------------------------------------------------
+
+
+def crowded(priorities=(1, 1, 1)) -> tuple[Line, list[Sequence]]:
+    """Three that were thought to say nothing, in a cache that is full with their prompts."""
+    line = Line(blocks=6, max_batched_tokens=64, says=0)
+    sequences = [
+        line.submit(key, prompt_length=7, max_tokens=12, priority=priority)
+        for key, priority in enumerate(priorities)
+    ]
+    line.step()
+    assert 3 == line.scheduler.running
+    return line, sequences
+
+
+def test_the_newest_is_preempted_and_goes_to_the_front_of_its_line():
+    line, sequences = crowded()
+    line.submit(9, prompt_length=1)
+    while line.scheduler.preemptions == 0:
+        line.step()
+    assert [State.PROCESSING, State.PROCESSING, State.PENDING] == [one.state for one in sequences]
+    assert (1, 0) == (sequences[2].preemptions, sequences[2].tokens.computed)
+    assert [2, 9] == [*line.scheduler._lines[1]]
+
+
+def test_the_lowest_class_is_preempted_first():
+    line, sequences = crowded(priorities=(2, 1, 1))
+    while line.scheduler.preemptions == 0:
+        line.step()
+    assert State.PENDING is sequences[0].state
+
+
+def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
+    line, sequences = crowded()
+    while line.scheduler.preemptions == 0:
+        line.step()
+    tokens = sequences[2].tokens.num_tokens
+    assert tokens > 7
+    for key in (0, 1):
+        line.end(sequences[key])
+    assert [(2, 0, tokens, True)] == line.step()
+    assert tokens + 1 == sequences[2].tokens.num_tokens
+
+
+def test_nobody_is_preempted_a_fourth_time_and_everybody_gets_to_an_end():
+    line = Line(blocks=8, max_batched_tokens=64, says=0)
+    sequences = [line.submit(key, prompt_length=3, max_tokens=28) for key in range(6)]
     steps = 0
-    while prefill.output_length == 0:
-        step(line)
+    while line.scheduler.running or line.scheduler.pending:
+        line.step()
         steps += 1
-    assert steps <= 12
+        assert steps < 1000
+    assert 3 == max(sequence.preemptions for sequence in sequences)
+    assert {State.COMPLETED} == {sequence.state for sequence in sequences}
+    assert 8 == line.memory.pools[0].free
+
+
+def test_who_was_preempted_three_times_is_promised_all_it_can_need():
+    line = Line(blocks=10, says=0)
+    pinned = line.submit(1, prompt_length=4, max_tokens=12)
+    pinned.preemptions = 3
+    line.step()
+    assert [3] == pinned.promised
+    assert (9, 6) == (line.memory.pools[0].available, line.memory.spare(0))
+    while pinned.state is State.PROCESSING:
+        line.step()
+    assert 10 == line.memory.spare(0)
+
+
+def test_the_pinned_enter_only_when_everything_is_there_and_are_never_victims():
+    line = Line(blocks=10, says=0)
+    other = line.submit(1, prompt_length=4, max_tokens=30)
+    line.step()
+    pinned = line.submit(2, prompt_length=4, max_tokens=33)  # 10 blocks
+    pinned.preemptions = 3
+    line.step()
+    assert State.PENDING is pinned.state
+    line.end(other)
+    line.step()
+    assert State.PROCESSING is pinned.state
+    waits = line.submit(3, prompt_length=1, max_tokens=30, priority=0)
+    line.step()
+    assert State.PENDING is waits.state
+
+
+def test_when_the_only_one_with_a_place_yields_another_takes_it():
+    line = Line(slots=2, blocks=6, max_batch=1, says=0)
+    pinned = line.submit(1, prompt_length=4, max_tokens=12)
+    pinned.preemptions = 3
+    other = line.submit(2, prompt_length=7, max_tokens=12)
+    while other.preemptions == 0:
+        keys = line.keys()
+    assert [1] == keys
+    assert State.PENDING is other.state
+
+
+# Windows -------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_slid_out_of_a_window_are_free_while_the_sequence_goes_on():
+    line = Line(blocks=[30, 6], windows=(None, 6), max_batched_tokens=8)
+    sequence = line.submit(1, prompt_length=50, max_tokens=40)
+    used = []
+    while sequence.state is not State.COMPLETED:
+        line.step()
+        used.append(6 - line.memory.pools[1].free)
+    assert max(used) <= 4
+    assert (30, 6) == tuple(pool.free for pool in line.memory.pools)
+
+
+def test_prompts_that_hold_a_windows_blocks_between_them_do_not_stand_still():
+    line = Line(blocks=[60, 4], windows=(None, 6), max_batched_tokens=4, says=0)
+    sequences = [line.submit(key, prompt_length=30, max_tokens=5) for key in range(3)]
+    steps = 0
+    while line.scheduler.running or line.scheduler.pending:
+        line.step()
+        steps += 1
+        assert steps < 300
+    assert {State.COMPLETED} == {sequence.state for sequence in sequences}

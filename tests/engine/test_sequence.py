@@ -2,8 +2,8 @@ from itertools import product
 
 import pytest
 
-from fairlead.engine.sequence import TRANSITIONS, Sequence, State
-from fairlead.job import Sampling
+from fairlead._cext.inputbatch import SequenceState
+from fairlead.engine.sequence import MOST_PREEMPTIONS, TRANSITIONS, Sequence, State
 
 ENDS = {State.COMPLETED, State.TIMEOUT, State.FAILED, State.CANCELLED}
 
@@ -16,7 +16,7 @@ ALLOWED = {
 
 
 def sequence_in(state: State) -> Sequence:
-    sequence = Sequence(1, [5, 6], Sampling(max_tokens=4), seed=0)
+    sequence = Sequence(SequenceState(1, [5, 6], max_tokens=4))
     if state in {State.PROCESSING, State.COMPLETED}:
         sequence.become(State.PROCESSING)
     if state not in {State.PENDING, State.PROCESSING}:
@@ -26,8 +26,8 @@ def sequence_in(state: State) -> Sequence:
 
 def test_a_sequence_begins_pending_and_without_output():
     sequence = sequence_in(State.PENDING)
-    assert sequence.state is State.PENDING
-    assert sequence.output_length == 0
+    assert State.PENDING is sequence.state
+    assert (1, 0) == (sequence.key, sequence.tokens.output_length)
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(ALLOWED))
@@ -47,3 +47,17 @@ def test_every_other_transition_is_a_bug_that_raises(before, after):
 
 def test_nothing_follows_an_end():
     assert not {before for before, _ in TRANSITIONS} & ENDS
+
+
+def test_one_that_waits_has_no_slot():
+    with pytest.raises(AssertionError):
+        assert sequence_in(State.PENDING).slot >= 0
+
+
+def test_after_three_preemptions_it_is_pinned():
+    sequence = sequence_in(State.PENDING)
+    pinned = []
+    for _ in range(MOST_PREEMPTIONS + 1):
+        pinned.append(sequence.pinned)
+        sequence.preemptions += 1
+    assert [False, False, False, True] == pinned

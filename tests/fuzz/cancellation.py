@@ -6,22 +6,31 @@ A strike falls between two steps of tasks, where any other task might have done 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, isclose
 from typing import Literal, NamedTuple
+from unittest.mock import patch
 
 import trio
 import trio._core._run as trio_run
 import trio.testing
+from structlog.testing import capture_logs
 
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
 from fairlead.dispatch.scheduler import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
-from fuzz.mortal_node import MortalNode
+from fairlead.gateway import ATTEMPTS
+from fairlead.nodes.attempt import again
+from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.sink import Sink
+from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import Plan, Visit
 from fuzz.world import World
+
+Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
 
 # Virtual; far longer than all jobs of a plan one after the other, with every node away in between.
 PATIENCE_S = 1000.0
@@ -29,14 +38,14 @@ PATIENCE_S = 1000.0
 
 class Strike(NamedTuple):
     """Before this step a visitor has to leave, or somebody cancels its job by the request id; a node dies,
-    swaps its model or will fail to load the next; or seconds go by.
+    swaps its model, will fail to load the next, drops its jobs or turns away; or seconds go by.
 
     Seconds that go by between two steps are what a busy or a suspended machine looks like from inside.
     `target` is the visitor's or the node's name, or how many seconds.
     """
 
     step: int
-    kind: Literal["leave", "cancel", "die", "swap", "spoil", "pause"]
+    kind: Kind
     target: str
 
 
@@ -57,6 +66,7 @@ class Parts(NamedTuple):
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     node_type: type[MortalNode] = MortalNode
+    again: Callable[[Deltas], Sink | None] = again
 
 
 REAL = Parts()
@@ -85,8 +95,7 @@ class Striker(trio.abc.Instrument):
 
     def _strike(self, world: World, strike: Strike) -> None:
         if strike.kind == "leave":
-            if strike.target in world.doors:
-                world.doors[strike.target].cancel()
+            world.send_away(strike.target)
         elif strike.kind == "cancel":
             world.cancel(strike.target)
         elif strike.kind == "die":
@@ -95,6 +104,10 @@ class Striker(trio.abc.Instrument):
             world.nodes[int(strike.target)].swap()
         elif strike.kind == "spoil":
             world.nodes[int(strike.target)].spoil()
+        elif strike.kind == "drop":
+            world.nodes[int(strike.target)].drop()
+        elif strike.kind == "full":
+            world.nodes[int(strike.target)].turn_away()
         else:
             self.clock.jump(float(strike.target))
 
@@ -104,7 +117,7 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
     done = Run(plan, strikes)
     striker = Striker(strikes, traced=traced)
     scenario = partial(_scenario, done, striker, parts)
-    with _deterministic(plan.seed):
+    with _deterministic(plan.seed), patch("fairlead.gateway.again", parts.again), capture_logs():
         try:
             trio.run(scenario, clock=striker.clock, instruments=[striker], strict_exception_groups=True)
         except Exception as error:  # noqa: BLE001  # whatever a mutant, or a bug, may raise
@@ -132,6 +145,7 @@ async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
         striker.world = None
         await trio.testing.wait_all_tasks_blocked()
         done.problems += _wrong_outcomes(done, world) + _late(done, world) + _left_behind(world)
+        done.problems += _wrongly_charged(world)
         if not done.problems and not await _every_seat_is_free(world):
             done.problems.append("leak: a seat cannot be had")
 
@@ -140,8 +154,6 @@ def _wrong_outcomes(done: Run, world: World) -> list[str]:
     """Say who did not get exactly its answer, or an error that it may get."""
     may_leave = {strike.target for strike in done.strikes if strike.kind == "leave"}
     refusals: set[type[FairleadError]] = done.plan.refusals
-    if any(node.deaths for node in world.nodes):
-        refusals |= {NodeFailed}
     if any(node.failures for node in world.nodes):
         refusals |= {LoadFailed}
     problems = []
@@ -150,19 +162,37 @@ def _wrong_outcomes(done: Run, world: World) -> list[str]:
         answered = outcome == f"{visit.name} first, {visit.name} last"
         left = outcome is None and visit.name in may_leave
         cancelled = outcome is Cancelled and visit.name in world.cancelled_at
-        if not answered and not left and not cancelled and outcome not in refusals:
+        failed = outcome is NodeFailed and _may_fail(visit, world.histories[visit.name])
+        if not answered and not left and not cancelled and not failed and outcome not in refusals:
             problems.append(f"wrong answer: visitor {visit.name} got {outcome}")
     return problems
 
 
+def _may_fail(visit: Visit, history: History) -> bool:
+    """Whether no other attempt would have helped."""
+    return history.failures >= ATTEMPTS or (history.lost and visit.stream and not visit.repeatable)
+
+
+def _wrongly_charged(world: World) -> list[str]:
+    """Say whose fairness was charged other than for what its jobs have cost."""
+    if any(node.failures for node in world.nodes):
+        return []  # a job that had begun and cannot be loaded again costs what was expected of it
+    tenants = world.ledger.charged.keys() | world.costs.keys()
+    return [
+        f"charged: tenant {tenant} {world.ledger.charged[tenant]} instead of {world.costs[tenant]}"
+        for tenant in sorted(tenants)
+        if not isclose(world.ledger.charged[tenant], world.costs[tenant], abs_tol=1e-6)
+    ]
+
+
 def _late(done: Run, world: World) -> list[str]:
-    """Say whose job went on after it had been cancelled."""
+    """Say who stayed after having to leave, or after the job had been cancelled."""
     if any(strike.kind == "pause" for strike in done.strikes):
         return []  # time goes by before anybody could leave
     return [
-        f"late: visitor {name} was cancelled at {cancelled_at}"
-        for name, cancelled_at in world.cancelled_at.items()
-        if world.left_at.get(name) != cancelled_at
+        f"late: visitor {name} had to leave at {told_at}"
+        for name, told_at in (*world.cancelled_at.items(), *world.sent_away_at.items())
+        if not world.left_at.get(name, inf) <= told_at
     ]
 
 
@@ -175,7 +205,7 @@ def _left_behind(world: World) -> list[str]:
         "running": statistics.running,
         "held": sum(node.held for node in world.nodes),
         "working": sum(node.working for node in world.nodes),
-        "alarms": alarms - 1,  # the meter's
+        "alarms": alarms - 1 - len(world.dispatcher._full),  # the meter's, and those of full nodes
         "tickets": sum(map(_tickets, (world.dispatcher, world.dispatcher._scheduler))),
     }
     return [f"leak: {name} {count}" for name, count in left.items() if count]
@@ -193,6 +223,7 @@ async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
     for node in world.nodes:
         await node.wait_back()
+    await trio.sleep(2 * FULL_FOR_S)  # or those that turned somebody away just now have no seats
     job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model).job
     with trio.move_on_after(PATIENCE_S) as patience:
         async with AsyncExitStack() as stack:

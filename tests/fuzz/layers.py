@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from random import Random
 from typing import Literal, NamedTuple
 
-from fuzz.cancellation import REAL, Parts, Run, Strike, run
+from fuzz.cancellation import REAL, Kind, Parts, Run, Strike, run
 from fuzz.plan import draw_plan
 
 End = Literal["leave", "cancel"]
 ENDS: tuple[End, ...] = ("leave", "cancel")
+RETURNS: tuple[Kind, ...] = ("drop", "full")
 
 
 def every_cut(seed: int, parts: Parts = REAL, ends: tuple[End, ...] = ENDS) -> Iterator[Run]:
@@ -57,7 +58,27 @@ def every_swap(seed: int, parts: Parts = REAL) -> Iterator[Run]:
         yield from _pairs(random, unstruck, parts)
 
 
-LAYERS = (every_cut, every_fault, every_swap)
+def every_return(seed: int, parts: Parts = REAL) -> Iterator[Run]:
+    """Layer four: at each step a node drops its jobs, or turns them away; alone, and with a second strike.
+
+    The second one comes while the jobs are on their way to another node: somebody leaves or is cancelled, or
+    a node dies, drops or turns away once more.
+    """
+    plan = draw_plan(seed, tight=bool(seed % 2))
+    unstruck = run(plan, (), parts)
+    yield unstruck
+    random = Random(seed)
+    for step in range(1, unstruck.steps + 1):
+        for kind in RETURNS:
+            first = Strike(step, kind, f"{random.randrange(len(plan.seats))}")
+            yield run(plan, (first,), parts)
+            yield run(plan, (first, _draw_leave(random, unstruck, near=step)), parts)
+            again: Kind = random.choice([*RETURNS, "die"])
+            second = Strike(step + random.randint(0, 9), again, f"{random.randrange(len(plan.seats))}")
+            yield run(plan, (first, second), parts)
+
+
+LAYERS = (every_cut, every_fault, every_swap, every_return)
 
 
 class Tally(NamedTuple):

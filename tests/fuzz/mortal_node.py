@@ -6,23 +6,49 @@ from contextlib import asynccontextmanager
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.errors import LoadFailed, NodeFailed, NodeFull
+from fairlead.gateway import ATTEMPTS
 from fairlead.job import Delta, Job
-from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.sink import Sink
 from fuzz.plan import OTHER_MODEL, Plan, Visit
 
 
-class MortalNode:
-    """Answers from a task of its own, as the engine does, and can die or swap its model at any step.
+class History:
+    """What has become of one job on all nodes, and how often it failed.
 
-    Checks what a node can see: no job twice, no more jobs at once than seats, none for another model, no
-    eviction while it works. Work that was aborted ends at once; `working` counts what has not ended.
-    `asked_for` says which model it is to hold.
+    `is_running`: a node has it now, and `has_begun` to answer. `lost`: it failed when it had begun.
+    """
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.failures = 0
+        self.has_begun = False
+        self.lost = False
+
+    def fail(self) -> None:
+        """A node fails it, and not because it is full."""
+        self.failures += 1
+        self.lost = self.lost or self.has_begun
+
+
+class MortalNode:
+    """Answers from a task of its own, as the engine does, and can die, swap its model, turn away or drop its
+    jobs at any step.
+
+    Checks what a node can see: no job in two places or once too often, no more jobs at once than seats, none
+    for another model, no eviction while it works. Work that was aborted ends at once; `working` counts what
+    has not ended. `asked_for` says which model it is to hold; `histories` are those of all nodes' jobs.
     """
 
     def __init__(
-        self, name: str, plan: Plan, listener: Dispatcher, problems: list[str], asked_for: Callable[[], str]
+        self,
+        name: str,
+        plan: Plan,
+        listener: Dispatcher,
+        problems: list[str],
+        asked_for: Callable[[], str],
+        histories: dict[str, History],
     ) -> None:
         self.id = name
         self.models: frozenset[str] = frozenset()
@@ -37,8 +63,9 @@ class MortalNode:
         self._times = {visit.name: visit for visit in plan.visits}
         self._listener = listener
         self._problems = problems
-        self._served: set[str] = set()
-        self._holders: dict[str, tuple[Deltas, trio.CancelScope]] = {}
+        self._histories = histories
+        self._holders: dict[str, tuple[Sink, trio.CancelScope]] = {}
+        self._is_full = False
         self._leaving = 0  # who held a seat of an earlier life, and does not know yet
         self._future: list[str | None] = []  # what it will come back with, one after the other
         self._struck = trio.Event()
@@ -92,17 +119,39 @@ class MortalNode:
             self.is_up = False
             self._go_away([None])
 
+    def drop(self) -> None:
+        """Fail all jobs, as a network does, without going away."""
+        for name, (into, work) in self._working():
+            work.cancel()
+            self._histories[name].fail()
+            into.fail(NodeFailed("the connection broke"))
+
+    def turn_away(self) -> None:
+        """Have no room for those whose answers have not begun, nor for the next to come."""
+        self._is_full = True
+        for name, (into, work) in self._working():
+            if not self._histories[name].has_begun:
+                work.cancel()
+                into.fail(NodeFull("no room"))
+
     @asynccontextmanager
-    async def generate(self, job: Job) -> AsyncIterator[Deltas]:
+    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+        history = self._histories[job.id]
         if not self.is_up:
+            history.fail()
             raise NodeFailed("the node is away")
-        deltas, work, holders = Deltas(job.sequences), trio.CancelScope(), self._holders
-        self._check(job)
-        holders[job.id] = deltas, work
-        self._nursery.start_soon(self._answer, self._times[job.id], deltas, work)
+        if self._is_full:
+            self._is_full = False
+            raise NodeFull("still no room")
+        work, holders = trio.CancelScope(), self._holders
+        self._check(job, history)
+        holders[job.id] = into, work
+        history.is_running, history.has_begun = True, False
+        self._nursery.start_soon(self._answer, self._times[job.id], history, into, work)
         try:
-            yield deltas
+            yield
         finally:
+            history.is_running = False
             if holders is self._holders:
                 del holders[job.id]
             else:
@@ -113,22 +162,28 @@ class MortalNode:
         """End work whose job is over. Synchronous, as the engine's."""
         work.cancel()
 
-    def _check(self, job: Job) -> None:
-        if job.id in self._served:
+    def _working(self) -> list[tuple[str, tuple[Sink, trio.CancelScope]]]:
+        """The jobs that have not failed yet, without those that somebody is about to leave."""
+        return [(name, holder) for name, holder in self._holders.items() if not holder[1].cancel_called]
+
+    def _check(self, job: Job, history: History) -> None:
+        if history.is_running:
             self._problems.append(f"double grant: job {job.id}")
-        self._served.add(job.id)
+        if history.failures >= ATTEMPTS:
+            self._problems.append(f"too many attempts: job {job.id}")
         if len(self._holders) >= self._limits.seats:
             self._problems.append(f"overbooked: more jobs than seats on node {self.id}")
         if job.model not in self.models:
             self._problems.append(f"misplaced: node {self.id} holds {self.models}")
 
-    async def _answer(self, visit: Visit, deltas: Deltas, work: trio.CancelScope) -> None:
+    async def _answer(self, visit: Visit, history: History, into: Sink, work: trio.CancelScope) -> None:
         self.working += 1
         with work:
             await trio.sleep(visit.first_s)
-            deltas.put(Delta(0, f"{visit.name} first, ", [1]))
+            history.has_begun = True
+            into.put(Delta(0, f"{visit.name} first, ", [1]))
             await trio.sleep(visit.rest_s)
-            deltas.put(Delta(0, f"{visit.name} last", [2], finish_reason="stop"))
+            into.put(Delta(0, f"{visit.name} last", [2], finish_reason="stop"))
         self.working -= 1
 
     def _strike(self, future: list[str | None]) -> None:
@@ -144,13 +199,15 @@ class MortalNode:
 
     def _go_down(self) -> None:
         if self.is_up:
-            self.is_up = False
+            self.is_up = self._is_full = False
             self._listener.node_down(self)
-            lost, self._holders = self._holders, {}
-            self._leaving += len(lost)
-            for deltas, work in lost.values():
+            lost = self._working()
+            self._leaving += len(self._holders)
+            self._holders = {}
+            for name, (into, work) in lost:
                 work.cancel()
-                deltas.fail(NodeFailed("the node died"))
+                self._histories[name].fail()
+                into.fail(NodeFailed("the node died"))
 
     def _come_up(self, model: str | None) -> None:
         self.is_up = True

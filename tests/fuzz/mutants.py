@@ -12,10 +12,14 @@ from typing import Any
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.placement import Place
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job
+from fairlead.nodes.attempt import again
+from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.sink import Sink
 from fuzz.cancellation import Parts
 from fuzz.mortal_node import MortalNode
 
@@ -186,6 +190,49 @@ class SwapUnderWork(Dispatcher):
             place.busy = count
 
 
+class KeptSeat(Dispatcher):
+    """A job gets its second seat without giving the first one back."""
+
+    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+        waiter.ticket.place.take(waiter.ticket.tokens)
+        return await super().another_seat(waiter, is_full=is_full)
+
+
+class ChargedTwice(Dispatcher):
+    """A job that comes back stands in line like any other, and pays for each time that it leaves."""
+
+    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+        line = self._scheduler._line
+        line.push_front = line.push
+        return await super().another_seat(waiter, is_full=is_full)
+
+
+class DeafSecondWait(Dispatcher):
+    """Who waits for a second seat cannot leave."""
+
+    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+        with trio.CancelScope(shield=True):
+            return await super().another_seat(waiter, is_full=is_full)
+
+
+class ForeverFull(Dispatcher):
+    """A node that turned a job away is never looked at again, unless one of its jobs ends."""
+
+    def _look_again(self, place: Place) -> None:
+        """Do not."""
+
+
+def from_the_start(deltas: Deltas) -> Sink | None:
+    """Have an answer told again from its start to whoever has heard the beginning."""
+    return None if again(deltas) is None else deltas
+
+
+def never_again(deltas: Deltas) -> Sink | None:
+    """Leave it at one attempt."""
+    del deltas
+    return None
+
+
 class DeafNode(MortalNode):
     """An abort is not sent: the node goes on working for nobody."""
 
@@ -207,4 +254,12 @@ MORE = {
 OF_SWAPS = {
     "a swap that is never over": Parts(EndlessSwap),
     "a swap that does not ask who works": Parts(SwapUnderWork),
+}
+OF_FAILOVER = {
+    "a first seat that is not given back": Parts(KeptSeat),
+    "a second charge": Parts(ChargedTwice),
+    "a second wait that cannot be left": Parts(DeafSecondWait),
+    "a node that is full for ever": Parts(ForeverFull),
+    "a beginning that is told twice": Parts(again=from_the_start),
+    "no second attempt": Parts(again=never_again),
 }

@@ -16,7 +16,7 @@ NEVER_S = 1e6
 
 @dataclass(frozen=True)
 class Visit:
-    """One visitor's job, and how long a node takes for it."""
+    """One visitor's job, and how long a node takes for it. `repeatable`: another answer would be the same."""
 
     name: str
     tenant: str
@@ -25,10 +25,11 @@ class Visit:
     first_s: int
     rest_s: int
     model: str = MODEL
+    repeatable: bool = False
 
     @property
     def job(self) -> Job:
-        sampling = Sampling(max_tokens=10)
+        sampling = Sampling(max_tokens=10, temperature=0.0 if self.repeatable else 1.0)
         prompt = ([1, 2, 3],)
         return Job(
             self.name, self.tenant, self.model, prompt, sampling, stream=self.stream, request_id=self.name
@@ -61,7 +62,7 @@ class Plan:
 
 def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan:
     """Return the seed's plan. Without `tight` there is room and time enough for everybody."""
-    random = Random(seed)
+    random, repeatable = Random(seed), Random(f"repeatable {seed}")
     visits = tuple(
         Visit(
             name=f"{number}",
@@ -70,6 +71,7 @@ def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan
             arrives_s=random.choice([0, 0, 0, 1, 2]),
             first_s=random.choice([0, 0, 1]),
             rest_s=random.choice([0, 1, 2]),
+            repeatable=repeatable.random() < 0.5,
         )
         for number in range(random.randint(2, 6))
     )

@@ -11,11 +11,11 @@ import pytest
 
 from fairlead.errors import QueueTimeout
 from fuzz.cancellation import REAL, Parts, Run, Strike, run
-from fuzz.layers import ENDS, LAYERS, every_cut, every_fault, every_swap, tally
-from fuzz.mutants import FOUR, MORE, OF_SWAPS, Honest
+from fuzz.layers import ENDS, LAYERS, every_cut, every_fault, every_return, every_swap, tally
+from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, Honest
 from fuzz.plan import Plan, Visit, draw_plan
 
-SHARE = 0.2  # of the time for all fuzz tests: a layer's
+SHARE = 0.15  # of the time for all fuzz tests: a layer's
 RUNS_TO_CATCH = 1000
 SEEDS_AT_ONCE = 20
 TELL_EVERY = 10_000
@@ -74,6 +74,11 @@ def test_whatever_fails_or_leaves_while_models_are_swapped_leaves_nothing_behind
     assert [] == failures(until(deadline, all_runs(every_swap)))
 
 
+def test_whatever_is_dropped_or_turned_away_is_run_again_and_leaves_nothing_behind(fuzz_seconds):
+    deadline = time.monotonic() + SHARE * fuzz_seconds
+    assert [] == failures(until(deadline, all_runs(every_return)))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_queue_deadline_that_comes_with_the_seat_or_with_the_first_delta_is_never_another(stream):
     visits = [Visit(f"{n}", "A", stream=stream, arrives_s=0, first_s=0, rest_s=n) for n in range(2)]
@@ -94,6 +99,12 @@ def test_a_hand_off_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
 @pytest.mark.parametrize("mistake", OF_SWAPS)
 def test_a_swap_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
     runs = islice(all_runs(partial(every_swap, parts=OF_SWAPS[mistake])), RUNS_TO_CATCH)
+    assert 1 == len(failures(runs))
+
+
+@pytest.mark.parametrize("mistake", OF_FAILOVER)
+def test_a_failover_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
+    runs = islice(all_runs(partial(every_return, parts=OF_FAILOVER[mistake])), RUNS_TO_CATCH)
     assert 1 == len(failures(runs))
 
 

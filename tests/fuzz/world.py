@@ -5,35 +5,42 @@ models, nodes hold one of them at a time, and the scheduler decides which: then 
 the scheduler asked for last.
 """
 
-from collections.abc import AsyncIterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
 import trio
 
+from dispatch.recorded import Ledger
 from fairlead.api.exchange import unwrap
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
+from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
-from fuzz.mortal_node import MortalNode
+from fairlead.job import Delta
+from fairlead.nodes.deltas import Deltas
+from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
 
 
 class OneAtATime:
     """The eviction policy of plans that swap: whatever runs makes room."""
 
-    def eviction_for(self, target: str, running: frozenset[str]) -> frozenset[str]:
-        return running - {target}
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        return frozenset(running) - {target}
 
 
 class World:
     """The hand-off between visitors and nodes. What nodes notice going wrong is added to `problems`.
 
     `outcomes` by visitor: the text of the answer or the type of the error; none for who was made to leave.
-    `doors` are the scopes of those who are here, `cancelled_at` and `left_at` the times when others cancelled
-    their jobs and when they left.
+    `doors` are the scopes of those who are here; `cancelled_at`, `sent_away_at` and `left_at` the times when
+    others cancelled their jobs, when they had to leave and when they left. `histories` are those of all jobs;
+    `ledger` has what each tenant was charged, and `costs` what its jobs have cost.
     """
 
     def __init__(
@@ -47,14 +54,18 @@ class World:
         self.outcomes: dict[str, str | type[FairleadError]] = {}
         self.doors: dict[str, trio.CancelScope] = {}
         self.cancelled_at: dict[str, float] = {}
+        self.sent_away_at: dict[str, float] = {}
         self.left_at: dict[str, float] = {}
         self.model = MODEL
+        self.histories: defaultdict[str, History] = defaultdict(History)
+        self.costs: Counter[str] = Counter()
         queue = QueueConfig(
             capacity=plan.capacity,
             timeout_s=plan.queue_timeout_s,
             starvation_bound_s=plan.starvation_s,
         )
         self.dispatcher = dispatcher_type(queue, random=Random(plan.seed))
+        self._keep_books(self.dispatcher._scheduler)
         if plan.swapping:
             # No configuration of the dispatcher swaps models, so it is not told of policies.
             both = frozenset({MODEL, OTHER_MODEL})
@@ -62,7 +73,7 @@ class World:
             self.dispatcher.start_swap = self._start_swap
         self.gateway = Gateway(self.dispatcher, request_timeout_s=plan.request_timeout_s)
         self.nodes = [
-            node_type(f"{number}", plan, self.dispatcher, problems, lambda: self.model)
+            node_type(f"{number}", plan, self.dispatcher, problems, lambda: self.model, self.histories)
             for number in range(len(plan.seats))
         ]
 
@@ -83,14 +94,27 @@ class World:
             try:
                 async with trio.open_nursery() as exchange:
                     answer = await exchange.start(self.gateway.serve, visit.job)
-                    text = ""
-                    while taken := await answer.deltas.take():
-                        text += "".join(delta.text for delta in taken)
-                    self.outcomes[visit.name] = text
+                    self.outcomes[visit.name] = await _read(answer.deltas, stream=visit.stream)
             except* FairleadError as group:
                 self.outcomes[visit.name] = type(unwrap(group))
         del self.doors[visit.name]
         self.left_at[visit.name] = trio.current_time()
+
+    def _keep_books(self, scheduler: Scheduler) -> None:
+        self.ledger = scheduler._line = Ledger(scheduler._line)
+        real = scheduler.finished
+
+        def finished(ticket: Ticket, *, cost: float) -> None:
+            self.costs[ticket.job.tenant] += cost if ticket.attempts else 0.0
+            real(ticket, cost=cost)
+
+        scheduler.finished = finished
+
+    def send_away(self, name: str) -> None:
+        """Have a visitor leave."""
+        if name in self.doors:
+            self.doors[name].cancel()
+            self.sent_away_at.setdefault(name, trio.current_time())
 
     def cancel(self, name: str) -> None:
         """Have somebody else end a visitor's job, by its request id."""
@@ -103,3 +127,18 @@ class World:
         for node in self.nodes:
             if node.models & evict:
                 node.make_room()
+
+
+async def _read(deltas: Deltas, *, stream: bool) -> str:
+    """Return the text, read as the routes read it: a stream as it comes, anything else when it is whole."""
+    texts: list[str] = []
+
+    def pour(taken: list[Delta]) -> bool:
+        texts.extend(delta.text for delta in taken)
+        return True
+
+    if not stream:
+        await deltas.ended()
+    while taken := await deltas.take(pour):
+        pour(taken)
+    return "".join(texts)

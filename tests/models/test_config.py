@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +95,122 @@ def test_each_family_says_its_windows_its_own_way(family, values, windows):
     assert tuple(windows) == read(family, **values).windows
 
 
+GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rope_theta": 2e4}
+
+
+@pytest.mark.parametrize(
+    ("said", "ropes"),
+    [
+        ({}, (Rope(theta=1e6), Rope(theta=1e4))),
+        ({"rope_theta": 5e5, "rope_local_base_freq": 2e4}, (Rope(theta=5e5), Rope(theta=2e4))),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            (Rope(theta=1e6, kind="linear", factor=8.0), Rope(theta=1e4)),
+        ),
+        (
+            {"rope_parameters": {"full_attention": GLOBAL, "sliding_attention": LOCAL}},
+            (Rope(theta=5e5, kind="linear", factor=8.0), Rope(theta=2e4)),
+        ),
+        (
+            {"rope_parameters": {"full_attention": GLOBAL}, "rope_scaling": None},
+            (Rope(theta=5e5, kind="linear", factor=8.0), Rope(theta=1e4)),
+        ),
+    ],
+)
+def test_gemma_turns_sliding_layers_by_a_rope_of_their_own(said, ropes):
+    shape = read("Gemma3", **said)
+    assert ropes == (shape.rope, shape.window_rope)
+
+
+def test_gemma_says_which_layers_slide_by_name_or_by_a_pattern():
+    layers = {"num_hidden_layers": 7, "sliding_window": 9}
+    assert (9, 9, 9, 9, 9, None, 9) == read("Gemma3", **layers).windows
+    assert (9, None, 9, None, 9, None, 9) == read("Gemma3", **layers, sliding_window_pattern=2).windows
+    kinds = ["full_attention"] + ["sliding_attention"] * 6
+    shape = read("Gemma3", **layers, layer_types=kinds)
+    assert (None, 9, 9, 9, 9, 9, 9) == shape.windows
+    assert ((None, 9), (0, 1, 1, 1, 1, 1, 1)) == (shape.groups, shape.layer_groups)
+
+
+def test_gemma_has_defaults_of_its_own():
+    shape = read("Gemma3")
+    assert (True, 256, "gelu_tanh") == (shape.tied, shape.head_dim, shape.activation)
+    assert (256**-0.5, None, None) == (shape.attention_scale, shape.attention_cap, shape.logit_cap)
+    shape = read("Gemma3", query_pre_attn_scalar=64, attn_logit_softcapping=50.0, final_logit_softcapping=30)
+    assert (0.125, 50, 30) == (shape.attention_scale, shape.attention_cap, shape.logit_cap)
+
+
+def test_gemmas_text_part_may_be_a_section_of_its_own():
+    text = GOOD | {"hidden_size": 32, "sliding_window": 5}
+    assert read("Gemma3", hidden_size=32, sliding_window=5) == read("Gemma3", text_config=text)
+    text["sliding_window"] = 0
+    assert f"{PATH}: text_config.sliding_window: " in failure("Gemma3", text_config=text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_activation", "relu"),
+        ("use_bidirectional_attention", True),
+        ("query_pre_attn_scalar", 0),
+        ("final_logit_softcapping", -30.0),
+        ("attn_logit_softcapping", "high"),
+        ("layer_types", ["sliding_attention"]),
+        ("sliding_window_pattern", 0),
+        ("rope_local_base_freq", 0),
+    ],
+)
+def test_a_wrong_value_of_gemma_is_refused_with_the_file_and_the_key(key, value):
+    assert f"{PATH}: {key}: " in failure("Gemma3", **{key: value})
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"),
+    [
+        ({}, (True, True, True, True)),
+        ({"mlp_only_layers": [0, 2]}, (False, True, False, True)),
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, (False,) * 4),
+    ],
+)
+def test_qwen3_moe_says_which_layers_have_experts(said, layers):
+    experts = read("Qwen3Moe", **MOE, **said).experts
+    assert (8, 2, 16, False, layers) == msgspec.structs.astuple(experts)
+
+
+def test_the_number_of_experts_has_two_names():
+    for key in ("num_experts", "num_local_experts"):
+        experts = read("Mixtral", **{key: 5, "num_experts_per_tok": 5}).experts
+        assert (5, 5, GOOD["intermediate_size"], True, (True,) * 4) == msgspec.structs.astuple(experts)
+
+
+def test_qwen3_moe_slides_in_all_layers_or_in_none():
+    assert (None,) * 4 == read("Qwen3Moe", **MOE, sliding_window=9).windows
+    assert (9,) * 4 == read("Qwen3Moe", **MOE, sliding_window=9, use_sliding_window=True).windows
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_experts", 0),
+        ("num_experts", 10**7),
+        ("num_experts", None),
+        ("num_experts_per_tok", 9),
+        ("num_experts_per_tok", None),
+        ("moe_intermediate_size", None),
+        ("norm_topk_prob", 1),
+        ("mlp_only_layers", ["all"]),
+        ("decoder_sparse_step", 0),
+    ],
+)
+def test_a_wrong_mixture_is_refused_with_the_file_and_the_key(key, value):
+    key_said = "num_local_experts" if (key, value) == ("num_experts", None) else key
+    assert f"{PATH}: {key_said}: " in failure("Qwen3Moe", **{**MOE, key: value})
+
+
 def test_biases_are_keys_in_llama_and_a_matter_of_course_in_qwen2():
     shape = read(attention_bias=True, mlp_bias=True)
     assert (True, True, True) == (shape.qkv_bias, shape.output_bias, shape.mlp_bias)
@@ -173,11 +290,18 @@ KEYS = [
     "sliding_window",
     "use_sliding_window",
     "layer_types",
+    "text_config",
+    "sliding_window_pattern",
+    "final_logit_softcapping",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "mlp_only_layers",
 ]
 
 
 @given(
-    family=st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3"]),
+    family=st.sampled_from(["Gemma3", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe"]),
     values=st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3),
 )
 def test_any_values_make_a_shape_or_a_load_failure(family, values):

@@ -1,6 +1,7 @@
 """Checkpoints that are broken, lie, or are of another kind; and how reading one is told."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -114,13 +115,13 @@ def test_an_unexpected_tensor_is_named(checkpoint):
 def test_a_wrong_shape_is_named_with_both_shapes(checkpoint):
     spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
     message = failure(checkpoint)
-    assert "'model.norm.weight' has shape [7], expected [48]" in message
+    assert "tensor 'model.norm.weight' has shape [7], expected [48]" in message
 
 
 def test_integers_for_weights_are_refused(checkpoint):
     integers = torch.ones(48, dtype=torch.int8)
     spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": integers}))
-    assert "torch.int8" in failure(checkpoint)
+    assert "is of I8" in failure(checkpoint)
 
 
 def test_pickled_weights_are_refused_unread(checkpoint):
@@ -155,21 +156,144 @@ def test_an_index_of_nonsense_is_named(checkpoint):
     assert "weight_map" in failure(checkpoint)
 
 
+@pytest.fixture
+def shards(tmp_path):
+    """A good checkpoint of several files: the directory and its index."""
+    directory = tmp_path / "shards"
+    save(transformers.LlamaConfig(**SIZES), directory, max_shard_size="100KB")
+    return directory, json.loads((directory / "model.safetensors.index.json").read_text())
+
+
+def spoil_index(directory, index, **places):
+    index["weight_map"] |= places
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("stranger", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"])
+def test_an_index_leads_nowhere_but_to_files_beside_it(shards, stranger):
+    directory, index = shards
+    spoil_index(directory, index, **{"model.norm.weight": stranger})
+    assert str(directory) in failure(directory)
+
+
+def test_a_tensor_in_another_shard_than_the_index_says_is_named(shards):
+    directory, index = shards
+    first, second, *_ = sorted(set(index["weight_map"].values()))
+    name = next(name for name, shard in index["weight_map"].items() if shard == first)
+    spoil_index(directory, index, **{name: second})
+    message = failure(directory)
+    assert f"{directory / second}: tensor {name!r} is missing" in message
+
+
+def test_a_tensor_that_the_index_has_and_no_shard_is_named(shards):
+    directory, index = shards
+    shard = sorted(set(index["weight_map"].values()))[1]
+    spoil_index(directory, index, **{"model.more": shard})
+    assert f"{directory / shard}: tensor 'model.more' is missing" in failure(directory)
+
+
+def test_a_tensor_that_a_shard_has_and_not_the_index_is_named(shards):
+    directory, index = shards
+    shard = index["weight_map"].pop("model.norm.weight")
+    assert shard in index["weight_map"].values()
+    spoil_index(directory, index)
+    message = failure(directory)
+    said = "tensor 'model.norm.weight' is not in model.safetensors.index.json"
+    assert f"{directory / shard}: {said}" in message
+
+
+def test_a_tensor_in_two_shards_is_named_with_both(shards):
+    directory, index = shards
+    first, second, *_ = sorted(set(index["weight_map"].values()))
+    shutil.copy(directory / first, directory / second)
+    message = failure(directory)
+    assert str(directory / second) in message
+    assert f"is also in {first}" in message
+
+
+def test_shards_may_be_links_to_files_elsewhere(shards, tmp_path):
+    directory, index = shards
+    for shard in set(index["weight_map"].values()):
+        (directory / shard).rename(tmp_path / shard)
+        (directory / shard).symlink_to(tmp_path / shard)
+    assert load_model(directory, device=CPU).weight_bytes
+
+
+def test_a_pipe_in_the_place_of_the_weights_is_not_waited_for(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    os.mkfifo(checkpoint / "model.safetensors")
+    assert "model.safetensors: not a file" in failure(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_table_is_in_memory_once_and_says_the_same(dtype, tmp_path):
+    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)
+    save(config, tmp_path / "float32")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=dtype)
+    reference.save_pretrained(tmp_path / dtype)  # stored as it is used
+    told = []
+    loaded = load_model(tmp_path / dtype, device=CPU, dtype=dtype, report=told.append)
+    parameters = sum(tensor.numel() for tensor in reference.parameters())  # a tied one counts once
+    assert parameters * (2 if dtype == "bfloat16" else 4) == loaded.weight_bytes
+    assert max(later - sooner for sooner, later in zip([0.0, *told], told, strict=False)) <= 0.05
+    ids = torch.tensor([5, 3, 300])
+    assert torch.equal(reference.get_input_embeddings()(ids), loaded.model.embedding(ids))
+    x = torch.randn(4, SIZES["hidden_size"]).to(reference.dtype)
+    torch.testing.assert_close(reference.lm_head(x), loaded.model.head(x))
+
+
 def test_a_repository_that_brings_code_is_refused(checkpoint):
     spoil_config(checkpoint, auto_map={"AutoModelForCausalLM": "modeling.Model"})
     assert "auto_map" in failure(checkpoint)
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint):
-    spoil_config(checkpoint, architectures=["MambaForCausalLM"])
+    spoil_config(checkpoint, architectures=["NoSuchForCausalLM"])
     message = failure(checkpoint)
-    assert "MambaForCausalLM" in message
+    assert "NoSuchForCausalLM" in message
     assert "LlamaForCausalLM" in message
 
 
 def test_a_config_of_another_size_is_refused_before_anything_is_allocated(checkpoint):
     spoil_config(checkpoint, hidden_size=2**30)
     assert "model.embed_tokens.weight" in failure(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "sight"),
+    [
+        ("model.language_model.", "lm_head.", "model.vision_tower."),
+        ("language_model.model.", "language_model.lm_head.", "multi_modal_projector."),
+    ],
+)
+def test_gemmas_text_part_is_taken_out_of_a_model_that_sees(model, head, sight, tmp_path):
+    config = transformers.Gemma3TextConfig(**SIZES, tie_word_embeddings=False, query_pre_attn_scalar=16)
+    save(config, tmp_path)
+    alone = generate(load(tmp_path, kv_cache_bytes=1 << 20), [prompt_of(20)], GREEDY)
+
+    def rename(tensors):
+        renamed = {
+            (
+                head + name.removeprefix("lm_head.") if name.startswith("lm_head.") else model + name[6:]
+            ): tensor
+            for name, tensor in tensors.items()
+        }
+        tensors.clear()
+        tensors.update(renamed, **{f"{sight}weight": torch.ones(1000, 1000)})
+
+    spoil_tensors(tmp_path, rename)
+    path = tmp_path / "config.json"
+    text = json.loads(path.read_text())
+    path.write_text(
+        json.dumps(
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "dtype": "float32"}
+        )
+    )
+    loaded = load(tmp_path, kv_cache_bytes=1 << 20)
+    assert alone == generate(loaded, [prompt_of(20)], GREEDY)
+    assert loaded.weight_bytes < 4_000_000
+    spoil_tensors(tmp_path, lambda tensors: tensors.update({f"{model}more": torch.ones(1)}))
+    assert f"tensor '{model}more' is unexpected" in failure(tmp_path)
 
 
 @pytest.mark.parametrize(

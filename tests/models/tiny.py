@@ -1,15 +1,17 @@
-"""Tiny random models saved by transformers, and a driver that runs plans as the engine would, without it."""
+"""Tiny random models saved by transformers, and a driver that runs steps as the engine would, without it."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import transformers
 
+from fairlead._cext.inputbatch import InputBatch, SequenceState
 from fairlead.engine.runner import LoadedModel, load_runner
-from fairlead.engine.sequence import Chunk, Plan, Sequence
-from fairlead.engine.step import Pick
-from fairlead.job import Sampling
+from fairlead.engine.step import Picks
+from fairlead.job import Sampling, TokenLogprob
 from fairlead.models.config import Config
 from fairlead.models.shape import read_shape
 from fairlead.worker.wire import WorkerSpec
@@ -36,84 +38,203 @@ def save(
     config: transformers.PretrainedConfig, directory: Path, *, seed: int = 0, **options
 ) -> torch.nn.Module:
     """Save a random model of `config` whose norms and biases matter, and return it, in float32."""
+    # Gemma's embedding, scaled up and tied, outweighs all layers unless norms turn the stream away from it.
+    noise = 4.0 if config.model_type.startswith("gemma") else 0.3
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(".bias"):
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+                parameter.add_(torch.randn_like(parameter) * noise)
     model.save_pretrained(directory, safe_serialization=True, **options)
     return model
 
 
-def load(directory: Path, **options) -> LoadedModel:
+def load(directory: Path, *, compiled: bool = True, **options) -> LoadedModel:
     """Load it the way a worker does, in float32 on the CPU unless told otherwise."""
     spec = WorkerSpec(path=str(directory), **{"device": "cpu", "dtype": "float32", **options})
-    return load_runner(spec, lambda _fraction, _stage: None)
+    return load_runner(spec, lambda _fraction, _stage: None, compiled=compiled)
+
+
+class Pick(NamedTuple):
+    """What one step chose for one sequence."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+class Text:
+    """One sequence of a driver: what was chosen for it so far, and its blocks by KV cache group."""
+
+    def __init__(self, state: SequenceState) -> None:
+        self.state = state
+        self.slot = -1
+        self.blocks: tuple[list[int], ...] = ()
+        self.picks: list[Pick] = []
+
+    @property
+    def output(self) -> list[int]:
+        return list(self.state.token_ids(self.state.prompt_length))
 
 
 class Driver:
-    """Gives sequences blocks, plans decodes before prefills within a token budget, and commits the picks.
+    """Gives sequences blocks, schedules decodes before prefills within a token budget, and commits the picks.
 
-    Blocks are handed out from both ends in turn, so that no sequence's are neighbours, and never reused
-    unless `release` is called.
+    Blocks are handed out from both ends in turn, so that no sequence's are neighbours, and reused only
+    after `release`, or when they have slid out of a window. With `ahead`, a step is launched before the
+    one before it is waited for.
     """
 
-    def __init__(self, loaded: LoadedModel, *, max_batched_tokens: int = 24) -> None:
+    SLOTS = 40
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        max_batched_tokens: int = 24,
+        ahead: bool = False,
+        vocab_size: int | None = None,
+    ) -> None:
         self.loaded = loaded
         self.max_batched_tokens = max_batched_tokens
-        self.free = list(range(loaded.blocks_total))
-        self.picks: dict[int, list[Pick]] = {}
-        self._running: list[Sequence] = []
+        self.ahead = ahead
+        self.batch = InputBatch(
+            slots=self.SLOTS,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=loaded.max_model_len + 1,  # its last token may be chosen, if not computed
+            block_size=loaded.block_size,
+            vocab_size=vocab_size or loaded.vocab_size,
+            windows=loaded.windows,
+            arenas=loaded.runner.arenas,
+        )
+        self.free = [list(range(blocks)) for blocks in loaded.blocks_total]
+        self.texts: list[Text] = []
+        self._free_slots = list(range(self.SLOTS))
+        self._running: dict[int, Text] = {}
+        self._under_way: list[tuple] = []
 
-    def add(self, prompt: ReadOnlySequence[int], sampling: Sampling, *, seed: int = 0) -> Sequence:
-        key = len(self.picks)
-        sequence = Sequence(key, list(prompt), sampling, seed=seed)
-        self.picks[key] = []
-        self._running.append(sequence)
-        return sequence
+    def add(
+        self,
+        prompt: ReadOnlySequence[int],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        shared: tuple[list[int], ...] | None = None,
+    ) -> Text:
+        """Start a sequence; the blocks `shared` hold the beginning of its prompt already."""
+        text = Text(state_of(prompt, sampling, key=len(self.texts), seed=seed))
+        if shared is not None:
+            text.state.rewind(len(shared[0]) * self.loaded.block_size)
+        self.texts.append(text)
+        self.enter(text, shared)
+        return text
 
-    def step(self) -> list[Pick | None]:
-        """Run one step and append what was picked; a sequence with an error, or at its end, leaves."""
-        chunks = self._plan()
-        picks = self.loaded.runner.launch(Plan(tuple(chunks))).wait()
-        for chunk, pick in zip(chunks, picks, strict=True):
-            sequence = chunk.sequence
-            sequence.computed += chunk.count
-            if pick is None:
-                continue
-            self.picks[sequence.key].append(pick)
-            if pick.error is None:
-                sequence.token_ids.append(pick.token_id)
-            if pick.error is not None or sequence.output_length == sequence.sampling.max_tokens:
-                self._running.remove(sequence)
-        return picks
+    def enter(self, text: Text, blocks: tuple[list[int], ...] | None = None) -> None:
+        text.slot = self._free_slots.pop()
+        self._running[text.slot] = text
+        self.batch.add_request(text.slot, text.state, blocks or tuple([] for _ in self.free))
+
+    def step(self) -> Picks | None:
+        """Launch a step if there is anything to do; commit one if its time has come, and return its picks."""
+        launched = self._launch()
+        if self._under_way and (not self.ahead or len(self._under_way) == 2 or not launched):
+            return self._commit()
+        return None
 
     def run(self) -> None:
         while self._running:
             self.step()
 
-    def release(self, sequence: Sequence) -> None:
-        """Give its blocks back, to be the next that are handed out."""
-        self.free = sequence.block_ids[0] + self.free
-        sequence.block_ids = ([],)
+    def release(self, text: Text) -> None:
+        """Give its blocks back, to be the next that are handed out; preempt it if it is running."""
+        if text.slot >= 0:
+            self._leave(text)
+            text.state.rewind(0)
+        for free, blocks in zip(self.free, text.blocks, strict=True):
+            free[:0] = [block for block in blocks if block >= 0]
+        text.blocks = tuple([] for _ in self.free)
 
-    def _plan(self) -> list[Chunk]:
+    def _launch(self) -> bool:
         budget = self.max_batched_tokens
-        chunks = []
-        for sequence in sorted(self._running, key=lambda s: len(s.token_ids) - s.computed > 1):
-            left = len(sequence.token_ids) - sequence.computed
-            count = min(left, budget)
-            if count:
-                self._grow(sequence, sequence.computed + count)
-                chunks.append(Chunk(sequence, sequence.computed, count, samples=count == left))
-                budget -= count
-        return chunks
+        survey = self.batch.survey(min(self.SLOTS, budget))
+        for slot in survey.short:
+            self._grow(slot, self._running[slot].state.computed + 1)
+        budget -= survey.decodes
+        for slot in survey.prefills:
+            state = self._running[slot].state
+            count = min(state.num_tokens - state.computed, budget)
+            self._grow(slot, state.computed + count)
+            self.batch.num_scheduled[slot] = count
+            budget -= count
+        step = self.batch.prepare_inputs()
+        if step is None:
+            return False
+        texts = [self._running[slot] for slot in step.sample_slots]
+        self._under_way.append((step, texts, self.loaded.runner.launch(step, self.batch)))
+        return True
 
-    def _grow(self, sequence: Sequence, tokens: int) -> None:
-        blocks = sequence.block_ids[0]
-        while len(blocks) * self.loaded.block_size < tokens:
-            blocks.append(self.free.pop(0 if len(self.free) % 2 else -1))
+    def _commit(self) -> Picks:
+        step, texts, pending = self._under_way.pop(0)
+        picks = pending.wait()
+        committed = self.batch.commit_tokens(step, picks.token_ids)
+        for index, text in enumerate(texts):
+            if text.slot >= 0:
+                token_id = int(np.asarray(picks.token_ids)[index])
+                text.picks.append(Pick(token_id, picks.logprobs.get(index), picks.errors.get(index)))
+        for slot in {*(slot for slot, *_ in committed.finished), *(slot for slot, _ in committed.failed)}:
+            self._leave(self._running[slot])
+        for slot in self._running:
+            for group, free in enumerate(self.free):
+                free.extend(self.batch.slide(slot, group))
+        return picks
+
+    def _leave(self, text: Text) -> None:
+        text.blocks = self.batch.block_ids(text.slot)
+        self.batch.remove_request(text.slot)
+        del self._running[text.slot]
+        self._free_slots.append(text.slot)
+        text.slot = -1
+
+    def _grow(self, slot: int, tokens: int) -> None:
+        wanted = -(-tokens // self.loaded.block_size)
+        self.batch.append_block_ids(
+            slot,
+            tuple(
+                [free.pop(0 if len(free) % 2 else -1) for _ in range(wanted - count)]
+                for free, count in zip(self.free, self.batch.block_counts(slot), strict=True)
+            ),
+        )
+
+
+def state_of(
+    prompt: ReadOnlySequence[int],
+    sampling: Sampling,
+    *,
+    key: int = 0,
+    seed: int = 0,
+    told: Sampling | None = None,
+) -> SequenceState:
+    """The state that the engine makes of a request; `told` is what it carries for the runner, if another."""
+    return SequenceState(
+        key,
+        list(prompt),
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=seed,
+        logprobs=sampling.logprobs,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+        biased=bool(sampling.logit_bias),
+        sampling=told or sampling,
+    )
 
 
 def generate(
@@ -123,16 +244,17 @@ def generate(
     *,
     seeds: ReadOnlySequence[int] | None = None,
     max_batched_tokens: int = 24,
+    ahead: bool = False,
 ) -> list[list[int]]:
     """Run all prompts together; return what each was continued with."""
-    driver = Driver(loaded, max_batched_tokens=max_batched_tokens)
+    driver = Driver(loaded, max_batched_tokens=max_batched_tokens, ahead=ahead)
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-    sequences = [
+    texts = [
         driver.add(prompt, one, seed=seed)
         for prompt, one, seed in zip(prompts, samplings, seeds or [0] * len(prompts), strict=True)
     ]
     driver.run()
-    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
+    return [text.output for text in texts]
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:

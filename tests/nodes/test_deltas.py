@@ -175,3 +175,91 @@ def test_whenever_it_is_read_the_sum_is_what_was_put(pieces, reads):
             assert (text, tokens) == got[choice]
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_what_nobody_has_read_can_be_begun_anew(autojump_clock, keeps):
+    deltas = Deltas(2, keeps=keeps)
+    deltas.put(Delta(0, "old", [1, 2], finish_reason="stop"))
+    deltas.put(Delta(1, "old", [3]))
+    assert deltas.restart()
+    with trio.move_on_after(1) as scope:
+        await deltas.started()
+    assert scope.cancelled_caught
+    for index in range(2):
+        deltas.put(Delta(index, "new", [4], finish_reason="stop"))
+    assert ["new", "new"] == [delta.text for delta in await deltas.take()]
+    assert [] == await deltas.take()
+    assert 2 == deltas.tokens
+    assert deltas.is_over
+
+
+async def test_a_reader_that_was_woken_in_vain_waits_on(autojump_clock, nursery):
+    deltas = Deltas(1)
+    read: list[str] = []
+
+    async def reading() -> None:
+        while taken := await deltas.take():
+            read.extend(delta.text for delta in taken)
+
+    nursery.start_soon(reading)
+    await trio.testing.wait_all_tasks_blocked()
+    deltas.put(Delta(0, "old"))
+    assert deltas.restart()
+    await trio.sleep(1)
+    deltas.put(Delta(0, "new", finish_reason="stop"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert ["new"] == read
+
+
+@pytest.mark.parametrize("taps", [False, True])
+async def test_what_was_read_cannot_be_taken_back(nursery, taps):
+    deltas = Deltas(1)
+    nursery.start_soon(deltas.take, (lambda _: True) if taps else None)
+    await trio.testing.wait_all_tasks_blocked()
+    deltas.put(Delta(0, "some", [1]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert not deltas.restart()
+    assert 1 == deltas.tokens
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_tap_that_took_nothing_has_read_nothing(nursery):
+    deltas = Deltas(1)
+    with trio.move_on_after(0.0):
+        await deltas.take(lambda _: False)
+    deltas.put(Delta(0, "some"))
+    assert deltas.restart()
+
+
+@given(st.data(), pieces)
+async def test_what_is_kept_is_all_that_was_put_however_it_was_read(data, pieces):
+    deltas = Deltas(3, keeps=True)
+    poured: list[Delta] = []
+    expected: dict[int, Delta] = {}
+
+    def pour(taken: list[Delta]) -> bool:
+        takes = data.draw(st.booleans())
+        poured.extend(taken if takes else ())
+        return takes
+
+    async with trio.open_nursery() as nursery:
+        for index, text, token_ids in pieces:
+            if data.draw(st.booleans()):
+                nursery.start_soon(deltas.take, pour)
+                await trio.testing.wait_all_tasks_blocked()
+            deltas.put(Delta(index, text, list(token_ids)))
+            await trio.testing.wait_all_tasks_blocked()
+            expected.setdefault(index, Delta(index)).merge(Delta(index, text, list(token_ids)))
+        nursery.cancel_scope.cancel()
+    kept: dict[int, Delta] = {}
+    for delta in deltas.kept or ():
+        kept.setdefault(delta.index, Delta(delta.index)).merge(delta)
+    assert expected == kept
+
+
+async def test_relayed_tokens_count():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
+    deltas.put(Delta(0, "bc", raw=[b"bc"], relayed_tokens=2))
+    assert 3 == deltas.tokens

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import trio
 
-from fairlead.config import QueueConfig, demonstration_model
+from fairlead.config import KvCacheConfig, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.errors import FairleadError, InvalidRequest, LoadFailed, NodeFailed
 from fairlead.gateway import Gateway
 from fairlead.job import Job, Sampling
 from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.engine_node import EngineNode
+from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.fleet import Fleet
 from fairlead.nodes.node import Node, NodeLimits
 from fairlead.text.model import TextModel
+from fairlead.worker.client import Worker
 from fairlead.worker.wire import WorkerSpec
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
@@ -60,8 +62,11 @@ def model() -> TextModel:
 
 
 @asynccontextmanager
-async def running(model: TextModel, reports: Reports, options: str = "") -> AsyncIterator[EngineNode]:
-    node = EngineNode(model, WorkerSpec(path=f"fake:{options}"), reports, command=FAKE_CHILD)
+async def running(
+    model: TextModel, reports: Reports, options: str = "", *, isolate_tenants: bool = False, **limits: object
+) -> AsyncIterator[EngineNode]:
+    spec = WorkerSpec(path=f"fake:{options}", **limits)
+    node = EngineNode(model, spec, reports, isolate_tenants=isolate_tenants, command=FAKE_CHILD)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(30):
             await nursery.start(node.run)
@@ -69,12 +74,25 @@ async def running(model: TextModel, reports: Reports, options: str = "") -> Asyn
         nursery.cancel_scope.cancel()
 
 
-def job(tokens: int, *, n: int = 1, prompts: int = 1, stop: tuple[str, ...] = ()) -> Job:
+def job(tokens: int, *, n: int = 1, prompts: int = 1, tenant: str = "A", **options: object) -> Job:
     prompt = tuple(list(range(10, 20 + number)) for number in range(prompts))
     sampling = Sampling(max_tokens=tokens, seed=1)
     return Job(
-        id=f"job {next(_numbers)}", tenant="A", model=MODEL, prompts=prompt, sampling=sampling, n=n, stop=stop
+        id=f"job {next(_numbers)}",
+        tenant=tenant,
+        model=MODEL,
+        prompts=prompt,
+        sampling=sampling,
+        n=n,
+        **options,
     )
+
+
+@asynccontextmanager
+async def generating(node: EngineNode, asked: Job) -> AsyncIterator[Deltas]:
+    deltas = Deltas(asked.sequences)
+    async with node.generate(asked, deltas):
+        yield deltas
 
 
 async def whole(deltas: Deltas) -> dict[int, list[int]]:
@@ -87,7 +105,7 @@ async def whole(deltas: Deltas) -> dict[int, list[int]]:
 
 
 async def test_each_choice_of_each_prompt_gets_its_own_answer(model: TextModel):
-    async with running(model, Reports()) as node, node.generate(job(5, n=2, prompts=2)) as deltas:
+    async with running(model, Reports()) as node, generating(node, job(5, n=2, prompts=2)) as deltas:
         tokens = await whole(deltas)
     assert {0: 5, 1: 5, 2: 5, 3: 5} == {index: len(ids) for index, ids in tokens.items()}
     assert tokens[0] == tokens[1]  # the fake model knows no seeds
@@ -96,10 +114,10 @@ async def test_each_choice_of_each_prompt_gets_its_own_answer(model: TextModel):
 
 async def test_a_stop_string_ends_the_answer_and_the_sequence(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
-        async with node.generate(job(30)) as deltas:
+        async with generating(node, job(30)) as deltas:
             text = "".join([delta.text for taken in [await _take_all(deltas)] for delta in taken])
         stop = text[len(text) // 2 :][:3]
-        async with node.generate(job(100_000, stop=(stop,))) as deltas:
+        async with generating(node, job(100_000, stop=(stop,))) as deltas:
             cut = await _take_all(deltas)
         assert text[: text.index(stop)] == "".join(delta.text for delta in cut)
         assert ("stop", stop) == (cut[-1].finish_reason, cut[-1].stop_reason)
@@ -109,7 +127,7 @@ async def test_a_stop_string_ends_the_answer_and_the_sequence(model: TextModel):
 async def test_leaving_the_block_frees_the_sequences(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
         for tokens in (1, 3, 100_000):
-            async with node.generate(job(tokens, n=3)) as deltas:
+            async with generating(node, job(tokens, n=3)) as deltas:
                 await deltas.started()
         await _until_idle(node)
         assert (0, node.status().blocks_total) == (node.status().sequences, node.status().blocks_free)
@@ -119,14 +137,14 @@ async def test_a_dead_child_fails_its_jobs_and_comes_back(model: TextModel):
     reports = Reports()
     async with running(model, reports, "delay_ms=2") as node:
         first = node.pid
-        async with node.generate(job(100_000)) as deltas:
+        async with generating(node, job(100_000)) as deltas:
             await deltas.started()
             os.kill(first, signal.SIGKILL)
             with pytest.raises(NodeFailed, match="SIGKILL"):
                 await whole(deltas)
         await reports.until("up", "down", "up")
         assert first != node.pid
-        async with node.generate(job(4)) as deltas:
+        async with generating(node, job(4)) as deltas:
             assert 4 == len((await whole(deltas))[0])
         assert 1 == node.status().restarts
 
@@ -167,7 +185,7 @@ async def test_a_first_load_that_fails_is_raised(model: TextModel):
 async def test_a_node_that_is_not_up_refuses_to_generate(model: TextModel):
     node = EngineNode(model, WorkerSpec(path="fake:"), Reports(), command=FAKE_CHILD)
     with pytest.raises(NodeFailed):
-        async with node.generate(job(1)):
+        async with generating(node, job(1)):
             raise AssertionError("generated without a child")
 
 
@@ -175,6 +193,169 @@ async def test_the_child_ends_with_the_node(model: TextModel):
     async with running(model, Reports()) as node:
         pid = node.pid
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_stuck_child_fails_its_jobs_is_told_and_comes_back(model: TextModel, tmp_path: Path):
+    reports = Reports()
+    options = f"stuck_once=3;{tmp_path / 'mark'}"
+    async with running(model, reports, options, watchdog_s=0.5) as node:
+        first, fleet = node.pid, Fleet((node,))
+        assert {} == fleet.problems
+        async with generating(node, job(100_000)) as deltas:
+            await deltas.started()
+            with pytest.raises(NodeFailed, match=r"made no progress for 0.5 s"):
+                await whole(deltas)
+        reason = "the model's process made no progress for 0.5 s and is started again"
+        assert {MODEL: reason} == fleet.problems
+        assert (False, reason) == (fleet.is_ready, node.status().problem)
+        await reports.until("up", "down", "up")
+        assert {} == fleet.problems
+        assert first != node.pid
+        async with generating(node, job(4)) as deltas:
+            assert 4 == len((await whole(deltas))[0])
+        (counts,) = fleet.statistics()
+        assert (1, 1, True) == (counts.restarts, counts.stuck, counts.ready)
+
+
+async def test_a_child_that_was_killed_is_no_problem_of_the_servers(model: TextModel):
+    reports = Reports()
+    async with running(model, reports) as node:
+        os.kill(node.pid, signal.SIGKILL)
+        await reports.until("up", "down")
+        assert (None, False) == (node.problem, node.is_ready)
+
+
+async def test_a_stuck_child_has_no_seats_although_it_has_not_ended_and_nobody_waits(
+    model: TextModel, monkeypatch
+):
+    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 2.0)
+    reports = Reports()
+    async with running(model, reports, watchdog_s=0.2) as node:
+        first = node.pid
+        async with generating(node, job(100_000)) as deltas:
+            await deltas.started()
+            os.kill(first, signal.SIGSTOP)  # only our abort is left without an answer
+        await reports.until("up", "down")
+        assert Path(f"/proc/{first}").exists()
+        assert "made no progress" in str(node.problem)
+        await reports.until("up", "down", "up")
+        assert not Path(f"/proc/{first}").exists()
+
+
+async def test_a_stuck_child_that_does_not_load_again_stays_a_problem(model: TextModel, tmp_path: Path):
+    reports = Reports()
+    options = f"stuck_once=1,fail_again;{tmp_path / 'mark'}"
+    async with running(model, reports, options, watchdog_s=0.2) as node:
+        async with generating(node, job(10)) as deltas:
+            with pytest.raises(NodeFailed):
+                await whole(deltas)
+        await reports.until("up", "down", "load failed")
+        assert "made no progress for 0.4 s" in str(node.problem)
+
+
+async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: TextModel, monkeypatch):
+    told = []
+    submit = Worker.submit
+
+    def spy(worker, prompt, sampling, receiver, **options):
+        told.append(options)
+        return submit(worker, prompt, sampling, receiver, **options)
+
+    monkeypatch.setattr(Worker, "submit", spy)
+    async with running(model, Reports()) as node:
+        with trio.fail_after(30):
+            async with generating(node, job(1, n=2, priority=2)) as deltas:
+                await whole(deltas)
+        async with generating(node, job(1)) as deltas:
+            await whole(deltas)
+    first, second, alone = told
+    assert first == second
+    assert (2, b"") == (first["priority"], first["salt"])
+    assert 29 < first["timeout_s"] <= 30
+    assert (1, None) == (alone["priority"], alone["timeout_s"])
+
+
+async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkeypatch):
+    salts = []
+    submit = Worker.submit
+
+    def spy(worker, *arguments, salt, **options):
+        salts.append(salt)
+        return submit(worker, *arguments, salt=salt, **options)
+
+    monkeypatch.setattr(Worker, "submit", spy)
+    async with running(model, Reports(), isolate_tenants=True) as node:
+        for tenant in ("A", "B", "A", "x" * 10_000, "\ud800"):
+            async with generating(node, job(1, tenant=tenant)) as deltas:
+                await whole(deltas)
+    assert salts[0] == salts[2]
+    assert 4 == len(set(salts))
+    assert {16} == set(map(len, salts))
+
+
+async def test_a_prompt_over_the_limit_is_refused_and_an_answer_is_cut_at_it(model: TextModel):
+    async with running(model, Reports(), max_input_tokens=10, max_output_tokens=3) as node:
+        with pytest.raises(InvalidRequest, match="the prompt has 11 tokens, 10 are accepted") as refused:
+            async with generating(node, job(1, prompts=2)):
+                raise AssertionError("the second prompt has 11 tokens")
+        assert "prompt" == refused.value.param
+        async with generating(node, job(100)) as deltas:
+            assert "length" == (await _take_all(deltas))[-1].finish_reason
+            assert 3 == deltas.tokens
+        await _until_idle(node)
+
+
+async def test_the_status_shows_what_the_engine_does(model: TextModel):
+    async with running(model, Reports(), "delay_ms=2,slots=2") as node:
+        async with generating(node, job(50, n=3)) as deltas:
+            await deltas.started()
+            with trio.fail_after(30):
+                while (status := node.status()).sequences < 3:  # they are told with the step they came in
+                    await trio.lowlevel.checkpoint()
+            assert (3, 1, 0) == (status.sequences, status.waiting, status.slots_free)
+            assert 0 < status.cache_usage < 1
+            await whole(deltas)
+        await _until_idle(node)
+        status, counts = node.status(), node.statistics()
+    assert (0, 0, 0.0, 0) == (status.sequences, status.waiting, status.cache_usage, status.preemptions)
+    assert counts.engine.steps >= 100
+    assert 150 == counts.engine.generated_tokens
+    assert status.mean_step_ms >= 2
+    assert "torch" == status.kernel
+    assert 1 <= status.mean_step_tokens <= 20
+    assert counts.load_s > 0
+    assert (2, 1, 1) == (counts.seats, counts.weight_bytes, counts.kv_cache_bytes)
+
+
+def test_every_limit_of_the_configuration_reaches_the_models_process():
+    """The numbers of seed 002."""
+    model = ModelConfig(
+        path=Path("/models/m"),
+        name="m",
+        slots=8,
+        max_batch=4,
+        max_batched_tokens=512,
+        max_input_tokens=128,
+        max_output_tokens=2048,
+        kv_cache=KvCacheConfig(
+            max_entries=4_194_304, max_memory_mb=1024, eviction_threshold=0.8, cleanup_interval_s=1.0
+        ),
+        watchdog_s=20.0,
+    )
+    expected = WorkerSpec(
+        path="/models/m",
+        slots=8,
+        max_batch=4,
+        max_batched_tokens=512,
+        max_input_tokens=128,
+        max_output_tokens=2048,
+        kv_cache_bytes=1024 * 1024 * 1024,
+        kv_cache_entries=4_194_304,
+        eviction_threshold=0.8,
+        cleanup_interval_s=1.0,
+        watchdog_s=20.0,
+    )
+    assert expected == worker_spec(model)
 
 
 async def _take_all(deltas: Deltas) -> list:

@@ -156,4 +156,4 @@ def test_fault_the_memory_of_a_token_counts_layers_heads_and_their_size():
     layers, heads = config["num_hidden_layers"], config["num_key_value_heads"]
     model = load_runner(WorkerSpec(path=str(demonstration_model()), dtype="float32"), lambda *_: None)
     per_token = 2 * layers * heads * config["head_dim"] * 4
-    assert per_token * model.blocks_total * model.block_size == model.kv_cache_bytes
+    assert per_token * sum(model.blocks_total) * model.block_size == model.kv_cache_bytes

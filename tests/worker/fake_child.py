@@ -2,18 +2,22 @@
 
 The spec's `path` says how it (mis)behaves: `fake:delay_ms=5,die_after=3`. A step takes `delay_ms`; the one
 numbered `die_after` is its last, `stuck_in` takes for ever, `raise_in_step` raises, and so do the following
-ones, `raise_times` in all. Loading: `fail_load`, `crash_load`, `die_in_load`, `slow_load`. And: `slots`.
+ones, `raise_times` in all. `stuck_once=3` takes for ever in step 3 and leaves a mark, the file that is named
+behind `;`: when that is there, it does not. Loading: `fail_load`, `crash_load`, `die_in_load`, `slow_load`;
+`fail_again` fails when the mark is there. And: `slots`, `batched` tokens in a step; with `overlap` a launch
+returns before its step is done.
 """
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
-from fairlead.engine.sequence import Plan
-from fairlead.engine.step import Pick
+from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
 from fairlead.worker import main, wire
 
@@ -21,11 +25,12 @@ VOCABULARY = 1000
 EOS = 0
 BLOCKS = 8000
 BLOCK_SIZE = 1024
+MODULUS = VOCABULARY - 1
 
 
-def next_token(token_ids: list[int]) -> int:
+def next_token(token_ids: Sequence[int]) -> int:
     """What the fake model says after these; never `EOS`."""
-    return 1 + (31 * sum(token_ids) + len(token_ids)) % (VOCABULARY - 1)
+    return 1 + (31 * sum(token_ids) + len(token_ids)) % MODULUS
 
 
 def answer(prompt: list[int], tokens: int) -> list[int]:
@@ -37,35 +42,72 @@ def answer(prompt: list[int], tokens: int) -> list[int]:
 
 
 class FakeRunner:
-    def __init__(self, options: dict[str, int]) -> None:
+    """Reads what a step computes from its arena; of the batch it reads only sums that it keeps by slot."""
+
+    def __init__(self, options: dict[str, int], mark: Path | None) -> None:
+        self.overlaps = "overlap" in options
+        self.arenas = 2
         self._options = options
+        self._mark = mark
         self._steps = 0
+        self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: whose, how many tokens, and their sum
+        self._latest = array("i")
 
-    def launch(self, plan: Plan) -> "FakeRunner":
-        self._plan = plan
-        return self
-
-    def wait(self) -> list[Pick | None]:
+    def launch(self, step, batch) -> "FakeStep":
+        """Work out the answers at once, as a device would in order; whether they are late is `wait`'s."""
         self._steps += 1
-        time.sleep(self._options.get("delay_ms", 0) / 1000)
-        if self._steps == self._options.get("stuck_in"):
-            time.sleep(600)
-        if self._steps == self._options.get("die_after"):
-            os.kill(os.getpid(), signal.SIGKILL)
         first = self._options.get("raise_in_step", 0)
         if first and first <= self._steps < first + self._options.get("raise_times", 1):
             raise RuntimeError("the fake device is on fire")
-        return [
-            Pick(next_token(chunk.sequence.token_ids)) if chunk.samples else None
-            for chunk in self._plan.chunks
-        ]
+        token_ids = array("i")
+        sampling_rows = set(step.sample_rows)
+        for row in range(step.rows):
+            slot, begin, end = step.slots[row], step.query_starts[row], step.query_starts[row + 1]
+            ids = [
+                token_id if token_id >= 0 else self._latest[-1 - token_id]
+                for token_id in step.input_ids[begin:end]
+            ]
+            total = self._sum_before(batch.state(slot), slot, step.positions[begin]) + sum(ids)
+            length = step.positions[end - 1] + 1
+            self._sums[slot] = (batch.state(slot).key, length, total)
+            if row in sampling_rows:
+                token_ids.append(1 + (31 * total + length) % MODULUS)
+        self._latest = token_ids
+        return FakeStep(self, self._steps, token_ids)
+
+    def _sum_before(self, state, slot: int, start: int) -> int:
+        key, length, total = self._sums.get(slot, (0, 0, 0))
+        if (key, length) == (state.key, start):
+            return total
+        return sum(state.tokens_view()[:start])  # what it found in the cache, computed by another
+
+    def finish(self, number: int) -> None:
+        """Take as long as the options say, or die."""
+        time.sleep(self._options.get("delay_ms", 0) / 1000)
+        if number == self._options.get("stuck_in"):
+            time.sleep(600)
+        if number == self._options.get("stuck_once") and self._mark is not None and not self._mark.exists():
+            self._mark.touch()
+            time.sleep(600)
+        if number == self._options.get("die_after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FakeStep:
+    def __init__(self, runner: FakeRunner, number: int, token_ids: array) -> None:
+        self._runner, self._number, self._token_ids = runner, number, token_ids
+
+    def wait(self) -> Picks:
+        self._runner.finish(self._number)
+        return Picks(self._token_ids)
 
 
 def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
-    pairs = (option.partition("=") for option in spec.path.removeprefix("fake:").split(",") if option)
+    written, _, mark = spec.path.removeprefix("fake:").partition(";")
+    pairs = (option.partition("=") for option in written.split(",") if option)
     options = {name: int(value or 1) for name, _, value in pairs}
     report(0.5, "weights")
-    if "fail_load" in options:
+    if "fail_load" in options or ("fail_again" in options and Path(mark).exists()):
         raise LoadFailed("no such fake model")
     if "crash_load" in options:
         raise RuntimeError("a bug in loading")
@@ -74,20 +116,25 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         sys.exit(3)
     if "slow_load" in options:
         time.sleep(600)
+    max_model_len = 1_000_000
     return SimpleNamespace(
-        runner=FakeRunner(options),
+        runner=FakeRunner(options, Path(mark) if mark else None),
         slots=options.get("slots", 4),
-        max_batch=options.get("slots", 4),
-        max_batched_tokens=4096,
-        max_model_len=1_000_000,
+        max_batch=spec.max_batch or options.get("slots", 4),
+        max_batched_tokens=options.get("batched", 4096),
+        max_model_len=max_model_len,
+        max_input_tokens=spec.max_input_tokens or max_model_len,
+        max_output_tokens=spec.max_output_tokens or max_model_len,
         vocab_size=VOCABULARY,
-        blocks_total=BLOCKS,
+        windows=(None,),
+        blocks_total=(BLOCKS,),
         block_size=BLOCK_SIZE,
         eos_token_ids=(EOS,),
         device="cpu",
         dtype="fake",
         weight_bytes=1,
         kv_cache_bytes=1,
+        kernel="torch",
     )
 
 

@@ -4,6 +4,7 @@ import sys
 
 import trio
 
+from fairlead.errors import FairleadError
 from fairlead.job import Sampling
 from fairlead.worker.client import Worker
 from fairlead.worker.wire import Output, WorkerSpec
@@ -12,14 +13,21 @@ from fairlead.worker.wire import Output, WorkerSpec
 async def main(path: str, child: str) -> None:
     worker = Worker(WorkerSpec(path=path), command=[sys.executable, child])
 
-    def receive(output: Output) -> None:
-        if worker.statistics.steps == 1:
-            sys.stdout.write(f"{worker.pid}\n")
-            sys.stdout.flush()
+    class Receiver:
+        def receive_token(self, _token_id: int) -> None:
+            if worker.statistics.steps == 1:
+                sys.stdout.write(f"{worker.pid}\n")
+                sys.stdout.flush()
+
+        def receive(self, output: Output) -> None:
+            raise AssertionError(output)
+
+        def failed(self, error: FairleadError) -> None:
+            raise error
 
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        worker.submit([1], Sampling(max_tokens=900_000), receive, print)
+        worker.submit([1], Sampling(max_tokens=900_000), Receiver())
 
 
 trio.run(main, *sys.argv[1:])

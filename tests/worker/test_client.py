@@ -1,13 +1,10 @@
 """The parent's side with real child processes, which run a fake model."""
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,98 +15,21 @@ from fairlead.job import Sampling
 from fairlead.worker import wire
 from fairlead.worker.client import Worker
 from worker import fake_child
-
-CHILD = str(Path(fake_child.__file__))
-COMMAND = [sys.executable, CHILD]
-ENDLESS = Sampling(max_tokens=900_000)
-PATIENCE_S = 60
-
-
-class Stream:
-    """Collects what a worker calls for one sequence."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.ends: list[str | FairleadError] = []
-        self.begun = trio.Event()
-        self.ended = trio.Event()
-
-    def receive(self, output: wire.Output) -> None:
-        assert not self.ends
-        self.token_ids += output.token_ids
-        self.begun.set()
-        if output.finish_reason is not None:
-            self.ends.append(output.finish_reason)
-            self.ended.set()
-
-    def failed(self, error: FairleadError) -> None:
-        self.ends.append(error)
-        self.ended.set()
-
-
-def worker(options: str = "") -> Worker:
-    return Worker(wire.WorkerSpec(path=f"fake:{options}"), command=COMMAND)
-
-
-def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
-    stream = Stream()
-    return worker.submit(prompt, sampling, stream.receive, stream.failed), stream
-
-
-@contextlib.asynccontextmanager
-async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
-    """A worker that is ready; leaving the block cancels it. Nothing here may take for ever."""
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            yield await nursery.start(worker.run)
-            nursery.cancel_scope.cancel()
-
-
-@contextlib.asynccontextmanager
-async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
-    """A worker that is ready; leaving the block waits for its end. The list then has what `run` raised."""
-    errors: list[FairleadError] = []
-
-    async def run(*, task_status: trio.TaskStatus[wire.Ready]) -> None:
-        try:
-            await worker.run(task_status=task_status)
-        except FairleadError as error:
-            errors.append(error)
-
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(run)
-            yield errors
-
-
-async def fate(worker: Worker) -> FairleadError:
-    """Run a worker until it fails."""
-    with trio.fail_after(PATIENCE_S), pytest.raises(FairleadError) as caught:
-        await worker.run()
-    return caught.value
-
-
-def is_gone(pid: int | None) -> bool:
-    """Whether no process of ours has that id, not even a zombie."""
-    assert pid is not None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def scripted(code: str) -> Worker:
-    """A worker whose child does what the code says with its `connection`."""
-    begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
-    command = [sys.executable, "-c", begin + textwrap.dedent(code)]
-    return Worker(wire.WorkerSpec(path="fake:"), command=command)
-
-
-async def until(worker: Worker, **counts: int) -> None:
-    """Wait until the worker's statistics say so."""
-    while counts != {name: getattr(worker.statistics, name) for name in counts}:
-        await trio.lowlevel.checkpoint()
+from worker.children import (
+    CHILD,
+    COMMAND,
+    ENDLESS,
+    PATIENCE_S,
+    Stream,
+    dying,
+    fate,
+    is_gone,
+    running,
+    scripted,
+    submit,
+    until,
+    worker,
+)
 
 
 async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
@@ -154,9 +74,10 @@ async def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
     assert fake_child.answer(prompt, 1) == large.token_ids
 
 
-async def test_two_hundred_random_aborts_leave_nothing_behind():
+@pytest.mark.parametrize("options", ["slots=8", "slots=8,overlap"])
+async def test_two_hundred_random_aborts_leave_nothing_behind(options):
     choose = random.Random(7)
-    tested = worker("slots=8")
+    tested = worker(options)
     async with running(tested):
         streams: dict[int, Stream] = {}
         for _ in range(200):
@@ -190,19 +111,19 @@ async def test_after_an_abort_nothing_is_called():
 
 async def test_an_abort_from_within_the_callback_is_the_last_word():
     tested = worker()
-    calls = []
-    called = trio.Event()
+    keys: list[int] = []
 
-    def receive(output: wire.Output) -> None:
-        calls.append(output.key)
-        tested.abort(output.key)
-        called.set()
+    class Hasty(Stream):
+        def receive_token(self, token_id: int) -> None:
+            super().receive_token(token_id)
+            tested.abort(keys[0])
 
+    stream = Hasty()
     async with running(tested):
-        key = tested.submit([1], ENDLESS, receive, calls.append)
-        await called.wait()
+        keys.append(tested.submit([1], ENDLESS, stream))
+        await stream.begun.wait()
         await until(tested, slots_free=4)
-    assert [key] == calls
+    assert (1, []) == (len(stream.token_ids), stream.ends)
 
 
 async def test_an_abort_of_a_sequence_that_finished_is_ignored():
@@ -242,8 +163,9 @@ async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt):
     assert stream.ends == ["length"]
 
 
-async def test_a_failed_step_fails_its_sequences_and_the_child_lives_on():
-    tested = worker("raise_in_step=3")
+@pytest.mark.parametrize("options", ["raise_in_step=3", "raise_in_step=3,overlap"])
+async def test_a_failed_step_fails_its_sequences_and_the_child_lives_on(options):
+    tested = worker(options)
     async with running(tested):
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(2)]
         for stream in streams:
@@ -298,13 +220,14 @@ async def test_a_failing_sequence_may_abort_its_siblings():
     keys: list[int] = []
     failures = []
 
-    def failed(error: FairleadError) -> None:
-        failures.append(error)
-        for key in keys:
-            tested.abort(key)
+    class Sibling(Stream):
+        def failed(self, error: FairleadError) -> None:
+            failures.append(error)
+            for key in keys:
+                tested.abort(key)
 
     async with dying(tested):
-        keys += [tested.submit([1], ENDLESS, lambda _output: None, failed) for _ in range(3)]
+        keys += [tested.submit([1], ENDLESS, Sibling()) for _ in range(3)]
     assert len(failures) == 1
 
 
@@ -459,9 +382,14 @@ async def test_an_idle_child_uses_no_processor_time():
         await stream.ended.wait()
         await until(tested, running=0)
         await trio.to_thread.run_sync(_wait_until_asleep, tested.pid)
-        before = processor_ticks()
-        await trio.sleep(0.3)  # real time, on purpose: what it does then is the question
-        assert processor_ticks() - before <= 1
+        used = []
+        while not used or (
+            used[-1] > 1 and len(used) < 4
+        ):  # a kernel without ticks books the work before late
+            before = processor_ticks()
+            await trio.sleep(0.3)  # real time, on purpose: what it does then is the question
+            used.append(processor_ticks() - before)
+        assert used[-1] <= 1
 
 
 def _wait_until_asleep(pid: int) -> None:

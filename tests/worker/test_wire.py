@@ -1,6 +1,7 @@
 import struct
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,17 +11,21 @@ from fairlead.worker import wire
 
 SAMPLING = Sampling(max_tokens=9, seed=2**62, stop_token_ids=(1, 2), logit_bias={5: -1.5}, logprobs=2)
 TO_CHILD = [wire.Submit(7, wire.pack_tokens([1, 2, 70_000]), SAMPLING), wire.Abort(7)]
+TO_CHILD.insert(1, wire.Submit(8, b"", SAMPLING, 0, 1.5, b"salt"))
 TO_PARENT = [
     wire.Progress(0.25, "weights"),
     wire.Ready(8, 4096, 32_000, 100, 16, "cpu", "bfloat16", 1 << 30, 1 << 28),
     wire.LoadFailed("no such file"),
     wire.Step(
+        struct.pack("<2q", 7, 2**40),
+        struct.pack("<2i", 70_000, 0),
         [
             wire.Output(1, [5], [TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))]),
             wire.Output(2, [0], finish_reason="stop", stop_token=0),
             wire.Output(3, [], error="the logits are not numbers"),
+            wire.Output(4, [], error="out of time", code="request_timeout"),
         ],
-        wire.EngineStatistics(running=2, steps=9),
+        wire.EngineStatistics(running=2, steps=9, step_s=0.25, cache_usage=0.5),
     ),
 ]
 
@@ -74,4 +79,19 @@ def test_a_frame_over_the_bound_is_refused_before_it_is_read():
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
 def test_token_ids_survive_packing(token_ids):
-    assert token_ids == wire.unpack_tokens(wire.pack_tokens(token_ids))
+    packed = wire.pack_tokens(token_ids)
+    assert token_ids == list(struct.unpack(f"<{len(token_ids)}i", packed))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))))
+def test_the_plain_tokens_of_a_step_come_out_in_pairs(pairs):
+    keys = struct.pack(f"<{len(pairs)}q", *(key for key, _ in pairs))
+    tokens = wire.pack_tokens([token_id for _, token_id in pairs])
+    assert pairs == list(wire.Step(keys, tokens, [], wire.EngineStatistics()).plain())
+
+
+@pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
+def test_a_step_whose_keys_and_tokens_do_not_match_is_no_message(keys, tokens):
+    frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
+    with pytest.raises(msgspec.ValidationError, match="do not match"):
+        wire.to_parent_decoder.decode(frame)

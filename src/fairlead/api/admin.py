@@ -20,7 +20,9 @@ class Admin:
             app.add_url_rule(f"/{name}", view_func=getattr(self, name), methods=["GET"])
 
     async def health(self) -> Response:
-        """Live: the process answers. Loading is not being ill."""
+        """Live: the process answers, and no model is stuck in a step. Loading is not being ill."""
+        if problems := self._services.problems():
+            return json_response({"status": "stuck", "models": dict(problems)}, 503)
         return json_response({"status": "ok"})
 
     async def ready(self) -> Response:

@@ -135,15 +135,18 @@ def sampling(
 ) -> Sampling:
     """Return how to sample, with the model's defaults where the client says nothing.
 
-    `longest_prompt` in tokens. Without `max_tokens` an answer may fill the rest of the model's context.
+    `longest_prompt` in tokens. Without `max_tokens` an answer may fill the rest of the model's context, if
+    the configuration lets it.
     """
-    room = model.max_model_len - longest_prompt
-    if max_tokens is not None and max_tokens > room:
+    longest = model.longest_answer(longest_prompt)
+    if max_tokens is not None and max_tokens > model.max_model_len - longest_prompt:
         raise refuse(
             max_tokens_param,
             f"{max_tokens} is too large: {longest_prompt} of the model's {model.max_model_len} are taken",
         )
-    limit = max_tokens or room
+    if max_tokens is not None and max_tokens > longest:
+        raise refuse(max_tokens_param, f"{max_tokens} is too large: an answer may have {longest} tokens here")
+    limit = max_tokens or longest
     if (wanted.min_tokens or 0) > limit:
         raise refuse("min_tokens", f"{wanted.min_tokens} is more than the answer may have: {limit}")
     bias, stop_token_ids = wanted.logit_bias or {}, wanted.stop_token_ids or []

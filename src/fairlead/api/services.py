@@ -64,7 +64,7 @@ class Services:
     """Everything the routes act on. `models` by canonical name; `aliases` from other names to those.
 
     `estimate` returns, for a model, tenant and priority, what a new job would be told: `position`,
-    `estimated_wait_s` and `estimated_wait_p90_s`.
+    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns what is wrong, by model.
     """
 
     config: Config
@@ -75,6 +75,7 @@ class Services:
     queue_statistics: Callable[[], dict[str, Any]]
     estimate: Callable[[str, str, int], dict[str, Any]]
     running: Callable[[], list[dict[str, Any]]]
+    problems: Callable[[], Mapping[str, str]] = dict
 
     def find_model(self, name: str | None) -> TextModel:
         """Return the model of that name or alias; without a name, the only one there is.

@@ -16,6 +16,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.estimate import retry_after_s
 from fairlead.dispatch.forecast import Forecast, Forecaster, Running
+from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
@@ -24,6 +25,8 @@ from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
 
 METER_INTERVAL_S = 1.0
+# How long a node that turned a job away is taken to be full, if none of its jobs is finished before.
+FULL_FOR_S = 1.0
 
 
 class DispatchStatistics(msgspec.Struct, frozen=True):
@@ -37,45 +40,61 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
     mean_service_s: float
 
 
-class Seat:
-    """The right to run one job on one node. `forecast` is what it was told on arrival, if it had to wait."""
-
-    __slots__ = ("_begin", "forecast", "node", "waited_s")
-
-    def __init__(
-        self,
-        node: Node,
-        waited_s: float,
-        forecast: Forecast | None,
-        begin: Callable[[Callable[[], int]], None],
-    ) -> None:
-        self.node = node
-        self.waited_s = waited_s
-        self.forecast = forecast
-        self._begin = begin
-
-    def begin(self, generated: Callable[[], int]) -> None:
-        """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
-        self._begin(generated)
-
-
 class _Waiter:
     """A task at the counter: woken once, by a grant or a refusal; stopped, perhaps, when it has its seat."""
 
-    __slots__ = ("error", "event", "forecast", "generated", "scope", "ticket")
+    __slots__ = ("alarms", "error", "event", "forecast", "generated", "scope", "ticket")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
+        self.alarms: list[Alarm] = []
         self.event = trio.Event()
         self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
         self.forecast: Forecast | None = None
         self.generated: Callable[[], int] = int  # none yet
 
+    async def granted(self) -> Node:
+        """Wait for a seat; return its node, or raise why there is none. Who has it at once waits no turn."""
+        if not self.event.is_set():
+            await self.event.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.ticket.place is not None
+        return self.ticket.place.node
+
     def end(self, error: FairleadError) -> None:
         """Wake or stop the task with this error; the first one counts."""
         self.error = self.error or error
         self.event.set()
+
+
+class Seat:
+    """The right to run one job on one node, and after a failure on another: `node` is the one in force.
+
+    `forecast` is what the job was told on arrival, if it had to wait.
+    """
+
+    __slots__ = ("_dispatcher", "_waiter", "forecast", "node", "waited_s")
+
+    def __init__(self, dispatcher: "Dispatcher", waiter: _Waiter, node: Node, waited_s: float) -> None:
+        self.node = node
+        self.waited_s = waited_s
+        self.forecast = waiter.forecast
+        self._dispatcher = dispatcher
+        self._waiter = waiter
+
+    def begin(self, generated: Callable[[], int]) -> None:
+        """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
+        self._dispatcher.begin(self._waiter, generated)
+
+    async def another(self, *, is_full: bool = False) -> None:
+        """Give the seat back, because its node failed or is full after all, and wait for another.
+
+        The job comes first of its tenant's, costs what one attempt does, and has its first deadline until it
+        has begun. Raises what `Dispatcher.seat` raises while waiting, and `LoadFailed`; leave the block then.
+        """
+        self.node = await self._dispatcher.another_seat(self._waiter, is_full=is_full)
 
 
 class Dispatcher:
@@ -97,6 +116,7 @@ class Dispatcher:
         self._waiters: dict[Ticket, _Waiter] = {}
         self._by_id: dict[str, _Waiter] = {}
         self._granted_at: dict[Ticket, float] = {}  # since when; the oldest first
+        self._full: dict[Place, Alarm] = {}  # who turned a job away, and when to look again
 
     async def run(self) -> None:
         """Keep the deadlines and charge for what flows, until cancelled."""
@@ -115,26 +135,42 @@ class Dispatcher:
         waiter = _Waiter(self._forecaster.ticket(job))
         ticket = waiter.ticket
         self._waiters[ticket] = self._by_id[job.request_id] = waiter
-        alarms: list[Alarm] = []
         with waiter.scope:
             try:
                 self._scheduler.submit(ticket)
                 if ticket.state is TicketState.QUEUED:
                     waiter.forecast = self._forecast(ticket, first=True)
-                alarms += self._set_alarms(ticket, arrived)
-                if not waiter.event.is_set():  # who is refused or seated at once need not wait a turn
-                    await waiter.event.wait()
-                if waiter.error is None:
-                    assert ticket.place is not None
-                    waited_s = trio.current_time() - arrived
-                    self._forecaster.granted(ticket, waited_s)
-                    yield Seat(ticket.place.node, waited_s, waiter.forecast, partial(self._begin, waiter))
+                self._set_alarms(waiter, arrived)
+                node = await waiter.granted()
+                waited_s = trio.current_time() - arrived
+                self._forecaster.granted(ticket, waited_s)
+                yield Seat(self, waiter, node, waited_s)
             finally:
-                for alarm in alarms:
+                for alarm in waiter.alarms:
                     alarm.drop()
                 self._over(waiter)
         if waiter.error is not None:
             raise waiter.error
+
+    def begin(self, waiter: _Waiter, generated: Callable[[], int]) -> None:
+        """See `Seat.begin`."""
+        waiter.generated = generated
+        self._scheduler.first_delta(waiter.ticket)
+
+    async def another_seat(self, waiter: _Waiter, *, is_full: bool) -> Node:
+        """See `Seat.another`: return the node of the next seat."""
+        ticket, place = waiter.ticket, waiter.ticket.place
+        assert place is not None
+        del self._granted_at[ticket]
+        waiter.event = trio.Event()
+        if is_full:
+            self._look_again(place)
+            self._scheduler.turned_away(ticket)
+        else:
+            self._scheduler.returned(ticket)
+        if ticket.state is TicketState.QUEUED:
+            self._set_starving(waiter, trio.current_time())
+        return await waiter.granted()
 
     def waiting(self, request_id: str) -> Forecast | None:
         """Return what a job that waits now would be told; None if it does not wait (any more)."""
@@ -180,6 +216,10 @@ class Dispatcher:
         """A node has seats to give."""
         self._scheduler.node_up(node, limits)
 
+    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
+        """A node has other limits now, or other models."""
+        self._scheduler.seats_changed(node, limits)
+
     def node_down(self, node: Node) -> None:
         """A node is gone, and its seats with it."""
         self._scheduler.node_down(node)
@@ -211,20 +251,32 @@ class Dispatcher:
 
     # Clocks and costs --------------------------------------------------------------------------------
 
-    def _set_alarms(self, ticket: Ticket, arrived: float) -> list[Alarm]:
+    def _set_alarms(self, waiter: _Waiter, arrived: float) -> None:
+        ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
-            return []
+            return
         timeout_s = self._queue.timeout_s
         late = QueueTimeout(f"the request waited longer than {timeout_s:g} s for its turn")
-        alarms = [self._timer.at(arrived + timeout_s, partial(self._scheduler.deadline, ticket, late))]
+        waiter.alarms.append(
+            self._timer.at(arrived + timeout_s, partial(self._scheduler.deadline, ticket, late))
+        )
         if ticket.state is TicketState.QUEUED:
-            starved = partial(self._scheduler.starved, ticket)
-            alarms.append(self._timer.at(arrived + self._queue.starvation_bound_s, starved))
-        return alarms
+            self._set_starving(waiter, arrived)
 
-    def _begin(self, waiter: _Waiter, generated: Callable[[], int]) -> None:
-        waiter.generated = generated
-        self._scheduler.first_delta(waiter.ticket)
+    def _set_starving(self, waiter: _Waiter, since: float) -> None:
+        starved = partial(self._scheduler.starved, waiter.ticket)
+        waiter.alarms.append(self._timer.at(since + self._queue.starvation_bound_s, starved))
+
+    def _look_again(self, place: Place) -> None:
+        """Have a place that is full looked at again after a while, counted from the last time that it was."""
+        if (earlier := self._full.pop(place, None)) is not None:
+            earlier.drop()
+
+        def is_over() -> None:
+            del self._full[place]
+            self._scheduler.has_room(place)
+
+        self._full[place] = self._timer.at(trio.current_time() + FULL_FOR_S, is_over)
 
     def _read_meters(self) -> None:
         for waiter in self._waiters.values():

@@ -11,9 +11,11 @@ class Place:
 
     `busy` seats and `tokens` of its cache are our own count of the jobs we sent there, never a report: a
     report is old when it arrives. `draining`: it gets no more jobs, because another model needs its room.
+    `is_full`: it has turned a job away, so for a while it has no seats, whatever we count.
+    `used` orders places by when they were last given a job; 0: never.
     """
 
-    __slots__ = ("busy", "draining", "limits", "node", "tokens")
+    __slots__ = ("busy", "draining", "is_full", "limits", "node", "tokens", "used")
 
     def __init__(self, node: Node, limits: NodeLimits) -> None:
         self.node = node
@@ -21,11 +23,13 @@ class Place:
         self.busy = 0
         self.tokens = 0
         self.draining = False
+        self.is_full = False
+        self.used = 0
 
     @property
     def free(self) -> int:
         """Seats to give away."""
-        return 0 if self.draining else self.limits.seats - self.busy
+        return 0 if self.draining or self.is_full else self.limits.seats - self.busy
 
     def holds(self, tokens: int) -> bool:
         """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""

@@ -93,6 +93,7 @@ class Scheduler:
         self._starved: Counter[str] = Counter()
         self._places: dict[str, Place] = {}
         self._draining = False
+        self._grants = 0
 
     # Events of a job ---------------------------------------------------------------------------------
 
@@ -112,13 +113,13 @@ class Scheduler:
 
     def finished(self, ticket: Ticket, *, cost: float) -> None:
         """A job is over and has cost this much; what was charged too much is given back."""
+        self.charge(ticket, cost)
         if ticket.state is TicketState.QUEUED:
             self._line.discard(ticket.handle)
             self._dequeue(ticket)
         elif ticket.state is TicketState.GRANTED:
-            self.charge(ticket, cost)
-            self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - cost))
-            self._vacate(ticket)
+            self._vacate(ticket).is_full = False
+        self._refund(ticket, down_to=cost)
         ticket.state = TicketState.DONE
         self._pump()
 
@@ -127,33 +128,40 @@ class Scheduler:
         ticket.has_begun = True
 
     def charge(self, ticket: Ticket, cost: float) -> None:
-        """A running job has cost this much until now; what is above its estimate counts from now on."""
-        if ticket.state is TicketState.GRANTED and cost > ticket.charged:
+        """A job has cost this much until now; what is above its estimate counts from now on."""
+        if ticket.attempts and ticket.state is not TicketState.DONE and cost > ticket.charged:
             self._line.charge(ticket.job.tenant, cost - ticket.charged)
             ticket.charged = cost
 
     def returned(self, ticket: Ticket) -> None:
-        """A node gave a job back before its first delta: to the front of its line, and charged once.
+        """A job's node failed: to the front of its line, and charged once; for another node, if one is up.
 
-        Its deadline is still the first one. If that has passed in its seat, it will not get another.
+        Its deadline is still the first one. If that has passed in its seat, it will not get another; but once
+        its answer has begun, it has waited its wait.
         """
-        assert ticket.state is TicketState.GRANTED
-        assert not ticket.has_begun
-        self._vacate(ticket)
-        if ticket.late is None:
-            self._enqueue(ticket, self._line.push_front)
-        else:
-            self._line.refund(ticket.job.tenant, ticket.charged)
-            self._refuse(ticket, ticket.late)
+        ticket.failed_at = ticket.place
+        self._return(ticket)
+
+    def turned_away(self, ticket: Ticket) -> None:
+        """As `returned`, but its node is only full: until it has finished a job, or `has_room` is called."""
+        assert ticket.place is not None
+        ticket.place.is_full = True
+        self._return(ticket)
+
+    def has_room(self, place: Place) -> None:
+        """It may be that a place that turned a job away would not do so now."""
+        place.is_full = False
         self._pump()
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
         """A job's time to wait is over. A stream waits until its first delta, all others until their seat."""
         ticket.late = error
+        if ticket.has_begun:
+            return
         if ticket.state is TicketState.QUEUED:
             self._withdraw(ticket, error)
             self._pump()
-        elif ticket.state is TicketState.GRANTED and ticket.job.stream and not ticket.has_begun:
+        elif ticket.state is TicketState.GRANTED and ticket.job.stream:
             self._effects.stop(ticket, error)
 
     def starved(self, ticket: Ticket) -> None:
@@ -217,9 +225,9 @@ class Scheduler:
         self._pump()
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait; the running ones go on."""
+        """Take no more jobs and refuse those that wait; the running ones go on, after a failure too."""
         self._draining = True
-        for ticket in list(self._queued.values()):
+        for ticket in [ticket for ticket in self._queued.values() if not ticket.attempts]:
             self._withdraw(ticket, Draining("the server is shutting down", retry_after_s=5))
 
     def statistics(self) -> SchedulerStatistics:
@@ -244,6 +252,8 @@ class Scheduler:
             self._dequeue(ticket)
             place = ticket.place = choose(self._candidates(ticket), self._random)
             place.take(ticket.tokens)
+            self._grants += 1
+            place.used = self._grants
             ticket.state = TicketState.GRANTED
             # A retry was charged at its first grant.
             ticket.charged = max(ticket.charged, ticket.cost)
@@ -256,11 +266,18 @@ class Scheduler:
         ticket = self._queued[handle]
         if self._candidates(ticket):
             return True
-        return False if any(place.free > 0 for place in self._holding(ticket.job.model)) else None
+        return False if any(place.free > 0 for place in self._open_to(ticket)) else None
 
     def _candidates(self, ticket: Ticket) -> list[Place]:
+        open_to = self._open_to(ticket)
+        return [place for place in open_to if place.free > 0 and place.holds(ticket.tokens)]
+
+    def _open_to(self, ticket: Ticket) -> list[Place]:
+        """Where the job may run at all: not again where it failed, unless there is nothing else."""
         holding = self._holding(ticket.job.model)
-        return [place for place in holding if place.free > 0 and place.holds(ticket.tokens)]
+        if ticket.failed_at is None:
+            return holding
+        return [place for place in holding if place is not ticket.failed_at] or holding
 
     def _start_swaps(self) -> None:
         wanted = (ticket.job.model for ticket in self._queued.values())
@@ -291,7 +308,7 @@ class Scheduler:
     def _misfit(self, job: Job) -> InvalidRequest | None:
         """A job that no node of its model could ever hold would wait for nothing."""
         holding = self._holding(job.model)
-        longest = max(map(len, job.prompts)) + 1
+        longest = max(map(len, job.prompts), default=0) + 1
         most = max((place.limits.max_model_len for place in holding), default=longest)
         if longest <= most:
             return None
@@ -321,10 +338,28 @@ class Scheduler:
             ticket.starved = False
             self._starved[ticket.job.model] -= 1
 
-    def _vacate(self, ticket: Ticket) -> None:
-        assert ticket.place is not None
-        ticket.place.give_back(ticket.tokens)
-        ticket.place = None
+    def _return(self, ticket: Ticket) -> None:
+        assert ticket.state is TicketState.GRANTED
+        self._vacate(ticket)
+        if ticket.late is None or ticket.has_begun:
+            self._enqueue(ticket, self._line.push_front)
+        else:
+            self._refuse(ticket, ticket.late)
+        self._pump()
+        still_waits = self._queued.get(ticket.handle) is ticket
+        if still_waits and ticket.job.no_queue and not ticket.has_begun:
+            self._withdraw(ticket, NoQueue("the node failed, no other seat is free, and it is not to wait"))
+
+    def _vacate(self, ticket: Ticket) -> Place:
+        place, ticket.place = ticket.place, None
+        assert place is not None
+        place.give_back(ticket.tokens)
+        return place
+
+    def _refund(self, ticket: Ticket, *, down_to: float) -> None:
+        """Give back what was charged above that. Charges end with it."""
+        self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
+        ticket.charged = 0.0
 
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
         self._line.discard(ticket.handle)
@@ -333,4 +368,6 @@ class Scheduler:
 
     def _refuse(self, ticket: Ticket, error: FairleadError) -> None:
         ticket.state = TicketState.DONE
+        if not ticket.has_begun:
+            self._refund(ticket, down_to=0.0)
         self._effects.refuse(ticket, error)

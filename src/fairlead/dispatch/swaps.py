@@ -36,8 +36,7 @@ class Swaps:
             place.draining = False
         started = []
         for model in sorted(self._missing(wanted, places), key=lambda model: not starved.get(model)):
-            running = frozenset(self._loading.union(*(place.node.models for place in places.values())))
-            evict = self._policy.eviction_for(model, running)
+            evict = self._policy.eviction_for(model, self._running(places.values()))
             victims = [place for place in places.values() if place.node.models & evict]
             if evict & self._loading or any(place.draining for place in victims):
                 continue
@@ -50,6 +49,13 @@ class Swaps:
             self._loading.add(model)
             started.append((model, evict))
         return started
+
+    def _running(self, places: Iterable[Place]) -> list[str]:
+        """What is loaded, used longest ago first, and what is being loaded."""
+        by_use = sorted(places, key=lambda place: (place.busy > 0, place.used))
+        return list(
+            dict.fromkeys([*(model for place in by_use for model in place.node.models), *self._loading])
+        )
 
     def _missing(self, wanted: Iterable[str], places: Mapping[str, Place]) -> list[str]:
         held = frozenset().union(*(place.node.models for place in places.values()))

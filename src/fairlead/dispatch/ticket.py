@@ -19,13 +19,15 @@ class TicketState(StrEnum):
 class Ticket:
     """`cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` what it is
     likely to take of a node's cache. `attempts` counts grants. `has_begun`: its first delta is on its way.
-    `late` is the error of its deadline, once that is over. Only the scheduler writes to it.
+    `late` is the error of its deadline, once that is over. `failed_at`: the place that failed it last. Only
+    the scheduler writes to it.
     """
 
     __slots__ = (
         "attempts",
         "charged",
         "cost",
+        "failed_at",
         "handle",
         "has_begun",
         "job",
@@ -43,6 +45,7 @@ class Ticket:
         self.state = TicketState.NEW
         self.handle = -1
         self.place: Place | None = None
+        self.failed_at: Place | None = None
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False

@@ -1,7 +1,10 @@
 """The paged KV cache's memory: one K and one V tensor a layer, in blocks. Knows no sequence.
 
-Which block is whose is said by `engine/blocks.py`; here a block is a row number.
+Which block is whose is said by `engine/memory.py`; here a block is a row number. Layers with the same
+window are a group, and all tensors of a group have the same number of blocks.
 """
+
+from collections.abc import Sequence as ReadOnlySequence
 
 import numpy as np
 import torch
@@ -10,13 +13,37 @@ from torch import Tensor
 from fairlead.models.shape import ModelShape
 
 
-def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
-    """What one token costs over all layers."""
-    return shape.kv_elements_per_token * dtype.itemsize
+def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> tuple[int, ...]:
+    """What one token costs over all layers of each group."""
+    return tuple(elements * dtype.itemsize for elements in shape.kv_elements_per_token)
+
+
+def split_blocks(
+    bytes_total: int, block_bytes: ReadOnlySequence[int], limits: ReadOnlySequence[int | None]
+) -> tuple[int, ...]:
+    """How many blocks each group gets of `bytes_total`, so that one sequence can be as long as possible.
+
+    A block of group g takes `block_bytes[g]`, and more than `limits[g]` of them are of no use there (None:
+    there is no such limit, which at least one group must have). All groups get the same number, as far as
+    their limits go: what every token needs everywhere.
+    """
+    assert None in limits
+    unlimited = sum(size for size, limit in zip(block_bytes, limits, strict=True) if limit is None)
+    limited = sorted(
+        (limit, size) for size, limit in zip(block_bytes, limits, strict=True) if limit is not None
+    )
+    left, sharing = bytes_total, unlimited + sum(size for _, size in limited)
+    for limit, size in limited:
+        if left // sharing < limit:
+            break  # this group and those of higher limits are not full
+        left -= limit * size
+        sharing -= size
+    most = left // sharing
+    return tuple(most if limit is None else min(limit, most) for limit in limits)
 
 
 class KVCache:
-    """Keys and values of `blocks` × `block_size` tokens: [blocks, block_size, kv_heads, head_dim] a layer.
+    """Keys and values of all layers: [blocks of its group, block_size, kv_heads, head_dim] each.
 
     A new cache is all zero. Slot s is token s % block_size of block s // block_size.
     """
@@ -25,18 +52,21 @@ class KVCache:
         self,
         shape: ModelShape,
         *,
-        blocks: int,
+        blocks: ReadOnlySequence[int],
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.blocks = blocks
+        assert len(blocks) == len(shape.groups)
+        self.blocks = tuple(blocks)
         self.block_size = block_size
         self.heads = shape.kv_heads
         self.head_dim = shape.head_dim
-        size = (blocks, block_size, shape.kv_heads, shape.head_dim)
-        self.keys = [_zeros(size, dtype, device) for _ in range(shape.layers)]
-        self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
+        self.dtype = dtype
+        self.device = device
+        sizes = [(blocks[group], block_size, self.heads, self.head_dim) for group in shape.layer_groups]
+        self.keys = [_zeros(size, dtype, device) for size in sizes]
+        self.values = [_zeros(size, dtype, device) for size in sizes]
 
     @property
     def nbytes(self) -> int:
@@ -44,12 +74,12 @@ class KVCache:
         return sum(tensor.nbytes for tensor in self.keys + self.values)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put [T, kv_heads, head_dim] of each at `slots` [T]."""
+        """Put [T, kv_heads, head_dim] of each at `slots` [T], int64."""
         self.keys[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, key)
         self.values[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, value)
 
     def clear(self, layer: int, blocks: Tensor) -> None:
-        """Zero whole blocks [n]: a former owner may have left NaN there, which no weight of 0 hides."""
+        """Zero blocks [n], int64: a former owner may have left NaN there, which no weight of 0 hides."""
         self.keys[layer].index_fill_(0, blocks, 0)
         self.values[layer].index_fill_(0, blocks, 0)
 

@@ -4,28 +4,40 @@ A sequence's failure ends that sequence, a step's failure ends the sequences of 
 gives back its slot and blocks at once. Its caller bounds how many sequences it holds (by seats).
 """
 
+import os
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as ReadOnlySequence
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from fairlead.engine.blocks import BlockPool
+from fairlead._cext.inputbatch import Committed, InputBatch, Step
+from fairlead.engine.admission import Predictor
+from fairlead.engine.deadlines import Deadlines
+from fairlead.engine.intake import Intake, Prompt
+from fairlead.engine.memory import Memory, longest
 from fairlead.engine.scheduler import Scheduler
-from fairlead.engine.sequence import Chunk, Plan, Sequence, State
-from fairlead.engine.slots import SlotPool
-from fairlead.engine.step import Pick, Runner
-from fairlead.job import FinishReason, Sampling
+from fairlead.engine.sequence import Sequence, State
+from fairlead.engine.step import Outcome, Picks, Runner
+from fairlead.job import Sampling, TokenLogprob
 from fairlead.worker.wire import EngineStatistics, Output
 
-FAILED_STEPS_BOUND = 3
+STOPPED = 1  # the reason in `Committed.finished`; any other is the length
 
 
 class Engine:
-    """Continuous batching over one runner.
+    """Continuous batching. Of the runner it knows only how many steps that takes at once, and its arenas.
 
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
-    prompt + output tokens of one sequence. `draw_seed` makes the seed of a sequence that brings none.
-    `report_failure` is told why a step failed. Between `plan` and its `commit` or `fail` a step is under
-    way; `step` does all of it.
+    prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
+    `blocks_total` and `windows`: blocks and sliding window of each KV cache group. What sequences leave there
+    for others (`prefix_cache`) is dropped, the least recently used request first, while more than
+    `eviction_threshold` of the blocks or of `max_entries` tokens are in use; that is checked every
+    `cleanup_interval_s`, and whenever blocks are needed. `hash_key` (16 bytes, random by default) keeps
+    clients from making prompts that are found in each other's place.
+
+    `draw_seed` makes the seed of a sequence that brings none, `predictor` guesses how long outputs will be.
+    Between `plan` and its `commit` or `fail` a step is under way: one, or two where the runner overlaps.
     """
 
     def __init__(
@@ -36,209 +48,266 @@ class Engine:
         max_batch: int,
         max_batched_tokens: int,
         max_model_len: int,
-        blocks_total: int,
+        blocks_total: int | ReadOnlySequence[int],
         block_size: int,
         vocab_size: int,
         eos_token_ids: Collection[int],
         draw_seed: Callable[[], int],
-        report_failure: Callable[[Exception], object] | None = None,
+        windows: ReadOnlySequence[int | None] = (None,),
+        max_input_tokens: int | None = None,
+        max_output_tokens: int | None = None,
+        max_entries: int | None = None,
+        eviction_threshold: float = 0.8,
+        cleanup_interval_s: float = 1.0,
+        prefix_cache: bool = True,
+        hash_key: bytes | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
-        self._runner = runner
-        self._slots = SlotPool(slots)
-        self._blocks = BlockPool(blocks_total, block_size)
+        blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
+        self._intake = Intake(
+            longest=min(max_model_len, longest(blocks, windows, block_size)),
+            vocab_size=vocab_size,
+            draw_seed=draw_seed,
+            max_input_tokens=max_input_tokens,
+            max_output_tokens=max_output_tokens,
+        )
+        self._batch = InputBatch(
+            slots=slots,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=self._intake.longest,
+            block_size=block_size,
+            vocab_size=vocab_size,
+            windows=tuple(windows),
+            eos_token_ids=tuple(eos_token_ids),
+            arenas=runner.arenas,
+        )
+        self._memory = Memory(
+            self._batch,
+            blocks_total=blocks,
+            windows=windows,
+            block_size=block_size,
+            max_batched_tokens=max_batched_tokens,
+            hash_key=os.urandom(16) if hash_key is None else hash_key,
+            max_entries=max_entries,
+            threshold=eviction_threshold,
+            prefix_cache=prefix_cache,
+        )
         self._scheduler = Scheduler(
-            slots=self._slots,
-            blocks=self._blocks,
+            self._batch,
+            self._memory,
+            slots=slots,
             max_batch=max_batch,
             max_batched_tokens=max_batched_tokens,
+            predictor=predictor,
         )
-        self._longest = min(max_model_len, blocks_total * block_size)
+        self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._draw_seed = draw_seed
-        self._report_failure = report_failure
+        self._cleanup_interval_s = cleanup_interval_s
         self._sequences: dict[int, Sequence] = {}
-        self._refused: dict[int, Output] = {}
-        self._under_way: Plan | None = None
-        self._aborted_under_way: list[Sequence] = []
-        self._steps_failed_in_a_row = 0
+        self._told: dict[int, Output] = {}  # refusals and timeouts: the next outcome has them
+        self._new: list[Sequence] = []  # since the last plan, with a time limit that begins with the next
+        self._deadlines = Deadlines()
+        self._cleanup_s: float | None = None
+        self._under_way: list[Step] = []  # the oldest first
         self._steps = 0
-        self._prompt_tokens = 0
+        self._step_tokens = 0
         self._generated_tokens = 0
 
     # From outside ------------------------------------------------------------------------------------
 
-    def submit(self, key: int, prompt: list[int], sampling: Sampling) -> None:
-        """Put a sequence in line; the engine keeps `prompt` and appends to it.
+    @property
+    def batch(self) -> InputBatch:
+        """What a runner launches steps from."""
+        return self._batch
 
-        `max_tokens` is cut to what fits behind the prompt. A sequence that cannot run fails alone: the next
-        step's outputs say why.
+    def submit(
+        self,
+        key: int,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        priority: int = 1,
+        timeout_s: float | None = None,
+        salt: bytes = b"",
+    ) -> None:
+        """Put a sequence in line, behind those of its class (0 is served first).
+
+        `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits behind it.
+        After `timeout_s`, from the next plan on, the sequence ends wherever it is. Sequences of different
+        `salt` never share blocks. One that cannot run fails alone: the next outcome says why.
         """
         assert key not in self._sequences
-        assert key not in self._refused
-        reason = self._why_not(prompt, sampling)
-        if reason is not None:
-            self._refused[key] = Output(key, [], error=reason)
+        assert key not in self._told
+        try:
+            tokens = self._intake.accept(key, prompt, sampling)
+        except (ValueError, TypeError, OverflowError) as error:
+            self._told[key] = Output(key, [], error=str(error))
             return
-        max_tokens = min(sampling.max_tokens, self._longest - len(prompt))
-        sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
-        seed = self._draw_seed() if sampling.seed is None else sampling.seed
-        sequence = Sequence(key, prompt, sampling, seed=seed)
+        hashes = self._memory.new_hashes(salt)
+        sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes)
         self._sequences[key] = sequence
         self._scheduler.submit(sequence)
+        if timeout_s is not None:
+            self._new.append(sequence)
 
     def abort(self, key: int) -> None:
         """End a sequence that nobody wants; no output will name it. One that has ended is ignored.
 
-        What it holds is free at once, or at the commit of the step that is under way.
+        What it holds is free at once; what a step under way makes for it is dropped.
         """
-        self._refused.pop(key, None)
+        self._told.pop(key, None)
         sequence = self._sequences.pop(key, None)
-        if sequence is None:
-            return
-        held = sequence.state is State.PROCESSING
-        sequence.become(State.CANCELLED)
-        if held and self._under_way is not None:
-            self._aborted_under_way.append(sequence)  # the device may still be writing to its blocks
-        else:
+        if sequence is not None:
+            sequence.become(State.CANCELLED)
             self._scheduler.remove(sequence)
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that went through the model once more because their sequence was preempted."""
+        return self._scheduler.recomputed_tokens
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do and nothing to tell until the next `submit`."""
-        return not self._sequences and not self._refused and self._under_way is None
+        return not self._sequences and not self._told and not self._under_way
 
     def statistics(self) -> EngineStatistics:
-        """Counts as of now; `steps` and the tokens since the start."""
+        """Counts as of now, and sums since the start. Blocks are those of the first group."""
+        scheduler, pool = self._scheduler, self._memory.pools[0]
         return EngineStatistics(
-            running=self._scheduler.running,
-            pending=self._scheduler.pending,
-            slots_free=self._slots.free,
-            blocks_free=self._blocks.free,
-            blocks_total=self._blocks.total,
+            running=scheduler.running,
+            pending=scheduler.pending,
+            slots_free=scheduler.slots_free,
+            blocks_free=pool.available,
+            blocks_total=pool.total,
             steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=scheduler.prompt_tokens,
             generated_tokens=self._generated_tokens,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            cached_tokens=pool.statistics().cached_tokens,
+            cache_usage=(pool.total - pool.available) / pool.total,
+            step_tokens=self._step_tokens,
         )
 
     # Steps -------------------------------------------------------------------------------------------
 
-    def step(self) -> list[Output]:
-        """Run one step, if there is work, and return what is to be told.
+    def plan(self, now_s: float) -> Step | None:
+        """Begin a step: its work, or None (and no step) when there is none.
 
-        A step that the runner raises in fails its own sequences; the third in a row is raised: such a
-        runner is beyond help.
+        Time is seen here and nowhere else: limits that are over, and caches that are due to be cleaned.
         """
-        plan = self.plan()
-        if plan is None:
-            return self._take_refused()
-        try:
-            picks = self._runner.launch(plan).wait()
-        except Exception as error:
-            self._steps_failed_in_a_row += 1
-            if self._steps_failed_in_a_row == FAILED_STEPS_BOUND:
-                raise
-            if self._report_failure is not None:
-                self._report_failure(error)
-            return self.fail(plan, f"the engine's step failed: {type(error).__name__}: {error}")
-        self._steps_failed_in_a_row = 0
-        return self.commit(plan, picks)
+        assert len(self._under_way) < self._steps_at_once
+        self._look_at_the_clock(now_s)
+        step = self._scheduler.plan()
+        if step is not None:
+            self._under_way.append(step)
+        return step
 
-    def plan(self) -> Plan | None:
-        """Begin a step: its work, or None (and no step) when there is none."""
-        assert self._under_way is None
-        self._under_way = self._scheduler.plan()
-        return self._under_way
-
-    def commit(self, plan: Plan, picks: list[Pick | None]) -> list[Output]:
-        """End a step by what it picked: one entry a chunk, None where the chunk did not sample."""
-        outputs = self._end_step(plan)
-        for chunk, pick in zip(plan.chunks, picks, strict=True):
-            assert chunk.samples == (pick is not None)
-            sequence = chunk.sequence
-            if sequence.state is not State.PROCESSING:
-                continue
-            self._count_prompt(chunk)
-            sequence.computed += chunk.count
-            if pick is not None:
-                outputs.append(self._extend(sequence, pick))
+    def commit(self, step: Step, picks: Picks) -> Outcome:
+        """End the oldest step under way by what it picked."""
+        self._under_way.remove(step)
         self._steps += 1
-        return outputs
+        self._step_tokens += step.tokens
+        committed = self._batch.commit_tokens(step, picks.token_ids)
+        outputs = self._take_told()
+        for slot, sample in committed.failed:
+            outputs.append(self._fail(self._running_in(slot), self._why_failed(picks, sample)))
+        self._scheduler.indexed(committed.filled)
+        logprobs = self._logprobs_by_place(step, picks, committed) if picks.logprobs else {}
+        keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
+        tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
+        self._generated_tokens += len(keys)
+        for slot, reason, place in committed.finished:
+            outputs.append(
+                self._complete(self._running_in(slot), int(tokens[place]), reason, logprobs.pop(place, None))
+            )
+        for place, logprob in logprobs.items():
+            outputs.append(Output(int(keys[place]), [int(tokens[place])], [logprob]))
+        apart = [place for _, _, place in committed.finished] + list(logprobs)
+        if apart:
+            keys, tokens = np.delete(keys, apart), np.delete(tokens, apart)
+        return Outcome(keys.tobytes(), tokens.tobytes(), outputs)
 
-    def fail(self, plan: Plan, reason: str) -> list[Output]:
+    def fail(self, step: Step, reason: str) -> Outcome:
         """End a step that went wrong: its sequences fail, the others go on."""
-        outputs = self._end_step(plan)
-        for chunk in plan.chunks:
-            if chunk.sequence.state is State.PROCESSING:
-                outputs.append(self._fail(chunk.sequence, reason))
-        return outputs
+        self._under_way.remove(step)
+        outputs = self._take_told()
+        for slot in self._batch.cancel_step(step):
+            outputs.append(self._fail(self._running_in(slot), reason))
+        return Outcome(b"", b"", outputs)
 
-    # Helpers -----------------------------------------------------------------------------------------
+    def settle(self) -> Outcome:
+        """What is to be told without a step: refusals, and who ran out of time."""
+        return Outcome(b"", b"", self._take_told())
 
-    def _why_not(self, prompt: list[int], sampling: Sampling) -> str | None:
-        """Why a sequence can never run, or None."""
-        if not prompt:
-            return "the prompt is empty"
-        if len(prompt) >= self._longest:
-            return f"the prompt has {len(prompt)} tokens; with one of output, {self._longest} fit"
-        if sampling.max_tokens < 1:
-            return f"max_tokens is {sampling.max_tokens}, and must be at least 1"
-        outside = [token_id for token_id in (min(prompt), max(prompt)) if not self._is_token(token_id)]
-        if outside:
-            return f"the prompt has token id {outside[0]}, outside 0…{self._vocab_size - 1}"
-        if not all(map(self._is_token, sampling.logit_bias)):
-            return f"logit_bias names a token id outside 0…{self._vocab_size - 1}"
-        return None
+    # Helpers: a step ---------------------------------------------------------------------------------
 
-    def _is_token(self, token_id: int) -> bool:
-        return 0 <= token_id < self._vocab_size
+    def _logprobs_by_place(self, step: Step, picks: Picks, committed: Committed) -> dict[int, TokenLogprob]:
+        """Log-probabilities by the place of their token in `committed`; without those that have departed."""
+        places = {key: place for place, key in enumerate(committed.keys)}
+        found = {}
+        for sample, logprob in picks.logprobs.items():
+            # A slot's next owner is not in this step, so it has no place.
+            sequence = self._scheduler.running_in(step.sample_slots[sample])
+            if sequence is not None and sequence.key in places:
+                found[places[sequence.key]] = logprob
+        return found
 
-    def _end_step(self, plan: Plan) -> list[Output]:
-        """Free what was aborted while the step ran; return the refusals that are still to be told."""
-        assert plan is self._under_way
-        self._under_way = None
-        for sequence in self._aborted_under_way:
-            self._scheduler.remove(sequence)
-        self._aborted_under_way.clear()
-        return self._take_refused()
+    def _why_failed(self, picks: Picks, sample: int) -> str:
+        if sample in picks.errors:
+            return picks.errors[sample]
+        token_id = np.asarray(picks.token_ids)[sample]
+        return f"the model picked token id {token_id}, outside 0…{self._vocab_size - 1}"
 
-    def _take_refused(self) -> list[Output]:
-        refused = list(self._refused.values())
-        self._refused.clear()
-        return refused
+    def _running_in(self, slot: int) -> Sequence:
+        sequence = self._scheduler.running_in(slot)
+        assert sequence is not None
+        return sequence
 
-    def _count_prompt(self, chunk: Chunk) -> None:
-        self._prompt_tokens += max(0, min(chunk.count, chunk.sequence.prompt_length - chunk.start))
+    # Helpers: a sequence's beginning and end ---------------------------------------------------------
 
-    def _extend(self, sequence: Sequence, pick: Pick) -> Output:
-        """Append the picked token, and end the sequence if it was the last."""
-        if pick.error is not None:
-            return self._fail(sequence, pick.error)
-        sequence.token_ids.append(pick.token_id)
-        self._generated_tokens += 1
-        finish_reason, stop_token = self._finish(sequence, pick.token_id)
-        if finish_reason is not None:
-            self._leave(sequence, State.COMPLETED)
-        logprobs = [] if pick.logprob is None else [pick.logprob]
-        return Output(sequence.key, [pick.token_id], logprobs, finish_reason, stop_token)
+    def _take_told(self) -> list[Output]:
+        told = list(self._told.values())
+        self._told.clear()
+        return told
 
-    def _finish(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-        """Why the sequence ends with this token, and which token ended it; None and None if it goes on."""
-        sampling = sequence.sampling
-        ends = token_id in sampling.stop_token_ids or (
-            token_id in self._eos_token_ids and not sampling.ignore_eos
-        )
-        if ends and sequence.output_length >= sampling.min_tokens:
-            return "stop", token_id
-        if sequence.output_length == sampling.max_tokens:
-            return "length", None
-        return None, None
+    def _look_at_the_clock(self, now_s: float) -> None:
+        """End what is out of time, and drop what the cache keeps too much of."""
+        for sequence in self._new:
+            if sequence.key in self._sequences and sequence.timeout_s is not None:
+                self._deadlines.add(sequence.key, now_s + sequence.timeout_s)
+        self._new.clear()
+        for key in self._deadlines.passed(now_s):
+            if key in self._sequences:
+                self._told[key] = self._time_out(self._sequences[key])
+        self._deadlines.forget_all_but(self._sequences, len(self._sequences))
+        if self._cleanup_s is None or now_s - self._cleanup_s >= self._cleanup_interval_s:
+            self._cleanup_s = now_s
+            self._memory.trim()
+
+    def _complete(
+        self, sequence: Sequence, token_id: int, reason: int, logprob: TokenLogprob | None
+    ) -> Output:
+        self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
+        self._leave(sequence, State.COMPLETED)
+        logprobs = [] if logprob is None else [logprob]
+        if reason == STOPPED:
+            return Output(sequence.key, [token_id], logprobs, "stop", token_id)
+        return Output(sequence.key, [token_id], logprobs, "length")
+
+    def _time_out(self, sequence: Sequence) -> Output:
+        self._leave(sequence, State.TIMEOUT)
+        reason = f"the request took longer than {sequence.timeout_s:g} s"
+        return Output(sequence.key, [], error=reason, code="request_timeout")
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
-        self._leave(sequence, State.FAILED)
+        """What it computed is not kept: others would find there what made it fail."""
+        self._leave(sequence, State.FAILED, keep=False)
         return Output(sequence.key, [], error=reason)
 
-    def _leave(self, sequence: Sequence, end: State) -> None:
+    def _leave(self, sequence: Sequence, end: State, *, keep: bool = True) -> None:
         sequence.become(end)
         del self._sequences[sequence.key]
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, keep=keep)

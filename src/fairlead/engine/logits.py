@@ -3,105 +3,258 @@
 Every id that a client named is checked against the logits' width; one that names no token changes nothing.
 """
 
-from collections.abc import Collection
-from collections.abc import Sequence as ReadOnlySequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Self
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead.engine.sequence import Sequence
+from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.inputs import upload
+from fairlead.job import Sampling
 
 _BANNED = float("-inf")
 
 
-def adjust(logits: Tensor, sequences: ReadOnlySequence[Sequence], eos_token_ids: Collection[int]) -> Tensor:
-    """Return [S, V] logits, float32, with each sequence's penalties, biases and `min_tokens` applied.
+class Penalties(msgspec.Struct, frozen=True, kw_only=True):
+    """The repetition, frequency and presence penalties of rows of logits [S, V].
 
-    In this order: the repetition penalty divides (or multiplies what is negative), frequency and presence
-    penalties are subtracted, biases added, ends banned. The given tensor stays as it is.
+    Of each place (row, id), none twice: `counts`, how often the id is in the row's output; it is in the
+    prompt or the output at least once. The three penalties are by row [S]. `late`: rows whose last token
+    was still under way on the device when this was made, so that it is not counted here.
     """
-    vocabulary = logits.shape[1]
-    changes = (
-        _penalties(sequences, vocabulary),
-        _biases(sequences, vocabulary),
-        _bans(sequences, eos_token_ids, vocabulary),
-    )
-    if not any(changes):
-        return logits
-    logits = logits.clone()
-    for change in changes:
-        if change is not None:
-            change.apply(logits)
-    return logits
-
-
-class _Change(msgspec.Struct, frozen=True):
-    """For each place (row, id), none of them twice: a factor away from 0…∞, then an addition; −inf bans."""
 
     rows: np.ndarray
     ids: np.ndarray
-    factors: np.ndarray
-    additions: np.ndarray
+    counts: np.ndarray
+    repetition: np.ndarray
+    frequency: np.ndarray
+    presence: np.ndarray
+    late: np.ndarray
+
+    def apply(self, logits: Tensor, latest: Tensor) -> None:
+        """Change `logits` in place. `latest` [S]: the last token of each row, which only `late` ones need."""
+        device = logits.device
+        rows, ids, counts = (upload(column, device) for column in (self.rows, self.ids, self.counts))
+        if not len(self.late):
+            logits[rows, ids] = self._penalised(logits[rows, ids], rows, counts)
+            return
+        late = upload(self.late, device)
+        late_ids = latest.long()[late]
+        late_of_row = torch.full((len(logits),), -1, device=device).index_copy_(0, late, late_ids)
+        again = ids == late_of_row[rows]
+        known = torch.zeros_like(late_of_row).index_add_(0, rows, again.long())[late] > 0
+        first = self._penalised(logits[late, late_ids], late, torch.ones_like(late))
+        logits[rows, ids] = self._penalised(logits[rows, ids], rows, counts + again)
+        logits[late, late_ids] = torch.where(known, logits[late, late_ids], first)
+
+    def _penalised(self, before: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+        repetition, frequency, presence = (
+            upload(column.astype(np.float32), before.device)[rows]
+            for column in (self.repetition, self.frequency, self.presence)
+        )
+        after = torch.where(before > 0, before / repetition, before * repetition)
+        # An infinite penalty makes NaN, which fails its row alone.
+        return after - (frequency * counts + presence * (counts > 0))
+
+
+class Additions(msgspec.Struct, frozen=True):
+    """What is added to the logits of places (row, id), none of them twice; −inf bans."""
+
+    rows: np.ndarray
+    ids: np.ndarray
+    amounts: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray, ids: Sequence[np.ndarray], amounts: Sequence[np.ndarray]) -> Self | None:
+        """Of the ids and amounts of each of `rows`; None if there is none."""
+        lengths = [len(some) for some in ids]
+        return (
+            cls(rows.repeat(lengths), np.concatenate(ids), np.concatenate(amounts)) if any(lengths) else None
+        )
 
     def apply(self, logits: Tensor) -> None:
-        rows, ids = (
-            torch.from_numpy(self.rows).to(logits.device),
-            torch.from_numpy(self.ids).to(logits.device),
+        """Change `logits` [S, V] in place."""
+        rows, ids, amounts = (upload(column, logits.device) for column in (self.rows, self.ids, self.amounts))
+        after = logits[rows, ids] + amounts
+        logits[rows, ids] = after.masked_fill_(amounts == _BANNED, _BANNED)  # even where +inf − inf is NaN
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is to be done to a step's logits, in this order; None: nothing."""
+
+    penalties: Penalties | None = None
+    biases: Additions | None = None
+    bans: Additions | None = None
+
+    @classmethod
+    def gather(
+        cls,
+        batch: InputBatch,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        eos_token_ids: Collection[int],
+        vocab_size: int,
+        notes: "Notes | None" = None,
+    ) -> Self:
+        """Collect what the sequences in `slots` [S] ask for, whose next tokens come at `positions` [S].
+
+        `notes` are those of the steps before, if there were any.
+        """
+        counters, asked = batch.counters, (vocab_size, notes or Notes())
+        return cls(
+            penalties=_penalties(batch, slots, positions, *asked) if counters.penalties else None,
+            biases=_biases(batch, slots, *asked) if counters.biased else None,
+            bans=_bans(batch, slots, positions, eos_token_ids, *asked) if counters.min_tokens else None,
         )
-        factors, additions = (
-            torch.from_numpy(self.factors).to(logits),
-            torch.from_numpy(self.additions).to(logits),
-        )
-        before = logits[rows, ids]
-        after = torch.where(before > 0, before / factors, before * factors) + additions
-        logits[rows, ids] = after.masked_fill_(additions == _BANNED, _BANNED)  # even where +inf − inf is NaN
+
+    def apply(self, logits: Tensor, latest: Tensor) -> Tensor:
+        """Return `logits` [S, V], float32, changed; the given ones stay as they are.
+
+        `latest` [S]: the last token of each row.
+        """
+        if self.penalties is None and self.biases is None and self.bans is None:
+            return logits
+        logits = logits.clone()
+        if self.penalties is not None:
+            self.penalties.apply(logits, latest)
+        for additions in (self.biases, self.bans):
+            if additions is not None:
+                additions.apply(logits)
+        return logits
 
 
-def _penalties(sequences: ReadOnlySequence[Sequence], vocabulary: int) -> _Change | None:
-    parts = []
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.sampling
-        repetition = sampling.repetition_penalty
-        if repetition == 1 and not sampling.frequency_penalty and not sampling.presence_penalty:
-            continue
-        ids, where = np.unique(np.array(sequence.token_ids, dtype=np.int64), return_inverse=True)
-        counts = np.bincount(where[sequence.prompt_length :], minlength=len(ids))  # in the output only
-        with np.errstate(invalid="ignore"):  # an infinite penalty makes NaN, which fails this row alone
-            costs = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-        real = (ids >= 0) & (ids < vocabulary)
-        rows, factors = np.full(len(ids), row), np.full(len(ids), repetition, dtype=np.float64)
-        parts.append((rows[real], ids[real], factors[real], -costs[real].astype(np.float64)))
-    return _Change(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
+class Notes:
+    """What is remembered of the sequence in each slot from step to step: counted once, then only added to.
+
+    One for all steps of a batch. A slot's note is made anew when another sequence is in it.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[int, _Note] = {}
+
+    def of(self, batch: InputBatch, slot: int, vocab_size: int) -> "_Note":
+        """Return the note of the sequence that is in `slot` now."""
+        state = batch.state(slot)
+        note = self._notes.get(slot)
+        if note is None or note.state is not state:
+            note = self._notes[slot] = _Note(state, vocab_size)
+        return note
 
 
-def _biases(sequences: ReadOnlySequence[Sequence], vocabulary: int) -> _Change | None:
-    return _additions(
-        [
-            (row, token_id, bias)
-            for row, sequence in enumerate(sequences)
-            for token_id, bias in sequence.sampling.logit_bias.items()
-            if 0 <= token_id < vocabulary
-        ]
+class _Note:
+    """One sequence's: ids below `vocab_size` only, as no others have logits."""
+
+    def __init__(self, state: SequenceState, vocab_size: int) -> None:
+        self.state = state
+        self.sampling: Sampling = state.sampling
+        self._vocab_size = vocab_size
+        self._seen = -1  # tokens counted so far; −1: not begun
+        self._size = 0  # places in use of the two arrays
+        self._ids = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._places: dict[int, int] = {}
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Every id that its penalties are for, how often it is in the output, and how many tokens there are.
+
+        The prompt's ids are among them where there is a repetition penalty: nothing else is for them.
+        """
+        state, tokens = self.state, self.state.tokens_view()
+        if self._seen < 0:
+            self._begin(tokens[: state.prompt_length])
+        for token_id in tokens[self._seen :]:
+            self._add(token_id)
+        self._seen = len(tokens)
+        return self._ids[: self._size], self._counts[: self._size], self._seen
+
+    @cached_property
+    def biases(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of its `logit_bias` and what is added to each, float32."""
+        biases = {id_: bias for id_, bias in self.sampling.logit_bias.items() if self._exists(id_)}
+        with np.errstate(over="ignore"):
+            amounts = np.array(list(biases.values()), np.float64).astype(np.float32)
+        return np.array(list(biases), np.int64), amounts
+
+    def ends(self, eos_token_ids: Collection[int]) -> np.ndarray:
+        """The ids that end it: the client's and, unless it ignores them, the model's."""
+        ends = {*self.sampling.stop_token_ids, *(() if self.sampling.ignore_eos else eos_token_ids)}
+        return np.array([token_id for token_id in ends if self._exists(token_id)], np.int64)
+
+    def _exists(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocab_size
+
+    def _begin(self, prompt: memoryview) -> None:
+        self._seen = len(prompt)
+        if self.sampling.repetition_penalty != 1:
+            distinct = np.unique(np.asarray(prompt))
+            self._ids = distinct[(distinct >= 0) & (distinct < self._vocab_size)].astype(np.int64)
+            self._counts = np.zeros_like(self._ids)
+            self._size = len(self._ids)
+            self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
+
+    def _add(self, token_id: int) -> None:
+        place = self._places.get(token_id)
+        if place is not None:
+            self._counts[place] += 1
+        elif self._exists(token_id):
+            if self._size == len(self._ids):
+                more = max(64, self._size)
+                self._ids = np.concatenate((self._ids, np.empty(more, np.int64)))
+                self._counts = np.concatenate((self._counts, np.empty(more, np.int64)))
+            self._places[token_id] = self._size
+            self._ids[self._size], self._counts[self._size] = token_id, 1
+            self._size += 1
+
+
+def _penalties(
+    batch: InputBatch, slots: np.ndarray, positions: np.ndarray, vocab_size: int, notes: Notes
+) -> Penalties | None:
+    repetition, frequency, presence = (
+        np.asarray(column)[slots]
+        for column in (batch.repetition_penalty, batch.frequency_penalty, batch.presence_penalty)
+    )
+    penalised = np.flatnonzero((repetition != 1) | (frequency != 0) | (presence != 0))
+    if not len(penalised):
+        return None
+    ids, counts, lengths = zip(
+        *(notes.of(batch, slot, vocab_size).counted() for slot in slots[penalised].tolist()), strict=True
+    )
+    return Penalties(
+        rows=penalised.repeat([len(some) for some in ids]),
+        ids=np.concatenate(ids),
+        counts=np.concatenate(counts),
+        repetition=repetition,
+        frequency=frequency,
+        presence=presence,
+        late=penalised[np.array(lengths) < positions[penalised]],
     )
 
 
-def _bans(
-    sequences: ReadOnlySequence[Sequence], eos_token_ids: Collection[int], vocabulary: int
-) -> _Change | None:
-    """No end before `min_tokens`: neither the client's stop ids nor, unless it ignores them, the model's."""
-    bans = []
-    for row, sequence in enumerate(sequences):
-        sampling = sequence.sampling
-        if sequence.output_length < sampling.min_tokens:
-            ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
-            bans += [(row, token_id, _BANNED) for token_id in ends if 0 <= token_id < vocabulary]
-    return _additions(bans)
-
-
-def _additions(entries: list[tuple[int, int, float]]) -> _Change | None:
-    if not entries:
+def _biases(batch: InputBatch, slots: np.ndarray, vocab_size: int, notes: Notes) -> Additions | None:
+    if not len(slots):
         return None
-    rows, ids, amounts = (np.array(column) for column in zip(*entries, strict=True))
-    return _Change(rows, ids, np.ones(len(rows)), amounts.astype(np.float64))
+    found = [notes.of(batch, slot, vocab_size).biases for slot in slots.tolist()]
+    ids, amounts = zip(*found, strict=True)
+    return Additions.of(np.arange(len(slots)), ids, amounts)
+
+
+def _bans(
+    batch: InputBatch,
+    slots: np.ndarray,
+    positions: np.ndarray,
+    eos_token_ids: Collection[int],
+    vocab_size: int,
+    notes: Notes,
+) -> Additions | None:
+    """No end before `min_tokens`: neither the client's stop ids nor, unless it ignores them, the model's."""
+    outputs = positions - np.asarray(batch.num_prompt_tokens)[slots]
+    rows = np.flatnonzero(outputs < np.asarray(batch.min_tokens)[slots])
+    if not len(rows):
+        return None
+    ids = [notes.of(batch, slot, vocab_size).ends(eos_token_ids) for slot in slots[rows].tolist()]
+    amounts = [np.full(len(some), _BANNED, np.float32) for some in ids]
+    return Additions.of(rows, ids, amounts)

@@ -1,136 +1,179 @@
-"""Runs plans over a model and its KV cache, and loads both. The device half's front door.
+"""Runs steps over a model and its KV cache, and loads both. The device half's front door.
 
-Owns the model, the cache and the step's inputs. Knows no queue, no wire and no text; which blocks a
-sequence has was decided before.
+Knows no queue, no wire and no text; which blocks a sequence has was decided before. Promises that
+`launch` does not wait for a CUDA device: what a step says is brought over by its `wait`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Buffer
 
-from fairlead.engine.attention import PagedAttention
-from fairlead.engine.cache import KVCache, bytes_per_token
-from fairlead.engine.sampler import PendingPicks, choose
-from fairlead.engine.sequence import Chunk, Plan
-from fairlead.engine.step import Pick
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
+from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep, supports
+from fairlead.engine.forward import Forward, TorchForward
+from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.logits import Notes
+from fairlead.engine.sampler import Parameters, PendingPicks, choose
+from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
-from fairlead.models.loader import Loaded, load_model
-from fairlead.models.registry import Model
+from fairlead.models.loader import Source, read_source
+from fairlead.models.shape import ModelShape
 from fairlead.worker.wire import WorkerSpec
 
 _MIB = 1024 * 1024
+_STEPS_AT_ONCE = 2  # one runs, one is prepared
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is ready to run, and the limits it runs within. Sizes are in tokens, blocks and bytes."""
+    """A model that is ready to run, and the limits it runs within. Sizes are in tokens, blocks and bytes.
+
+    `windows` are the KV cache groups' (None: no window), the widest first; `blocks_total` is by group.
+    `kernel` is what computes, in a word (`Forward.kernel`).
+    """
 
     runner: "ModelRunner"
     slots: int
     max_batch: int
     max_batched_tokens: int
     max_model_len: int
+    max_input_tokens: int
+    max_output_tokens: int
     vocab_size: int
-    blocks_total: int
+    windows: tuple[int | None, ...]
+    blocks_total: tuple[int, ...]
     block_size: int
     eos_token_ids: tuple[int, ...]
     device: str
     dtype: str
     weight_bytes: int
     kv_cache_bytes: int
+    kernel: str
 
 
 class ModelRunner:
-    """`fairlead.engine.step.Runner` over one model. Its plans' chunks must have their blocks."""
+    """`fairlead.engine.step.Runner` over one model. The rows of its steps must have their blocks.
 
-    def __init__(self, model: Model, cache: KVCache, eos_token_ids: tuple[int, ...]) -> None:
-        self._model = model
-        self._cache = cache
+    With `overlaps`, a step may be launched before the one before it was waited for: a token that is still
+    under way is −1 − (its index among that step's samples), and is replaced on the device.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        eos_token_ids: tuple[int, ...],
+        *,
+        overlaps: bool = False,
+        arenas: Sequence[Buffer] | int = _STEPS_AT_ONCE,
+    ) -> None:
+        self.forward = forward
+        self.overlaps = overlaps
+        self.arenas = arenas
         self._eos_token_ids = eos_token_ids
+        self._notes = Notes()
+        self._latest: Tensor | None = None  # what the step before chose
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> "LaunchedStep":
-        """Run a step: all its tokens through the layers, logits only where a chunk samples."""
-        chunks = plan.chunks
-        cache, device = self._cache, self._cache.keys[0].device
-        token_ids, positions = self._inputs(chunks)
-        attend = PagedAttention(chunks, cache, self._model.shape)
-        hidden = self._model.hidden(token_ids.to(device), positions.to(device), attend)
+    def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
+        """Run a step: all its tokens through the layers, logits only where a row samples."""
+        forward = self.forward
+        inputs = Inputs.read(step, batch, forward.device)
+        inputs = self._resolved(inputs, np.asarray(step.input_ids))
+        logits = forward(inputs)
+        slots = np.asarray(step.sample_slots)
+        positions = inputs.sequence_lengths[inputs.sample_rows]
+        parameters = Parameters.gather(
+            batch, slots, positions, self._eos_token_ids, forward.vocab_size, self._notes
+        )
+        last = inputs.token_ids.index_select(0, upload(inputs.sample_tokens, forward.device))
+        picks = choose(logits, parameters, last)
+        self._latest = picks.tokens
+        return LaunchedStep(picks, self._strangers(batch, slots))
 
-        ends = np.cumsum([chunk.count for chunk in chunks])
-        sampling = [row for row, chunk in enumerate(chunks) if chunk.samples]
-        if not sampling:
-            return LaunchedStep(chunks, None, {})
-        last = torch.from_numpy(ends[sampling] - 1).to(device)
-        logits = self._model.logits(hidden.index_select(0, last))
-        picks = choose(logits, [chunks[row].sequence for row in sampling], self._eos_token_ids)
-        return LaunchedStep(chunks, picks, self._strangers(chunks))
-
-    def _inputs(self, chunks: tuple[Chunk, ...]) -> tuple[Tensor, Tensor]:
-        """Token ids and positions of all chunks, flattened: [T] each, int64.
+    def _resolved(self, inputs: Inputs, token_ids: np.ndarray) -> Inputs:
+        """Put in what the step before has chosen, still on the device.
 
         An id that the model does not have runs as 0, since an index out of range would end the whole
         step; its sequence is failed when it samples (`_strangers`).
         """
-        token_ids: list[int] = []
-        for chunk in chunks:
-            token_ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count]
-        ids = np.array(token_ids, dtype=np.int64)
-        ids[(ids < 0) | (ids >= self._model.shape.vocab_size)] = 0
-        positions = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
-        return torch.from_numpy(ids), torch.from_numpy(np.concatenate(positions))
+        vocabulary = self.forward.vocab_size
+        late = np.flatnonzero(token_ids < 0)
+        if not len(late) and token_ids.max() < vocabulary:
+            return inputs
+        ids = inputs.token_ids
+        ids = ids.masked_fill((ids < 0) | (ids >= vocabulary), 0)
+        if len(late):
+            assert self._latest is not None
+            device = self.forward.device
+            chosen = self._latest.index_select(0, upload(-1 - token_ids[late], device))
+            ids.index_copy_(0, upload(late, device), chosen.to(ids.dtype))
+        return msgspec.structs.replace(inputs, token_ids=ids)
 
-    def _strangers(self, chunks: tuple[Chunk, ...]) -> dict[int, str]:
-        """Chunks whose prompt has an id outside the vocabulary, and what to say: a look once a sequence."""
-        vocabulary = self._model.shape.vocab_size
-        strangers = {}
-        for row, chunk in enumerate(chunks):
-            if chunk.samples and not chunk.sequence.output_length:
-                prompt = chunk.sequence.token_ids
-                if min(prompt) < 0 or max(prompt) >= vocabulary:
-                    strangers[row] = f"the prompt has token ids outside 0…{vocabulary - 1}"
-        return strangers
+    def _strangers(self, batch: InputBatch, slots: np.ndarray) -> dict[int, str]:
+        """Samples whose prompt has an id outside the vocabulary, and what to say: a look once a sequence."""
+        vocabulary = self.forward.vocab_size
+        first = np.flatnonzero(np.asarray(batch.output_tokens)[slots] == 0)
+        return {
+            index: f"the prompt has token ids outside 0…{vocabulary - 1}"
+            for index in first.tolist()
+            if np.asarray(batch.state(int(slots[index])).tokens_view()).max() >= vocabulary
+        }
 
 
 class LaunchedStep:
     """`fairlead.engine.step.PendingStep` of this runner."""
 
-    def __init__(self, chunks: tuple[Chunk, ...], picks: PendingPicks | None, errors: dict[int, str]) -> None:
-        self._chunks = chunks
+    def __init__(self, picks: PendingPicks, errors: dict[int, str]) -> None:
         self._picks = picks
         self._errors = errors
 
-    def wait(self) -> list[Pick | None]:
-        chosen = iter(self._picks.wait() if self._picks else ())
-        picks = [next(chosen) if chunk.samples else None for chunk in self._chunks]
-        for row, error in self._errors.items():
-            picks[row] = Pick(-1, error=error)
-        return picks
+    def wait(self) -> Picks:
+        picks = self._picks.wait()
+        if not self._errors:
+            return picks
+        token_ids = np.array(picks.token_ids)
+        token_ids[list(self._errors)] = -1
+        logprobs = {index: one for index, one in picks.logprobs.items() if index not in self._errors}
+        return Picks(token_ids.data, logprobs, {**picks.errors, **self._errors})
 
 
-# The matrices of a model as small as this are done before a second thread has woken: at 5 MB, one thread made
-# 452 tokens/s for one stream and 2,876 for 32, two made 191 and 2,266.
+# The matrices of a model as small as this are done before a second thread has woken: at 5 MB, one thread of
+# the compiled step made 2,700 tokens/s for one stream and 31,000 for 32, two made 1,600 and 25,000.
 ONE_THREAD_BYTES = 64 * _MIB
 
 
-def load_runner(spec: WorkerSpec, report: Callable[[float, str], None]) -> LoadedModel:
-    """Load what `spec` asks for; `report(fraction, stage)` hears how far it is. Raises `LoadFailed`."""
+class _Weighed(msgspec.Struct, frozen=True):
+    """A model in memory, before its KV cache.
+
+    `block_bytes`: what a block takes, by group. `with_cache` is given the number of blocks of each group, and
+    returns what can run, and the bytes of its cache.
+    """
+
+    shape: ModelShape
+    weight_bytes: int
+    block_bytes: Sequence[int]
+    with_cache: Callable[[tuple[int, ...]], tuple[Forward, int]]
+
+
+def load_runner(
+    spec: WorkerSpec, report: Callable[[float, str], None], *, compiled: bool = True
+) -> LoadedModel:
+    """Load what `spec` asks for; `report(fraction, stage)` hears how far it is. Raises `LoadFailed`.
+
+    On a CPU, what the compiled step can run is run by it; without `compiled`, by torch, which says the same.
+    """
     if spec.threads is not None:
         torch.set_num_threads(max(1, spec.threads))
     device = _device(spec.device)
     try:
-        loaded = load_model(
-            Path(spec.path),
-            device=device,
-            dtype=spec.dtype,
-            report=lambda fraction: report(fraction, "weights"),
-        )
-        if spec.threads is None and loaded.weight_bytes < ONE_THREAD_BYTES:
-            torch.set_num_threads(1)
-        return _with_cache(spec, loaded, device)
+        source = read_source(Path(spec.path), device=device, dtype=spec.dtype)
+        weighed = _load(spec, source, device, lambda fraction: report(fraction, "weights"), compiled=compiled)
+        return _with_cache(spec, source, weighed, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed(f"{spec.path}: out of memory on {device}: {error}") from error
     except RuntimeError as error:
@@ -138,42 +181,126 @@ def load_runner(spec: WorkerSpec, report: Callable[[float, str], None]) -> Loade
         raise LoadFailed(f"{spec.path}: cannot be loaded on {device}: {error}") from error
 
 
-def _with_cache(spec: WorkerSpec, loaded: Loaded, device: torch.device) -> LoadedModel:
-    """Settle the limits, which depend on one another: slots, context, cache."""
+def _load(
+    spec: WorkerSpec,
+    source: Source,
+    device: torch.device,
+    report: Callable[[float], None],
+    *,
+    compiled: bool,
+) -> _Weighed:
+    may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE
+    if may and source.own is not None and supports(*source.own, source.dtype):
+        with source.weights(device, report) as weights:
+            _settle_threads(spec, weights.bytes_total)
+            step = CpuStep.load(
+                *source.own,
+                weights,
+                threads=min(torch.get_num_threads(), THREADS_AT_MOST),
+                max_batched_tokens=_max_batched_tokens(spec, device),
+            )
+            weights.finish()
+        return _Weighed(step.shape, step.model.weight_bytes, step.block_bytes, step.with_cache)
+    loaded = source.load(device, report)
+    _settle_threads(spec, loaded.weight_bytes)
     shape = loaded.model.shape
-    token_bytes = bytes_per_token(shape, loaded.dtype)
-    block_bytes = token_bytes * spec.block_size
+
+    def with_cache(blocks: tuple[int, ...]) -> tuple[Forward, int]:
+        cache = KVCache(shape, blocks=blocks, block_size=spec.block_size, dtype=loaded.dtype, device=device)
+        return TorchForward(loaded.model, cache), cache.nbytes
+
+    block_bytes = [size * spec.block_size for size in bytes_per_token(shape, loaded.dtype)]
+    return _Weighed(shape, loaded.weight_bytes, block_bytes, with_cache)
+
+
+def _settle_threads(spec: WorkerSpec, weight_bytes: int) -> None:
+    if spec.threads is None and weight_bytes < ONE_THREAD_BYTES:
+        torch.set_num_threads(1)
+
+
+def _max_batched_tokens(spec: WorkerSpec, device: torch.device) -> int:
+    return spec.max_batched_tokens or (512 if device.type == "cpu" else 2048)
+
+
+def _with_cache(spec: WorkerSpec, source: Source, weighed: _Weighed, device: torch.device) -> LoadedModel:
+    """Settle the limits, which depend on one another: slots, context, cache."""
+    shape, block_bytes, on_cpu = weighed.shape, weighed.block_bytes, device.type == "cpu"
     context = min(shape.max_positions, spec.max_model_len or shape.max_positions)
-    on_cpu = device.type == "cpu"
+    max_batched_tokens = _max_batched_tokens(spec, device)
+    slots = spec.slots or (8 if on_cpu else 256)
+    limits = _useful_blocks(shape, slots, max_batched_tokens, spec.block_size)
 
     cache_bytes = spec.kv_cache_bytes
     if cache_bytes is None and on_cpu:
-        blocks_wanted = (spec.slots or 8) * -(-context // spec.block_size)
-        cache_bytes = min(1024 * _MIB, blocks_wanted * block_bytes)
+        wanted = slots * -(-context // spec.block_size)
+        most = [wanted if limit is None else min(limit, wanted) for limit in limits]
+        cache_bytes = min(1024 * _MIB, sum(map(int.__mul__, most, block_bytes)))
     elif cache_bytes is None:
         free, _ = torch.cuda.mem_get_info(device)
         cache_bytes = int(free * 0.9)
-    blocks = cache_bytes // block_bytes
-    if blocks < 1:
-        raise LoadFailed(f"{cache_bytes} bytes of KV cache do not hold one block of {block_bytes} bytes")
-    cache = KVCache(shape, blocks=blocks, block_size=spec.block_size, dtype=loaded.dtype, device=device)
+    blocks = split_blocks(cache_bytes, block_bytes, limits)
+    if min(blocks) < 1:
+        raise LoadFailed(f"{cache_bytes} bytes of KV cache do not hold one block of {sum(block_bytes)} bytes")
+    forward, kv_cache_bytes = weighed.with_cache(blocks)
 
-    slots = spec.slots or (8 if on_cpu else min(256, blocks))
+    slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
+    max_model_len = min(context, max(blocks) * spec.block_size)
+    arenas = _arenas(
+        device,
+        InputBatch.arena_size(
+            slots=slots,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=spec.block_size,
+            groups=len(blocks),
+        ),
+    )
     return LoadedModel(
-        runner=ModelRunner(loaded.model, cache, loaded.eos_token_ids),
+        runner=ModelRunner(forward, source.eos_token_ids, overlaps=not on_cpu, arenas=arenas),
         slots=slots,
         max_batch=min(spec.max_batch or slots, slots),
-        max_batched_tokens=spec.max_batched_tokens or (512 if on_cpu else 2048),
-        max_model_len=min(context, blocks * spec.block_size),
+        max_batched_tokens=max_batched_tokens,
+        max_model_len=max_model_len,
+        max_input_tokens=min(spec.max_input_tokens or max_model_len, max_model_len),
+        max_output_tokens=min(spec.max_output_tokens or max_model_len, max_model_len),
         vocab_size=shape.vocab_size,
+        windows=shape.groups,
         blocks_total=blocks,
         block_size=spec.block_size,
-        eos_token_ids=loaded.eos_token_ids,
+        eos_token_ids=source.eos_token_ids,
         device=str(device),
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        weight_bytes=loaded.weight_bytes,
-        kv_cache_bytes=cache.nbytes,
+        dtype=str(source.dtype).removeprefix("torch."),
+        weight_bytes=weighed.weight_bytes,
+        kv_cache_bytes=kv_cache_bytes,
+        kernel=forward.kernel,
     )
+
+
+def _useful_blocks(
+    shape: ModelShape, slots: int, max_batched_tokens: int, block_size: int
+) -> tuple[int | None, ...]:
+    """How many blocks each group can use at most; None for the widest, which takes what is left.
+
+    Beside a wider group, one with a window needs what its running sequences see, and the tokens of the
+    steps under way. The tokens of a step for every slot are more than that: the rest keeps the windows of
+    sequences that have ended, without which no prefix can be used again.
+    """
+    step_blocks = -(-max_batched_tokens // block_size)
+
+    def useful(window: int | None) -> int | None:
+        if window is None or window == shape.groups[0]:
+            return None
+        return slots * (-(-(window + max_batched_tokens) // block_size) + 1) + step_blocks
+
+    return tuple(map(useful, shape.groups))
+
+
+def _arenas(device: torch.device, size_bytes: int) -> Sequence[Buffer] | int:
+    """Make the memory that steps are prepared in: where a device copies it by itself, it must not move."""
+    if device.type == "cpu":
+        return _STEPS_AT_ONCE
+    pinned = (torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_STEPS_AT_ONCE))
+    return [arena.numpy().data for arena in pinned]
 
 
 def _device(name: str) -> torch.device:

@@ -1,115 +1,299 @@
 """Decides what runs in the next step: who enters the batch, who takes part, with how many tokens.
 
-Owns the waiting line, the running set, slots and blocks. Knows no clock, no torch and no token's meaning.
+Owns the waiting line, the running set, the slots and the batch. Promises that a step costs nothing in Python
+for a sequence that only goes on, and that every sequence gets to its end: see `_make_room`. Knows no clock,
+no torch and no token's meaning.
 """
 
 from collections import OrderedDict
-from itertools import islice
+from collections.abc import Iterable
 
-from fairlead.engine.blocks import BlockPool
-from fairlead.engine.sequence import Chunk, Plan, Sequence, State
-from fairlead.engine.slots import Slot, SlotPool
+import numpy as np
+
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead._cext.slotmap import SlotMap
+from fairlead.engine.admission import Admission, Predictor
+from fairlead.engine.memory import Memory
+from fairlead.engine.sequence import NO_HANDLE, Sequence, State
 
 
 class Scheduler:
-    """Decodes first, then prefills in chunks, first come first served, within two bounds of a step.
+    """Decodes first, then prefills in chunks, first come first served within a class, within a step's bounds.
 
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
-    takes, those that waited longest since their last step go first, so none starves.
+    takes, those that waited longest since their last step go first, so none starves. Of those that wait, the
+    first of the highest class enters as soon as it fits, and nobody overtakes it.
     """
 
     def __init__(
-        self, *, slots: SlotPool, blocks: BlockPool, max_batch: int, max_batched_tokens: int
+        self,
+        batch: InputBatch,
+        memory: Memory,
+        *,
+        slots: int,
+        max_batch: int,
+        max_batched_tokens: int,
+        predictor: Predictor | None = None,
     ) -> None:
-        self.slots = slots
-        self.blocks = blocks
+        self.batch = batch
+        self.memory = memory
+        self.admission = Admission(
+            [pool.total * pool.block_size for pool in memory.pools],
+            [
+                None if window is None else memory.ceiling(group)
+                for group, window in enumerate(memory.windows)
+            ],
+            predictor,
+        )
+        self.preemptions = 0
+        self.recomputed_tokens = 0  # what preemptions took out of the cache, and the cache had no more
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.prompt_tokens = 0
+        self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
         # A small budget bounds the sequences too, so decodes never leave a prefill without a token.
         self._places = min(max_batch, max_batched_tokens)
-        self._pending: OrderedDict[int, Sequence] = OrderedDict()
-        # In order of admission; the value is the step that the sequence last took part in.
-        self._running: dict[Sequence, int] = {}
-        self._steps = 0
+        self._lines: dict[int, OrderedDict[int, Sequence]] = {}
+        self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
+        self._by_slot: list[Sequence | None] = [None] * slots
+        self._occupied = np.zeros(slots, np.bool_)
+        self._reserved = np.zeros(slots, np.bool_)  # pinned
+        self._keys = np.zeros(slots, np.int64)
+        self._admissions = 0
+        self._longest_tokens = 0  # of all that run, if each comes to its max_tokens
+        self._forecast_is_new = False
+        self._refused: Sequence | None = None  # who was first in line when the forecast last said no
+        self._budget = 0  # tokens, and rows, that the step being planned has left
+        self._rows_left = 0
 
     @property
     def pending(self) -> int:
         """Sequences that wait for a slot or for blocks."""
-        return len(self._pending)
+        return sum(map(len, self._lines.values()))
 
     @property
     def running(self) -> int:
         """Sequences that hold a slot and blocks."""
-        return len(self._running)
+        return len(self._slots)
+
+    @property
+    def slots_free(self) -> int:
+        return self._slots.available
+
+    def running_in(self, slot: int) -> Sequence | None:
+        """The sequence that has this slot now."""
+        return self._by_slot[slot]
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the line. One that an empty cache cannot hold would block it."""
-        self._pending[sequence.key] = sequence
+        """Put a new sequence at the end of its class's line. One that no empty cache holds would block it."""
+        self._line(sequence.priority)[sequence.key] = sequence
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence; its slot and blocks are free at once."""
-        if self._pending.pop(sequence.key, None) is not None:
+    def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Forget a sequence; its slot and blocks are free at once, even while a step of its is under way.
+
+        A device works in order: what a later step writes there comes after what an earlier one reads. With
+        `keep`, what the cache has of it stays for reuse until the room is needed.
+        """
+        self._refused = None
+        if sequence.handle == NO_HANDLE:
+            line = self._lines[sequence.priority]
+            del line[sequence.key]
+            if not line:
+                del self._lines[sequence.priority]
             return
-        del self._running[sequence]
-        assert sequence.slot is not None
-        self.slots.release(Slot(sequence.slot, sequence.generation))
-        sequence.slot = None
-        for block_ids in sequence.block_ids:
-            self.blocks.release(block_ids)
-            block_ids.clear()
+        slot = sequence.slot
+        self.memory.leave(sequence, keep=keep)
+        self.batch.remove_request(slot)
+        self._slots.free(sequence.handle)
+        sequence.handle = NO_HANDLE
+        self._by_slot[slot] = None
+        self._occupied[slot] = self._reserved[slot] = False
+        self._longest_tokens -= sequence.tokens.prompt_length + sequence.tokens.max_tokens
+        del self._running[sequence.priority][sequence.key]
 
-    def plan(self) -> Plan | None:
-        """The next step's work, or None when there is none."""
-        self._admit()
-        turn = self._in_turn()
-        decodes = [_chunk(sequence, 1) for sequence in turn if _uncomputed(sequence) == 1]
-        budget = self._max_batched_tokens - len(decodes)
-        prefills = []
-        for sequence in turn:
-            uncomputed = _uncomputed(sequence)
-            if uncomputed > 1 and budget:
-                chunk = _chunk(sequence, min(uncomputed, budget))
-                budget -= chunk.count
-                prefills.append(chunk)
-        chunks = (*decodes, *prefills)
-        if not chunks:
-            return None
-        self._steps += 1
-        for chunk in chunks:
-            self._running[chunk.sequence] = self._steps
-        return Plan(chunks)
+    def plan(self) -> Step | None:
+        """The next step's work, or None when there is none, or none until a step under way is committed."""
+        preemptions = self.preemptions
+        self._fill_step()
+        if self.preemptions == preemptions:  # or the room that was just made would be taken from its owner
+            self._admit()
+        step = self.batch.prepare_inputs()
+        while step is None and self.running and not self.batch.steps_under_way:
+            if self.preemptions == preemptions:
+                # Chunks of several prompts hold all blocks of a window between them: the newest yields.
+                victim = self._newest_of_the_lowest_class()
+                assert victim is not None
+                self._preempt(victim)
+            preemptions = self.preemptions
+            self._fill_step()  # now that one has yielded, perhaps the only one that had a place
+            step = self.batch.prepare_inputs()
+        return step
+
+    def indexed(self, slots: Iterable[int]) -> None:
+        """Sequences in these slots filled a block in the step that was just committed."""
+        for sequence in self._in_slots(slots):
+            self.memory.index(sequence)
+
+    # Who takes part ----------------------------------------------------------------------------------
+
+    def _fill_step(self) -> None:
+        """Say how many tokens of each sequence that runs are in the next step."""
+        survey = self.batch.survey(self._places)
+        self._budget = self._max_batched_tokens - survey.decodes
+        self._rows_left = self._places - survey.decodes - len(survey.prefills)
+        if survey.short:
+            self._extend_decodes(survey.short)
+        for sequence in self._in_slots(survey.prefills):
+            self._give_chunk(sequence)
+
+    def _extend_decodes(self, short: list[int]) -> None:
+        """Give decodes the block that their next token begins; who gets none does without this step."""
+        if len(self.memory.pools) == 1 and self.memory.hold_one_each(short, self._in_slots(short)):
+            return
+        for sequence in sorted(self._in_slots(short), key=lambda one: (one.priority, one.order)):
+            if sequence.handle != NO_HANDLE and not self._make_room(sequence):
+                self._leave_out(sequence)
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Get the blocks for a sequence's next token, at the cost of the newest of the lowest class.
+
+        Why everybody gets to an end: a sequence is a victim at most three times. Then it is pinned: it waits
+        without holding anything until all that it can ever need is there, is promised that, and runs to its
+        end. So nobody who holds blocks waits for somebody who does (pinned ones do not wait, others are
+        victims), preemptions are finite in number, and between two of them every step brings a token. An
+        empty cache takes any sequence, so the line moves when nothing runs.
+
+        False: the sequence itself was the newest, and waits in line; or it runs alone, and a block that
+        slides out at the next commit is what it needs.
+        """
+        while not self.memory.hold(sequence, sequence.tokens.computed + 1):
+            victim = self._newest_of_the_lowest_class()
+            if victim is None or self.running == 1:
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _newest_of_the_lowest_class(self) -> Sequence | None:
+        for priority in sorted(self._running, reverse=True):
+            for sequence in reversed(self._running[priority].values()):
+                if not sequence.pinned:
+                    return sequence
+        return None
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take a sequence's blocks and slot; it goes to the front of its line, to be computed anew."""
+        if self.batch.num_scheduled[victim.slot]:
+            self._leave_out(victim)
+        victim.preemptions += 1
+        victim.become(State.PENDING)
+        self.preemptions += 1
+        self.admission.predictor.regret()
+        victim.evicted_tokens = victim.tokens.committed
+        self.remove(victim)
+        victim.tokens.rewind(0)
+        line = self._line(victim.priority)
+        line[victim.key] = victim
+        line.move_to_end(victim.key, last=False)
+
+    def _leave_out(self, sequence: Sequence) -> None:
+        """Of this step only; the token that it had in the budget is free."""
+        if sequence.handle == NO_HANDLE:
+            return
+        self._budget += self.batch.num_scheduled[sequence.slot]
+        self.batch.num_scheduled[sequence.slot] = 0
+
+    def _give_chunk(self, sequence: Sequence) -> None:
+        """Let a sequence compute as many of its tokens as the budget allows and, with windows, blocks."""
+        tokens = sequence.tokens
+        count = min(tokens.num_tokens - tokens.computed, self._budget)
+        if count > 0 and self.memory.slides:
+            count = self.memory.hold_chunk(sequence, count)
+        if count > 0:
+            self.batch.num_scheduled[sequence.slot] = count
+            self._budget -= count
+
+    # Who enters --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let the line's head in while it fits. Nobody overtakes it, so a large sequence gets in too."""
-        while self._pending:
-            sequence = next(iter(self._pending.values()))
-            blocks = self._blocks_needed(sequence)
-            if not self.slots.free or blocks > self.blocks.free:
-                break
-            del self._pending[sequence.key]
-            sequence.slot, sequence.generation = self.slots.take()
-            for block_ids in sequence.block_ids:
-                block_ids.extend(self.blocks.allocate(blocks))
-            sequence.become(State.PROCESSING)
-            # As if it had just had a step: newcomers do not overtake those who wait for theirs.
-            self._running[sequence] = self._steps
+        """Let the line's heads in while they fit."""
+        self._forecast_is_new = False
+        while self._lines and self._slots.available:
+            line = self._lines[min(self._lines)]
+            sequence = next(iter(line.values()))
+            if sequence is self._refused:
+                return
+            if not self._may_enter(sequence):
+                self._refused = sequence  # while nobody leaves, all that run only hold more
+                return
+            prefix = self.memory.enter(sequence)
+            if prefix is None:
+                return
+            self.remove(sequence)
+            self._seat(sequence, prefix.blocks, prefix.tokens)
 
-    def _blocks_needed(self, sequence: Sequence) -> int:
-        """Blocks for the worst case, all of `max_tokens`, so that a running sequence never runs out."""
-        return self.blocks.blocks_for(sequence.prompt_length + sequence.sampling.max_tokens)
+    def _may_enter(self, sequence: Sequence) -> bool:
+        """Whether the forecast has room for it. One alone needs no forecast; one pinned has a promise."""
+        tokens = sequence.tokens
+        longest = self._longest_tokens + tokens.prompt_length + tokens.max_tokens
+        if not self.running or sequence.pinned or self.admission.fits_whole(longest):
+            self._forecast_is_new = False  # it will not know of this one
+            return True
+        if not self._forecast_is_new:
+            self._forecast()
+        limit = tokens.max_tokens - tokens.output_length
+        return self.admission.admit(sequence.key, tokens.num_tokens, tokens.output_length, limit)
 
-    def _in_turn(self) -> list[Sequence]:
-        """Who takes part in the next step, in order of admission."""
-        if len(self._running) <= self._places:
-            return list(self._running)
-        by_age = sorted(self._running, key=self._running.__getitem__)
-        chosen = set(islice(by_age, self._places))
-        return [sequence for sequence in self._running if sequence in chosen]
+    def _forecast(self) -> None:
+        slots = np.flatnonzero(self._occupied)
+        outputs = np.asarray(self.batch.output_tokens)[slots].astype(np.int64)
+        self.admission.begin(
+            self._keys[slots],
+            np.asarray(self.batch.num_prompt_tokens)[slots] + outputs,
+            outputs,
+            np.asarray(self.batch.max_tokens)[slots] - outputs,
+            reserved=self._reserved[slots],
+            shared=self.memory.shared_tokens(0),
+        )
+        self._forecast_is_new = True
 
+    def _seat(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
+        """Give it a slot, and its first chunk if the step has a place and a token left."""
+        tokens = sequence.tokens
+        sequence.handle = self._slots.alloc(sequence.key)
+        slot = sequence.slot
+        tokens.rewind(computed)
+        self.batch.add_request(slot, tokens, blocks)
+        sequence.become(State.PROCESSING)
+        self._admissions += 1
+        sequence.order = self._admissions
+        self._by_slot[slot] = sequence
+        self._occupied[slot] = True
+        self._reserved[slot] = sequence.pinned
+        self._keys[slot] = sequence.key
+        self._longest_tokens += tokens.prompt_length + tokens.max_tokens
+        self._running.setdefault(sequence.priority, {})[sequence.key] = sequence
+        self._count(sequence, computed)
+        if self._rows_left > 0:
+            self._rows_left -= 1
+            self._give_chunk(sequence)
 
-def _uncomputed(sequence: Sequence) -> int:
-    """Tokens that are not in the KV cache yet: one while decoding, what is left of the prompt before."""
-    return len(sequence.token_ids) - sequence.computed
+    def _count(self, sequence: Sequence, hit: int) -> None:
+        if sequence.preemptions:
+            self.recomputed_tokens += max(0, sequence.evicted_tokens - hit)
+            return
+        prompt = sequence.tokens.prompt_length
+        self.prompt_tokens += prompt - hit
+        if sequence.hashes is not None:
+            self.prefix_queries += prompt
+            self.prefix_hits += hit
 
+    # Helpers -----------------------------------------------------------------------------------------
 
-def _chunk(sequence: Sequence, count: int) -> Chunk:
-    return Chunk(sequence, sequence.computed, count, samples=count == _uncomputed(sequence))
+    def _line(self, priority: int) -> OrderedDict[int, Sequence]:
+        return self._lines.setdefault(priority, OrderedDict())
+
+    def _in_slots(self, slots: Iterable[int]) -> list[Sequence]:
+        return [sequence for slot in slots if (sequence := self._by_slot[slot]) is not None]

@@ -2,9 +2,12 @@
 
 from enum import StrEnum
 
-import msgspec
+from fairlead._cext.blockpool import BlockHashes
+from fairlead._cext.inputbatch import SequenceState
 
-from fairlead.job import Sampling
+MOST_PREEMPTIONS = 3
+NO_HANDLE = 0  # generations begin at 1, so no owner's handle is 0
+_SLOT_BITS = 0xFFFF_FFFF
 
 
 class State(StrEnum):
@@ -34,38 +37,49 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
 
 
 class Sequence:
-    """Token ids so far, how many of them are in the KV cache, and where.
+    """What the scheduler knows of a sequence beside its token ids and counts, which are in `tokens`.
 
-    `token_ids` is prompt + output. `block_ids` has one list a KV cache group; position p of a group's
-    cache lies in block `block_ids[group][p // block_size]`. `seed` is the client's or a random one.
-    `generation` counts the owners of `slot`: what was kept for a row under another one is stale.
+    `priority` 0 is the first class to be served. `handle` names its slot while it runs. `order` counts
+    admissions, so of two that run the newer has the larger. `hashes` is the chain of its full blocks, None
+    where nothing is kept for reuse; so many of them as `indexed` says can be found by others. `promised`:
+    blocks by group that nobody else may take, once it is pinned. `evicted_tokens`: what its last preemption
+    took out of the cache.
     """
 
     __slots__ = (
         "_state",
-        "block_ids",
-        "computed",
-        "generation",
+        "evicted_tokens",
+        "handle",
+        "hashes",
+        "indexed",
         "key",
-        "prompt_length",
-        "sampling",
-        "seed",
-        "slot",
-        "token_ids",
+        "order",
+        "preemptions",
+        "priority",
+        "promised",
+        "timeout_s",
+        "tokens",
     )
 
     def __init__(
-        self, key: int, prompt: list[int], sampling: Sampling, *, seed: int, groups: int = 1
+        self,
+        tokens: SequenceState,
+        *,
+        priority: int = 1,
+        timeout_s: float | None = None,
+        hashes: BlockHashes | None = None,
     ) -> None:
-        self.key = key
-        self.token_ids = prompt
-        self.prompt_length = len(prompt)
-        self.sampling = sampling
-        self.seed = seed
-        self.computed = 0
-        self.slot: int | None = None
-        self.generation = 0
-        self.block_ids: tuple[list[int], ...] = tuple([] for _ in range(groups))
+        self.tokens = tokens
+        self.key = tokens.key
+        self.priority = priority
+        self.timeout_s = timeout_s
+        self.hashes = hashes
+        self.handle = NO_HANDLE
+        self.order = 0
+        self.indexed = 0
+        self.promised: list[int] | None = None
+        self.preemptions = 0
+        self.evicted_tokens = 0
         self._state = State.PENDING
 
     @property
@@ -73,30 +87,18 @@ class Sequence:
         return self._state
 
     @property
-    def output_length(self) -> int:
-        """Tokens generated so far."""
-        return len(self.token_ids) - self.prompt_length
+    def slot(self) -> int:
+        """Its row of the batch's columns, while it runs."""
+        assert self.handle != NO_HANDLE
+        return self.handle & _SLOT_BITS
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it was preempted so often that, once it runs again, it is left to run to its end."""
+        return self.preemptions >= MOST_PREEMPTIONS
 
     def become(self, state: State) -> None:
         """Move to `state`; a transition that the table does not have is a bug and raises."""
         if (self._state, state) not in TRANSITIONS:
             raise AssertionError(f"sequence {self.key} cannot go from {self._state} to {state}")
         self._state = state
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """One sequence's share of a step: run `count` tokens from position `start` (= computed so far) on.
-
-    `samples`: the chunk reaches the sequence's last token, so the step picks the next one.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """One engine step's work, decodes (chunks of one that sample) before prefills. Never empty."""
-
-    chunks: tuple[Chunk, ...]

@@ -1,30 +1,61 @@
-"""The seam between the pure half of the engine and the device half: a plan goes in, picks come out."""
+"""The seam between the pure half of the engine and the device half: a step goes in, picks come out."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from typing_extensions import Buffer
 
-from fairlead.engine.sequence import Plan
+from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.job import TokenLogprob
+from fairlead.worker.wire import Output
 
 
-class Pick(msgspec.Struct, frozen=True):
-    """The token a chunk's sequence goes on with, or the `error` that ends that sequence alone."""
+class Picks(msgspec.Struct, frozen=True):
+    """What a step's sampling rows go on with.
 
-    token_id: int
-    logprob: TokenLogprob | None = None
-    error: str | None = None
+    `token_ids`: int32 [S], one a sampling row of the step, in its order; a negative one ends that row's
+    sequence alone, for the reason in `errors`. `logprobs` and `errors` are by sample index.
+    """
+
+    token_ids: Buffer
+    logprobs: dict[int, TokenLogprob] = {}
+    errors: dict[int, str] = {}
 
 
 class PendingStep(Protocol):
     """A step under way on the device."""
 
-    def wait(self) -> list[Pick | None]:
-        """Block until it is done; one entry a chunk, in the plan's order, None where it did not sample."""
+    def wait(self) -> Picks:
+        """Block until it is done."""
 
 
 class Runner(Protocol):
-    """Runs plans over the model and its KV cache."""
+    """Runs steps over the model and its KV cache, in the order of their launches.
 
-    def launch(self, plan: Plan) -> PendingStep:
-        """Start a step; the plan's chunks have their blocks already."""
+    `overlaps`: `launch` returns before the device is done, so that the next step can be planned meanwhile.
+    `arenas`: buffers for the steps' inputs (pinned memory, say), or how many the batch may make itself.
+    """
+
+    @property
+    def overlaps(self) -> bool: ...
+    @property
+    def arenas(self) -> Sequence[Buffer] | int: ...
+
+    def launch(self, step: Step, batch: InputBatch) -> PendingStep:
+        """Start a step; its rows have their blocks already."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What is to be told after a step, or without one.
+
+    A sequence that got one more token and nothing else is in `keys` (little-endian int64) and, at the same
+    place, `tokens` (int32); whatever else there is to say is in `outputs`. No sequence is in both.
+    """
+
+    keys: bytes
+    tokens: bytes
+    outputs: list[Output]
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.outputs)

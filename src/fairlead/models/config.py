@@ -38,6 +38,10 @@ class Config:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def keys(self) -> list[str]:
+        """Those that are there."""
+        return [key for key in self._values if key in self]
+
     def fails(self, key: str, reason: str) -> LoadFailed:
         """The error to raise for `key`."""
         return LoadFailed(f"{self.path}: {self._within}{key}: {reason}")

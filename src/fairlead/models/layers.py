@@ -26,9 +26,14 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _onednn_bfloat16()
+        self._packed = self.rearranges(weight.dtype, weight.device)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight  # noqa: SLF001
         self._bias = bias
+
+    @staticmethod
+    def rearranges(dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether it keeps such weights in an order of its own."""
+        return device.type == "cpu" and dtype == torch.bfloat16 and _onednn_bfloat16()
 
     @property
     def owns_a_copy(self) -> bool:
@@ -54,6 +59,17 @@ class RMSNorm:
         return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
 
+class OffsetRMSNorm:
+    """x / rms(x) · (1 + weight), as Gemma stores it: computed and multiplied in float32, then rounded."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._scale = weight.float() + 1  # not rounded to bfloat16, where 1 + a small weight would be 1
+        self._epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self._scale.shape[-1:], None, self._epsilon).mul_(self._scale).type_as(x)
+
+
 class Embedding:
     """A row of the table [V, C] for each token id [T]."""
 
@@ -65,15 +81,20 @@ class Embedding:
 
 
 class GatedMLP:
-    """down(SiLU(gate(x)) · up(x)), gate and up in one weight [2·I, C]."""
+    """down(activation(gate(x)) · up(x)), gate and up in one weight [2·I, C].
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    `activation` is "silu" or "gelu_tanh", the approximation of GELU by tanh.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
         self._gate_up = gate_up
         self._down = down
+        self._smooth = activation == "gelu_tanh"
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x).chunk(2, -1)  # [T, I] each
-        return self._down(F.silu(gate).mul_(up))
+        opened = F.gelu(gate, approximate="tanh") if self._smooth else F.silu(gate)
+        return self._down(opened.mul_(up))
 
 
 def _onednn_bfloat16() -> bool:

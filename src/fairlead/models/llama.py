@@ -4,12 +4,13 @@ T tokens of all sequences of a step, flattened; C hidden size; H query heads, K 
 head; V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
 
 from fairlead.models.config import Config
-from fairlead.models.layers import Attend, Embedding
+from fairlead.models.layers import Attend
 from fairlead.models.rope import Rotary, rotate
 from fairlead.models.shape import ModelShape, read_shape
 from fairlead.models.weights import Weights
@@ -46,11 +47,18 @@ class LlamaAttention:
 class LlamaBlock:
     """Attention, then the MLP; each reads the normalised stream and adds to it."""
 
-    def __init__(self, attention: LlamaAttention, shape: ModelShape, weights: Weights, prefix: str) -> None:
+    def __init__(
+        self,
+        attention: LlamaAttention,
+        mlp: Callable[[Tensor], Tensor],
+        shape: ModelShape,
+        weights: Weights,
+        prefix: str,
+    ) -> None:
         C = shape.hidden_size  # noqa: N806
         self.attention = attention
         self.attention_norm = weights.norm(f"{prefix}.input_layernorm", C, shape.norm_epsilon)
-        self.mlp = weights.mlp(f"{prefix}.mlp", C, shape.intermediate_size, bias=shape.mlp_bias)
+        self.mlp = mlp
         self.mlp_norm = weights.norm(f"{prefix}.post_attention_layernorm", C, shape.norm_epsilon)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -72,21 +80,26 @@ class LlamaForCausalLM:
 
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
         self.shape = shape
-        self.embedding = Embedding(
-            weights.tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        self.embedding, self.head = weights.vocabulary(
+            "model.embed_tokens",
+            None if shape.headless else "lm_head",
+            shape.vocab_size,
+            shape.hidden_size,
+            tied=shape.tied,
         )
         self.rotary = Rotary(shape.rope, shape.head_dim, dtype=weights.dtype, device=weights.device)
-        self.blocks = [
-            LlamaBlock(
-                self.attention(shape, weights, f"model.layers.{layer}.self_attn", layer),
-                shape,
-                weights,
-                f"model.layers.{layer}",
-            )
-            for layer in range(shape.layers)
-        ]
+        self.blocks = [self._block(weights, f"model.layers.{layer}", layer) for layer in range(shape.layers)]
         self.norm = weights.norm("model.norm", shape.hidden_size, shape.norm_epsilon)
-        self.head = weights.head("lm_head", self.embedding, tied=shape.tied)
+
+    def mlp(self, weights: Weights, prefix: str, layer: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
+        """Make what follows the attention in a layer. Llama's are all alike."""
+        shape = self.shape
+        return weights.mlp(f"{prefix}.mlp", shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
+
+    def _block(self, weights: Weights, prefix: str, layer: int) -> LlamaBlock:
+        attention = self.attention(self.shape, weights, f"{prefix}.self_attn", layer)
+        mlp = self.mlp(weights, prefix, layer)
+        return LlamaBlock(attention, mlp, self.shape, weights, prefix)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalised."""
@@ -96,6 +109,11 @@ class LlamaForCausalLM:
             x = block(x, angles, attend)
         return x
 
+    def states(self, hidden: Tensor) -> Tensor:
+        """What is said of each token itself, for embeddings: [T, C] → [T, C]."""
+        return self.norm(hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every next token, for those rows of `hidden` that are wanted: [T, C] → [T, V]."""
+        assert self.head is not None
         return self.head(self.norm(hidden))

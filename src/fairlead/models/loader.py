@@ -13,19 +13,50 @@ import torch
 
 from fairlead.errors import LoadFailed
 from fairlead.models.config import Config
-from fairlead.models.registry import Model, architecture
+from fairlead.models.pooling import Pooling, read_pooling
+from fairlead.models.registry import Architecture, Model, architecture, built_in
+from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A model with its weights. `weight_bytes` are in `device`'s memory."""
+    """A model with its weights. `weight_bytes` are in `device`'s memory.
+
+    `pooling` is there if it was made for embeddings; it may have no head then.
+    """
 
     model: Model
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
+    pooling: Pooling | None = None
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
+
+    `own`: the class and the shape, if it is an architecture of our own.
+    """
+
+    directory: Path
+    build: Callable[[Weights], Model]
+    own: tuple[type[Architecture], ModelShape] | None
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...]
+    pooling: Pooling | None
+
+    def weights(self, device: torch.device, report: Callable[[float], None]) -> Weights:
+        """Open the checkpoint; `report` hears of the fraction read at least every 5 %."""
+        return Weights(self.directory, dtype=self.dtype, device=device, report=report)
+
+    def load(self, device: torch.device, report: Callable[[float], None]) -> Loaded:
+        """Build the model, in torch."""
+        with self.weights(device, report) as weights:
+            model = self.build(weights)
+            weights.finish()
+            return Loaded(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)
 
 
 def load_model(
@@ -34,9 +65,18 @@ def load_model(
     device: torch.device,
     dtype: str = "auto",
     report: Callable[[float], None] = lambda _: None,
+    needs_head: bool = True,
 ) -> Loaded:
-    """Load the model in `directory`; `report` hears of the fraction read at least every 5 %.
+    """Load the model in `directory`, in torch: `read_source` and `Source.load` in one."""
+    return read_source(directory, device=device, dtype=dtype, needs_head=needs_head).load(device, report)
 
+
+def read_source(
+    directory: Path, *, device: torch.device, dtype: str = "auto", needs_head: bool = True
+) -> Source:
+    """Read what `directory` says of its model.
+
+    With `needs_head`, one that cannot make text is a `LoadFailed`; without, one that can make neither is.
     `dtype` is a name of `DTYPES`, or "auto" for the checkpoint's own where the device computes it.
     """
     if not directory.is_dir():
@@ -44,14 +84,13 @@ def load_model(
     config = Config.read(directory / "config.json")
     if "auto_map" in config:
         raise config.fails("auto_map", "the model needs code from its repository, which is never run")
-    kind = architecture(config)
-    shape = kind.read_shape(config)
+    pooling = read_pooling(directory)
+    build, has_head = architecture(config)
+    if not has_head and (needs_head or pooling is None):
+        reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
+        raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
-    eos_token_ids = read_eos_token_ids(config)
-    with Weights(directory, dtype=chosen, device=device, report=report) as weights:
-        model = kind(shape, weights)
-        weights.finish()
-        return Loaded(model, chosen, eos_token_ids, weights.bytes_placed)
+    return Source(directory, build, built_in(config), chosen, read_eos_token_ids(config), pooling)
 
 
 def choose_dtype(config: Config, name: str, device: torch.device) -> torch.dtype:

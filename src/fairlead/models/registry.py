@@ -1,13 +1,18 @@
 """Which class builds an architecture, by the name in `config.json`. One entry is all a new one needs."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
 from fairlead.models.config import Config
+from fairlead.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from fairlead.models.layers import Attend
 from fairlead.models.llama import LlamaForCausalLM
 from fairlead.models.mistral import MistralForCausalLM
+from fairlead.models.mixture import MixtralForCausalLM, Qwen3MoeForCausalLM
 from fairlead.models.qwen2 import Qwen2ForCausalLM
 from fairlead.models.qwen3 import Qwen3ForCausalLM
 from fairlead.models.shape import ModelShape
@@ -19,6 +24,19 @@ class Model(Protocol):
 
     shape: ModelShape
 
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[T], [T] → [T, C]."""
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """[T, C] → [T, C], for embeddings: what a head would project."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[T, C] → [T, V]; never of a model without a head."""
+
+
+class Architecture(Model, Protocol):
+    """A network of our own: its class reads its `config.json` and builds it."""
+
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:
         """Read the architecture's own `config.json`; `LoadFailed` says what is wrong with it."""
@@ -26,25 +44,53 @@ class Model(Protocol):
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
         """Take every tensor it needs."""
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T], [T] → [T, C]."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[T, C] → [T, V]."""
-
-
-ARCHITECTURES: dict[str, type[Model]] = {
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 
-def architecture(config: Config) -> type[Model]:
-    """Return the class that `config` asks for, or raise `LoadFailed`."""
-    names = config.texts("architectures")
-    for name in names:
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-    raise config.fails("architectures", f"{names} is not supported ({', '.join(ARCHITECTURES)} are)")
+# A network alone, as models for embeddings are saved, by the whole it is the body of.
+_BODIES = {
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    **{name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES if name.endswith("ForCausalLM")},
+}
+
+
+def architecture(config: Config) -> tuple[Callable[[Weights], Model], bool]:
+    """Return what builds the model that `config` asks for, of its weights, and whether it will have a head.
+
+    Raises `LoadFailed`. What is not built in, transformers may know, where it is installed.
+    """
+    if (found := built_in(config)) is not None:
+        kind, shape = found
+        return partial(_build, kind, shape), not shape.headless
+    from fairlead.models.fallback import fallback
+
+    return fallback(config, config.texts("architectures"), ARCHITECTURES), True
+
+
+def built_in(config: Config) -> tuple[type[Architecture], ModelShape] | None:
+    """Return the class of our own that `config` asks for, and the shape; None if it is none of ours."""
+    for name in config.texts("architectures"):
+        if (kind := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:
+            return kind, msgspec.structs.replace(kind.read_shape(config), headless=name in _BODIES)
+    return None
+
+
+def settle_names(weights: Weights) -> None:
+    """Call a body's tensors, which may be called as if they were alone, what they are in the whole."""
+    if "embed_tokens.weight" in weights:
+        weights.rename(lambda name: name if name.startswith("lm_head.") else f"model.{name}")
+
+
+def _build(kind: type[Architecture], shape: ModelShape, weights: Weights) -> Model:
+    settle_names(weights)
+    return kind(shape, weights)

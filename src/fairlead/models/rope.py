@@ -35,10 +35,15 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 def read_rope(config: Config, *, max_positions: int) -> Rope:
     """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
     key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
+    theta = config.number("rope_theta", 10_000.0)
     if key is None:
-        return Rope(theta=config.number("rope_theta", 10_000.0))
-    section = config.section(key)
-    theta = section.number("rope_theta", config.number("rope_theta", 10_000.0))
+        return Rope(theta=theta)
+    return read_variant(config, config.section(key), max_positions=max_positions, theta=theta)
+
+
+def read_variant(config: Config, section: Config, *, max_positions: int, theta: float) -> Rope:
+    """Read one variant's `section` of `config`; `theta` is what holds where the section says none."""
+    theta = section.number("rope_theta", theta)
     for source in (config, section):
         if source.number("partial_rotary_factor", 1.0) != 1:
             raise source.fails("partial_rotary_factor", "rotating only some channels is not supported")

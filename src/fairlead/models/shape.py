@@ -6,12 +6,29 @@ from fairlead.models.config import Config
 from fairlead.models.rope import Rope, read_rope
 
 
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts: `count` MLPs of `inner_size`, of which each token goes through `per_token`.
+
+    Their weights add up to 1 with `normalize`. `layers` says which layers have one; the others have one MLP.
+    """
+
+    count: int
+    per_token: int
+    inner_size: int
+    normalize: bool
+    layers: tuple[bool, ...]
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and switches of a decoder-only model; all its weights' shapes follow from them.
 
     `windows` has an entry a layer: how many positions, its own included, a token attends to there, or
-    None for all. `tied`: the head's weight is the embedding's. The biases are those of the q, k, v
-    projections, of the attention's output and of the MLP.
+    None for all. `rope` is every layer's, but where there is a `window_rope`: that one turns the layers
+    with a window. Scores of attention are query · key · `attention_scale`; a cap c makes x c·tanh(x / c),
+    of those scores or of the logits. `activation`: "silu" or "gelu_tanh". `tied`: the head's weight is
+    the embedding's; `headless`: there is none, as the model makes embeddings. The biases are those of the
+    q, k, v projections, of the attention's output and of the MLP. `experts` is None where every layer has
+    one MLP.
     """
 
     vocab_size: int
@@ -24,16 +41,34 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     max_positions: int
     norm_epsilon: float
     rope: Rope
+    window_rope: Rope | None = None
     windows: tuple[int | None, ...]
+    attention_scale: float
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    activation: str = "silu"
     tied: bool
+    headless: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    experts: Experts | None = None
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers that the KV cache keeps of one token: a K and a V vector a layer and KV head."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+    def groups(self) -> tuple[int | None, ...]:
+        """The KV cache groups: the distinct windows of the layers, the widest (None: all) first."""
+        return tuple(sorted(set(self.windows), key=lambda window: (window is not None, -(window or 0))))
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """Which of `groups` each layer is in."""
+        groups = self.groups
+        return tuple(groups.index(window) for window in self.windows)
+
+    @property
+    def kv_elements_per_token(self) -> tuple[int, ...]:
+        """Numbers that the KV cache keeps of one token, by group: a K and a V vector a layer and KV head."""
+        return tuple(2 * self.windows.count(window) * self.kv_heads * self.head_dim for window in self.groups)
 
 
 def read_shape(
@@ -41,19 +76,22 @@ def read_shape(
     *,
     head_dim: int | None = None,
     windows: tuple[int | None, ...] | None = None,
+    rope: Rope | None = None,
+    activation: str | None = None,
+    tied: bool = False,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
 ) -> ModelShape:
     """Read the keys that all families share; the options are what a family has settled for itself.
 
-    `head_dim` is the family's default where the key is absent (None: hidden size / heads).
+    `head_dim` and `tied` are the family's defaults where the key is absent (None: hidden size / heads).
     """
-    for key, reason in _REFUSED.items():
+    for key, reason in REFUSED.items():
         if key in config:
             raise config.fails(key, reason)
-    if (activation := config.text("hidden_act", "silu")) not in {"silu", "swish"}:
-        raise config.fails("hidden_act", f"only silu is supported, not {activation!r}")
+    if activation is None and (named := config.text("hidden_act", "silu")) not in {"silu", "swish"}:
+        raise config.fails("hidden_act", f"only silu is supported, not {named!r}")
 
     layers = read_layers(config)
     hidden_size = config.integer("hidden_size")
@@ -77,9 +115,11 @@ def read_shape(
         head_dim=head_dim,
         max_positions=max_positions,
         norm_epsilon=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, max_positions=max_positions),
+        rope=rope or read_rope(config, max_positions=max_positions),
         windows=windows or (None,) * layers,
-        tied=config.flag("tie_word_embeddings", default=False),
+        attention_scale=head_dim**-0.5,
+        activation=activation or "silu",
+        tied=config.flag("tie_word_embeddings", default=tied),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
@@ -91,7 +131,7 @@ def read_layers(config: Config) -> int:
     return config.integer("num_hidden_layers", most=10_000)
 
 
-_REFUSED = {
+REFUSED = {
     "auto_map": "the model needs code from its repository, which is never run",
     "quantization_config": "quantized checkpoints are not supported",
 }
@@ -106,6 +146,12 @@ def read_layer_windows(config: Config) -> tuple[int | None, ...]:
     if "layer_types" not in config:
         first = config.integer("max_window_layers", 28, least=0)
         return tuple(window if layer >= first else None for layer in range(layers))
+    return read_layer_types(config, window)
+
+
+def read_layer_types(config: Config, window: int) -> tuple[int | None, ...]:
+    """The window of each layer as `layer_types` names them: `window` where it slides, None where not."""
+    layers = read_layers(config)
     kinds = config.texts("layer_types")
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise config.fails("layer_types", f"must name full_attention or sliding_attention {layers} times")

@@ -6,9 +6,12 @@ never holds up a step.
 
 A reader that waits may leave a tap: a function that is offered each piece as it comes. What it takes is gone
 and the reader sleeps on, which is what makes a token cheap: waking a task costs more than sending one.
+
+The channel outlives the attempt that writes to it: as long as nothing was read it can be started again, and
+for an answer that can be repeated it keeps what was put, so that a repetition can be told from what follows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -22,12 +25,16 @@ class Deltas:
     """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
 
     `tokens` counts the tokens of all choices that were put so far, whether they have been read or not.
+    `keeps`: what was put can be had again, as `kept`.
     """
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, *, keeps: bool = False) -> None:
         self.tokens = 0
+        self._choices = choices
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
+        self._kept: list[Delta] | None = [] if keeps else None
+        self._was_read = False
         self._error: FairleadError | None = None
         self._tap: Tap | None = None
         self._news = trio.Event()
@@ -40,14 +47,19 @@ class Deltas:
         """Add a piece of the answer. After the end it is dropped: the node may not know of it yet."""
         if self._ended.is_set():
             return
-        self.tokens += len(delta.token_ids)
+        self.tokens += len(delta.token_ids) + delta.relayed_tokens
         if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
+            self._was_read = True
+            if self._kept is not None:
+                self._kept.append(delta)
             return
         earlier = self._waiting.get(delta.index)
         if earlier is None:
             self._waiting[delta.index] = delta
+            if self._kept is not None:
+                self._kept.append(delta)
         else:
-            earlier.merge(delta)
+            earlier.merge(delta)  # also into what is kept: it is the same object
         if delta.finish_reason is not None:
             self._open_choices -= 1
             if not self._open_choices:
@@ -60,6 +72,31 @@ class Deltas:
             self._error = error
             self._ended.set()
             self._wake()
+
+    # Between two attempts: synchronous --------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be put."""
+        return self._ended.is_set()
+
+    @property
+    def kept(self) -> Sequence[Delta] | None:
+        """All that was put, read or not; None if it is not kept."""
+        return self._kept
+
+    def restart(self) -> bool:
+        """Forget what was put and begin anew; False, and no change, if the reader has some of it already."""
+        assert not self._ended.is_set()
+        if self._was_read:
+            return False
+        self.tokens = 0
+        self._open_choices = self._choices
+        self._waiting.clear()
+        if self._kept is not None:
+            self._kept.clear()
+        self._first = trio.Event()
+        return True
 
     # The reader's side ------------------------------------------------------------------------------
 
@@ -89,6 +126,7 @@ class Deltas:
                 self._tap = None
         taken = list(self._waiting.values())
         self._waiting.clear()
+        self._was_read = True
         return taken
 
     async def ended(self) -> None:

@@ -1,16 +1,13 @@
 """What a node is. Something that generates: the built-in engine, a command we start, a remote server."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from fairlead.errors import FairleadError
 from fairlead.job import Job
-
-if TYPE_CHECKING:
-    # The scheduler, which is pure, needs to know what a node is but not the channel that lives in Trio.
-    from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.sink import Sink
 
 
 class NodeLimits(msgspec.Struct, frozen=True):
@@ -34,10 +31,12 @@ class Node(Protocol):
     def models(self) -> frozenset[str]:
         """Canonical names of the models it can generate with."""
 
-    def generate(self, job: Job) -> "AbstractAsyncContextManager[Deltas]":
-        """Start the job's sequences; leaving the block, however, ends them and frees what they hold.
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
+        """Start the job; leaving the block, however, ends it and frees what it holds.
 
-        Entering raises `NodeFailed` when the node is not there. Later failures come through the deltas.
+        Its answer is put into the sink. Entering raises `NodeFailed` when the node is not there, `NodeFull`
+        when it has no room; later failures come through the sink. A `NodeFailed` is the node's own fault, and
+        another may do better; any other error is the job's end.
         """
 
 
@@ -48,7 +47,7 @@ class NodeListener(Protocol):
         """The node is ready and has these seats."""
 
     def node_down(self, node: Node) -> None:
-        """The node is gone; its jobs fail through their deltas."""
+        """The node is gone; its jobs fail through their sinks."""
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
         """The node tried to load its models and could not."""

@@ -59,6 +59,16 @@ class ChoiceText:
             self._end(delta, output.finish_reason, self._told(output.stop_token))
         return delta
 
+    def push_token(self, token_id: int) -> Delta | None:
+        """The same for an output that is one more token and nothing else; most are."""
+        if self._ended:
+            return None
+        text, hit = self._stops.push(self._detokenizer.push((token_id,)))
+        delta = Delta(self._index, text, [token_id])
+        if hit is not None:
+            self._end(delta, "stop", hit)
+        return delta
+
     def _end(self, delta: Delta, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
         delta.finish_reason = finish_reason
         delta.stop_reason = stop_reason

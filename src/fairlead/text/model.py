@@ -30,7 +30,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """One model as text sees it. `max_model_len` in tokens, prompt + output; `created` in Unix time."""
+    """One model as text sees it. `max_model_len` in tokens, prompt + output; `created` in Unix time.
+
+    `max_input_tokens` and `max_output_tokens` are what the configuration allows below that, for a prompt and
+    for one answer to it; None: no less than the model.
+    """
 
     name: str
     path: Path
@@ -40,9 +44,19 @@ class TextModel:
     max_model_len: int
     defaults: GenerationDefaults
     created: int
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
 
     @classmethod
-    def load(cls, path: Path, *, name: str, max_model_len: int | None = None) -> "TextModel":
+    def load(
+        cls,
+        path: Path,
+        *,
+        name: str,
+        max_model_len: int | None = None,
+        max_input_tokens: int | None = None,
+        max_output_tokens: int | None = None,
+    ) -> "TextModel":
         """Read the directory; `LoadFailed` names the file at fault. `max_model_len` only lowers the limit."""
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
@@ -60,7 +74,20 @@ class TextModel:
             max_model_len=_max_model_len(config_path, config, max_model_len),
             defaults=generation.defaults(),
             created=int(config_path.stat().st_mtime),
+            max_input_tokens=max_input_tokens,
+            max_output_tokens=max_output_tokens,
         )
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens that a prompt may have."""
+        longest = self.max_model_len - 1
+        return longest if self.max_input_tokens is None else min(longest, self.max_input_tokens)
+
+    def longest_answer(self, prompt_tokens: int) -> int:
+        """Return the most tokens that an answer to a prompt of so many may have."""
+        room = self.max_model_len - prompt_tokens
+        return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
     def encode_prompt(self, text: str, *, param: str = "prompt") -> list[int]:
         """Return a completion prompt's ids; `InvalidRequest` of `param` if it cannot fit, or is no text.
@@ -103,15 +130,19 @@ class TextModel:
                 f"{self.max_model_len} is all that the model takes",
                 param=param,
             )
+        if len(ids) > self.longest_prompt:
+            raise InvalidRequest(
+                f"the prompt has {len(ids)} tokens, {self.longest_prompt} are accepted here", param=param
+            )
         if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
             raise InvalidRequest(
                 f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
             )
 
     def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        if not self.tokenizer.may_fit(text, self.max_model_len - 1):
+        if not self.tokenizer.may_fit(text, self.longest_prompt):
             raise InvalidRequest(
-                f"{len(text)} characters cannot fit the {self.max_model_len} tokens that the model takes",
+                f"{len(text)} characters cannot fit the {self.longest_prompt} tokens that a prompt may have",
                 param=param,
             )
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)

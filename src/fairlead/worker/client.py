@@ -1,7 +1,8 @@
 """The parent's side of a model's child process: its lifetime, and the sequences it runs for us.
 
-A `Worker` is one life of one child: `run` starts it and ends with it. Submitting and aborting are
-synchronous; outputs come by callback, all of a step in one wake-up. Knows no model, no text and no job.
+A `Worker` is one life of one child: `run` starts it and ends with it, and ends it when it is stuck.
+Submitting and aborting are synchronous; what a step made is told to the sequences' receivers in one wake-up.
+Knows no model, no text and no job.
 """
 
 import contextlib
@@ -14,18 +15,27 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Protocol
 
 import msgspec
 import trio
 
-from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, LoadFailed, NodeFailed
+from fairlead.errors import (
+    EngineFailed,
+    FairleadError,
+    InvalidRequest,
+    LoadFailed,
+    NodeFailed,
+    RequestTimeout,
+)
 from fairlead.job import Sampling
 from fairlead.worker import wire
+from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
+LAST_WORDS_S = 0.3
 # Telling a step to 500 sequences takes several milliseconds; as often as this, everybody else gets a turn.
 TURN_S = 0.0005
 READ_BYTES = 1 << 18
@@ -33,16 +43,27 @@ LOG_LINES = 50
 LOG_LINE_BYTES = 2000
 
 
-class _Open(NamedTuple):
-    receive: Callable[[wire.Output], None]
-    failed: Callable[[FairleadError], None]
+class Receiver(Protocol):
+    """Who is told what became of a sequence. Nothing is called after its end, and nothing here may raise."""
+
+    def receive_token(self, token_id: int) -> None:
+        """One more token, and nothing else."""
+
+    def receive(self, output: wire.Output) -> None:
+        """What a step made; the last one has a `finish_reason`."""
+
+    def failed(self, error: FairleadError) -> None:
+        """It ended otherwise: it failed (`EngineFailed`), took too long (`RequestTimeout`), or the child is
+        gone (`NodeFailed`).
+        """
 
 
 class Worker:
     """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
 
-    `on_progress` is told how far loading has come (0…1) and what is being done. `command` starts a child;
-    `--fd N` is added to it.
+    `on_progress` is told how far loading has come (0…1) and what is being done. `on_stuck` is told, before
+    any sequence is, that the child is given up although it has not ended; `stuck` says so from then on.
+    `command` starts a child; `--fd N` is added to it.
     """
 
     def __init__(
@@ -51,14 +72,18 @@ class Worker:
         *,
         command: Sequence[str] = COMMAND,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_stuck: Callable[[NodeFailed], None] = lambda _error: None,
     ) -> None:
         self.on_progress = on_progress
+        self.on_stuck = on_stuck
         self.pid: int | None = None
         self.statistics = wire.EngineStatistics()
+        self.stuck: str | None = None
         self._spec = spec
         self._command = command
         self._keys = itertools.count(1)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Receiver] = {}
+        self._watchdog = Watchdog(spec.watchdog_s)
         self._ready: wire.Ready | None = None
         self._load_error: str | None = None
         self._socket: socket.socket | None = None
@@ -72,15 +97,15 @@ class Worker:
         self,
         prompt: Sequence[int],
         sampling: Sampling,
-        receive: Callable[[wire.Output], None],
-        failed: Callable[[FairleadError], None],
+        receiver: Receiver,
+        *,
+        priority: int = 1,
+        timeout_s: float | None = None,
+        salt: bytes = b"",
     ) -> int:
-        """Start a sequence and return its key. `NodeFailed` when the child is not ready, or gone.
+        """Start a sequence and return its key; `priority`, `timeout_s` and `salt` as in `wire.Submit`.
 
-        `receive` is called with each output; the last one has a `finish_reason`. `failed` is called at most
-        once, instead of further outputs: `EngineFailed` when this sequence failed, `NodeFailed` when the
-        child went away. Neither is called after the end, and neither may raise. `InvalidRequest` when the
-        prompt could never be sent.
+        `NodeFailed` when the child is not ready, or gone; `InvalidRequest` when the prompt could never run.
         """
         if self._ready is None:
             raise NodeFailed("the model's process is not running")
@@ -94,23 +119,25 @@ class Worker:
         except struct.error:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
-        self._send(wire.Submit(key, packed, sampling))
-        self._open[key] = _Open(receive, failed)
+        self._send(wire.Submit(key, packed, sampling, priority, timeout_s, salt))
+        self._open[key] = receiver
+        self._watchdog.asked()
         return key
 
     def abort(self, key: int) -> None:
         """End a sequence; nothing is called for it from now on. Safe at any time, for any key."""
         if self._open.pop(key, None) is not None and self._ready is not None:
             self._send(wire.Abort(key))
+            self._watchdog.asked()
 
     # The child's life --------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[wire.Ready] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the child, `started()` when its model is loaded, and carry its messages until it ends.
 
-        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards: it never
-        returns. Cancelling ends the child: SIGTERM, after 5 s SIGKILL. However it ends, each open sequence
-        has failed then.
+        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, or is
+        stuck: it never returns. Cancelling ends the child, and so does being stuck: SIGTERM, after 5 s
+        SIGKILL. However it ends, each open sequence has failed then.
         """
         assert self._socket is None, "a worker has one life"
         self._socket, theirs = socket.socketpair()
@@ -120,9 +147,10 @@ class Worker:
                 process = await self._start(theirs)
             try:
                 was_ready = await self._live(process, task_status)
-                reason = f"the model's process {_ending(process)}"
+                reason = self.stuck or f"the model's process {_ending(process)}"
                 if was_ready:
-                    reason = "; ".join([reason, *self._log_end(1)])
+                    if self.stuck is None:
+                        reason = "; ".join([reason, *self._log_end(1)])
                     self._fail_open(reason)
                     raise NodeFailed(reason)
                 raise LoadFailed(
@@ -157,14 +185,18 @@ class Worker:
             nursery.start_soon(self._relay_log, process.stdout, log_read)
             nursery.start_soon(self._write)
             self._send(self._spec)
-            await self._read(task_status)
-            was_ready, self._ready = self._ready is not None, None
+            async with trio.open_nursery() as reading:
+                reading.start_soon(self._watch, process, reading.cancel_scope)
+                await self._read(task_status)
+                reading.cancel_scope.cancel()
+            was_ready, self._ready = self._ready is not None or self.stuck is not None, None
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-            with trio.move_on_after(END_WAIT_S):
-                await process.wait()
-            with trio.move_on_after(LOG_WAIT_S):
-                await log_read.wait()
+            if self.stuck is None:
+                with trio.move_on_after(END_WAIT_S):
+                    await process.wait()
+                with trio.move_on_after(LOG_WAIT_S):
+                    await log_read.wait()
             nursery.cancel_scope.cancel()
         return was_ready
 
@@ -192,14 +224,8 @@ class Worker:
 
     async def _take(self, message: wire.ToParent, task_status: trio.TaskStatus[wire.Ready]) -> None:
         match message:
-            case wire.Step(outputs, statistics):
-                self.statistics = statistics
-                turn_ends = perf_counter() + TURN_S
-                for output in outputs:
-                    self._deliver(output)
-                    if perf_counter() >= turn_ends:
-                        await trio.lowlevel.checkpoint()
-                        turn_ends = perf_counter() + TURN_S
+            case wire.Step():
+                await self._spread(message)
             case wire.Progress(fraction, stage):
                 self.on_progress(fraction, stage)
             case wire.LoadFailed(reason):
@@ -208,21 +234,52 @@ class Worker:
                 self._ready = message
                 task_status.started(message)
 
+    async def _spread(self, step: wire.Step) -> None:
+        """Tell every sequence what the step made for it, and let others have a turn now and then."""
+        self.statistics = step.statistics
+        turn_ends = perf_counter() + TURN_S
+        for key, token_id in step.plain():
+            receiver = self._open.get(key)
+            if receiver is not None:  # else it was aborted, and the child did not know yet
+                receiver.receive_token(token_id)
+            if perf_counter() >= turn_ends:
+                await trio.lowlevel.checkpoint()
+                turn_ends = perf_counter() + TURN_S
+        for output in step.outputs:
+            self._deliver(output)
+            if perf_counter() >= turn_ends:
+                await trio.lowlevel.checkpoint()
+                turn_ends = perf_counter() + TURN_S
+        self._watchdog.answered(more=bool(self._open))
+
     def _deliver(self, output: wire.Output) -> None:
-        sequence = self._open.get(output.key)
-        if sequence is None:
-            return  # aborted, and the child did not know yet
+        receiver = self._open.get(output.key)
+        if receiver is None:
+            return
         if output.error is not None or output.finish_reason is not None:
             del self._open[output.key]
-        if output.error is not None:
-            sequence.failed(EngineFailed(output.error))
+        if output.error is None:
+            receiver.receive(output)
+        elif output.code == "request_timeout":
+            receiver.failed(RequestTimeout(output.error))
         else:
-            sequence.receive(output)
+            receiver.failed(EngineFailed(output.error))
 
     def _fail_open(self, reason: str) -> None:
         """Fail what is open, first come first; each once, and none that another's callback aborts."""
         while self._open:
             self._open.pop(next(iter(self._open))).failed(NodeFailed(reason))
+
+    async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
+        """Give the child up when it is stuck: fail what is open at once, ask where it is, end the reading."""
+        silent_s = await self._watchdog.stuck()
+        self.stuck = f"the model's process made no progress for {silent_s:g} s"
+        self._ready = None
+        self.on_stuck(NodeFailed(self.stuck))
+        self._fail_open(self.stuck)
+        process.send_signal(signal.SIGUSR1)  # it prints its stack, unless it is stopped altogether
+        await trio.sleep(LAST_WORDS_S)
+        reading.cancel()
 
     # Writing -----------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """A model's child process: loads it, then steps its engine until the parent's end of the socket closes.
 
-One thread, no async: read what came, run one step, write one frame. Promises to end with its parent,
-however that ends, and to use no CPU while there is nothing to do. Torch comes in with the model, after
-the first frame is read.
+One thread, no async. Promises to end with its parent, however that ends, and to say where it is when it is
+sent SIGUSR1. The engine and torch come in with the model, after the first frame is read.
 """
 
 import argparse
@@ -16,20 +15,25 @@ import socket
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from fairlead.engine.engine import Engine
 from fairlead.engine.step import Runner
 from fairlead.errors import LoadFailed
 from fairlead.worker import wire
+
+if TYPE_CHECKING:
+    from fairlead.engine.engine import Engine
 
 READ_BYTES = 1 << 20
 LIFELINE = 0
 
 
 class Loaded(Protocol):
-    """A model that is ready to run, and the limits it was loaded with (see `Engine`)."""
+    """A model that is ready to run, and the limits it was loaded with (see `Engine`).
+
+    `windows` and `blocks_total` are by KV cache group.
+    """
 
     @property
     def runner(self) -> Runner: ...
@@ -42,9 +46,15 @@ class Loaded(Protocol):
     @property
     def max_model_len(self) -> int: ...
     @property
+    def max_input_tokens(self) -> int: ...
+    @property
+    def max_output_tokens(self) -> int: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
-    def blocks_total(self) -> int: ...
+    def windows(self) -> Sequence[int | None]: ...
+    @property
+    def blocks_total(self) -> Sequence[int]: ...
     @property
     def block_size(self) -> int: ...
     @property
@@ -57,6 +67,8 @@ class Loaded(Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def kv_cache_bytes(self) -> int: ...
+    @property
+    def kernel(self) -> str: ...
 
 
 Report = Callable[[float, str], None]
@@ -98,6 +110,7 @@ def main(load: Load | None = None) -> int:
     """Run a child on the socket that `--fd` names; return its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the whole group; the parent decides
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the parent's last question to a step that takes for ever
     parser = argparse.ArgumentParser(description="A model's process; fairlead starts it.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the parent")
     connection = socket.socket(fileno=parser.parse_args().fd)
@@ -110,8 +123,11 @@ def main(load: Load | None = None) -> int:
         connection.close()
 
 
-def serve(channel: Channel, load: Load) -> int:
-    """Load what the first message asks for and generate for the parent until it is gone."""
+def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does not return
+    """Load what the first message asks for and generate for the parent until it is gone (`ParentGone`).
+
+    Returns an exit status only when nothing could be loaded.
+    """
     messages: list[bytes] = []
     while not messages:
         messages = channel.read(block=True)
@@ -127,40 +143,36 @@ def serve(channel: Channel, load: Load) -> int:
         traceback.print_exception(error)
         channel.write(wire.LoadFailed(f"{type(error).__name__}: {error}"))
         return 1
-    engine = Engine(
+    from fairlead.worker.loop import Loop
+
+    loop = Loop(_engine(model, spec), model.runner, channel)
+    channel.write(_ready(model))
+    for message in messages:
+        loop.obey(message)
+    loop.run()  # until `ParentGone`
+
+
+def _engine(model: Loaded, spec: wire.WorkerSpec) -> "Engine":
+    from fairlead.engine.engine import Engine
+
+    return Engine(
         model.runner,
         slots=model.slots,
         max_batch=model.max_batch,
         max_batched_tokens=model.max_batched_tokens,
         max_model_len=model.max_model_len,
+        max_input_tokens=model.max_input_tokens,
+        max_output_tokens=model.max_output_tokens,
+        windows=model.windows,
         blocks_total=model.blocks_total,
         block_size=model.block_size,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        max_entries=spec.kv_cache_entries,
+        eviction_threshold=spec.eviction_threshold,
+        cleanup_interval_s=spec.cleanup_interval_s,
         draw_seed=_draw_seed,
-        report_failure=traceback.print_exception,
     )
-    channel.write(_ready(model))
-    while True:
-        if _obey(engine, messages) and not engine.idle:
-            channel.write(wire.Step([], engine.statistics()))  # what is free now is free before the next step
-        if messages or not engine.idle:
-            outputs = engine.step()
-            channel.write(wire.Step(outputs, engine.statistics()))
-        messages = channel.read(block=engine.idle)
-
-
-def _obey(engine: Engine, messages: list[bytes]) -> bool:
-    """Do what the messages say; return whether one of them was an abort."""
-    aborted = False
-    for message in messages:
-        match wire.to_child_decoder.decode(message):
-            case wire.Submit(key, prompt, sampling):
-                engine.submit(key, wire.unpack_tokens(prompt), sampling)
-            case wire.Abort(key):
-                engine.abort(key)
-                aborted = True
-    return aborted
 
 
 def _ready(model: Loaded) -> wire.Ready:
@@ -168,12 +180,13 @@ def _ready(model: Loaded) -> wire.Ready:
         slots=model.slots,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
-        blocks_total=model.blocks_total,
+        blocks_total=model.blocks_total[0],
         block_size=model.block_size,
         device=model.device,
         dtype=model.dtype,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=model.kv_cache_bytes,
+        kernel=model.kernel,
     )
 
 

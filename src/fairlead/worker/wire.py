@@ -6,6 +6,7 @@ socketpair is the child's only tie: its end, on either side, ends the child.
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -14,11 +15,16 @@ from fairlead.job import FinishReason, Sampling, TokenLogprob
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
+ErrorCode = Literal["engine_failed", "request_timeout"]
+
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is to load, and within which limits. Sent as the first frame; None: choose what fits.
 
-    `max_model_len` in tokens, `kv_cache_bytes` in bytes. `threads` are torch's intra-op threads.
+    `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
+    `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped, least recently used
+    first, down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the
+    parent's patience with a step. `threads` are torch's intra-op threads.
     """
 
     path: str
@@ -28,7 +34,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int | None = None
     max_batched_tokens: int | None = None
     max_model_len: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
     kv_cache_bytes: int | None = None
+    kv_cache_entries: int | None = None
+    eviction_threshold: float = 0.8
+    cleanup_interval_s: float = 1.0
+    watchdog_s: float = 30.0
     block_size: int = 16
     threads: int | None = None
 
@@ -37,11 +49,18 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new sequence. `key` is the parent's, never reused; `prompt` is little-endian int32."""
+    """A new sequence. `key` is the parent's, never reused; `prompt` is little-endian int32.
+
+    `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: what is left of its time, from
+    now. `salt`: whose cached prefixes it may use; sequences with different ones share none.
+    """
 
     key: int
     prompt: bytes
     sampling: Sampling
+    priority: int = 1
+    timeout_s: float | None = None
+    salt: bytes = b""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -61,7 +80,10 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have."""
+    """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have.
+
+    `kernel`: what computes its steps, in a word: "torch", or an instruction set as "amx".
+    """
 
     slots: int
     max_model_len: int
@@ -72,6 +94,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     dtype: str
     weight_bytes: int
     kv_cache_bytes: int
+    kernel: str = "torch"
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
@@ -83,7 +106,8 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
 class Output(msgspec.Struct, frozen=True, array_like=True):
     """What one step made for one sequence. `finish_reason` or `error` says that it was the last.
 
-    `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`.
+    `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
+    error's, as in spec 7; None: `engine_failed`.
     """
 
     key: int
@@ -92,10 +116,17 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    code: ErrorCode | None = None
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's own counts after a step. `pending` sequences wait for a slot or for blocks."""
+    """The engine's own counts after a step. `pending` sequences wait for a slot or for blocks.
+
+    Since the start: `steps`, which took `step_s` seconds and computed `step_tokens` tokens in all;
+    `prompt_tokens` and `generated_tokens`; `preemptions`; the prefix cache's `prefix_queries` and
+    `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` that finished sequences left for
+    others, and `cache_usage`, the part of the blocks that running sequences hold (0…1).
+    """
 
     running: int = 0
     pending: int = 0
@@ -105,13 +136,36 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    cache_usage: float = 0.0
+    step_s: float = 0.0
+    step_tokens: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """One engine step: one frame for all sequences together. Aborts alone also make one, without outputs."""
+    """One engine step: one frame for all sequences together. Whatever was asked for is answered by one too.
 
+    A sequence that got one more token and nothing else is named in `keys` (little-endian int64), its token in
+    `tokens` (int32) at the same place; everything else is in `outputs`. No sequence is in both.
+    """
+
+    keys: bytes
+    tokens: bytes
     outputs: list[Output]
     statistics: EngineStatistics
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % 8 or len(self.keys) != 2 * len(self.tokens):
+            raise ValueError(f"{len(self.keys)} bytes of keys and {len(self.tokens)} of tokens do not match")
+
+    def plain(self) -> Iterator[tuple[int, int]]:
+        """Return the pairs of key and token id."""
+        count = len(self.tokens) // 4
+        keys = struct.unpack(f"<{count}q", self.keys)
+        return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
 
 
 ToChild = Submit | Abort
@@ -133,11 +187,6 @@ def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Return token ids as `Submit.prompt`; `struct.error` when one is no 32-bit integer."""
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
-
-
-def unpack_tokens(prompt: bytes) -> list[int]:
-    """Return the token ids of `Submit.prompt`."""
-    return list(struct.unpack(f"<{len(prompt) // 4}i", prompt))
 
 
 class FrameSplitter:

@@ -1,0 +1,274 @@
+"""What does the engine's scheduling cost a step, on the host, beside the model?
+
+    python bench/engine_scheduler.py [--rounds 5] [--steps 300] [--vllm DIR] [--json FILE]
+
+8, 64, 256 and 1024 sequences run. In each step every one of them gets a token; of so many as the churn says,
+1 or 10 %, it is the last, and as many new ones have been submitted. Counted is `plan` + `commit`: what to
+run and the step's inputs, blocks, the ends, prefix index, and the outputs as they go on the wire; in a column
+of its own, `submit`. Prompts are short (64 tokens) and all different, so that a step is not drowned in
+prefill. "waiting": one more sequence, of a lower class, is in line all the time, and the forecast of memory
+refuses it anew whenever somebody has left.
+
+`--vllm` names an environment in which vllm is installed (DIR/bin/python runs there): its own `Scheduler`,
+`schedule` + `update_from_output`, under the same load in the same run.
+
+Time is this thread's own. Rounds take turns; what counts is the median of the rounds.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fairlead.engine.admission import FILL, Counts, PastLengths
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Picks
+from fairlead.job import Sampling
+
+RUNNING = (8, 64, 256, 1024)
+PROMPT_TOKENS = 64
+BLOCK_SIZE = 16
+VOCABULARY = 32_000
+LONGEST = 4096
+WARM_UP = 40
+
+
+class Load(NamedTuple):
+    """`lifetime`: steps from a sequence's first token to its last; None: none ends."""
+
+    name: str
+    lifetime: int | None
+    waiting: bool = False
+
+
+LOADS = (
+    Load("decode only", None),
+    Load("1 % churn", 100),
+    Load("10 % churn", 10),
+    Load("decode only, waiting", None, waiting=True),
+    Load("1 % churn, waiting", 100, waiting=True),
+)
+
+
+class NoRunner:
+    """There is no device: tokens come out of thin air."""
+
+    overlaps = False
+    arenas = 2
+
+
+class Pessimist(PastLengths):
+    """Looks at the past as the engine does, and then fears the worst."""
+
+    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:
+        super().remaining(keys, outputs, limits)
+        return limits
+
+
+class Requests:
+    """An endless supply, the same for everyone who asks with the same seed."""
+
+    def __init__(self, load: Load, running: int, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._load = load
+        self._first = running
+        self._number = count()
+
+    def next(self) -> tuple[int, list[int], int]:
+        """Return a key, a prompt and its `max_tokens`. The first ones end one after the other."""
+        key = next(self._number)
+        prompt = self._chance.choices(range(5, VOCABULARY), k=PROMPT_TOKENS)
+        lifetime = self._load.lifetime
+        if lifetime is None:
+            return key, prompt, LONGEST - PROMPT_TOKENS
+        return key, prompt, 1 + key % lifetime if key < self._first else lifetime
+
+
+class Desk:
+    """fairlead's engine under one load; counts nanoseconds."""
+
+    def __init__(self, load: Load, running: int, seed: int) -> None:
+        # With one that waits: all of those that run fit at their longest, and not one more does.
+        share = FILL if load.waiting else 0.5
+        longest = LONGEST if load.lifetime is None else PROMPT_TOKENS + load.lifetime
+        blocks = int(running * longest / share) // BLOCK_SIZE + 1
+        self.engine = Engine(
+            NoRunner(),  # type: ignore[arg-type]  # nothing is launched
+            slots=running + (8 if load.waiting else 0),
+            max_batch=running + 8,
+            max_batched_tokens=max(2048, running * (1 + PROMPT_TOKENS // 4)),
+            max_model_len=LONGEST,
+            blocks_total=blocks,
+            block_size=BLOCK_SIZE,
+            vocab_size=VOCABULARY,
+            eos_token_ids=(2,),
+            draw_seed=lambda: 1,
+            hash_key=bytes(16),
+            predictor=Pessimist() if load.waiting else None,
+        )
+        self.requests = Requests(load, running, seed)
+        self.tokens = np.full(2 * running + 16, 7, np.int32)
+        self.plan_ns = self.commit_ns = self.submit_ns = 0
+        self.waiting = load.waiting
+        self.running = running
+        self.steps = self.ended = self.row_steps = 0
+
+    def submit(self, number: int) -> None:
+        for _ in range(number):
+            key, prompt, max_tokens = self.requests.next()
+            buffer = np.array(prompt, np.int32).tobytes()
+            began = time.thread_time_ns()
+            self.engine.submit(key, buffer, Sampling(max_tokens=max_tokens, ignore_eos=True))
+            self.submit_ns += time.thread_time_ns() - began
+
+    def step(self, now_s: float) -> int:
+        """One step; how many sequences ended in it."""
+        began = time.thread_time_ns()
+        step = self.engine.plan(now_s)
+        planned = time.thread_time_ns()
+        assert step is not None
+        picks = Picks(self.tokens[: step.samples].data)
+        launched = time.thread_time_ns()
+        outcome = self.engine.commit(step, picks)
+        done = time.thread_time_ns()
+        self.plan_ns += planned - began
+        self.commit_ns += done - launched
+        self.steps += 1
+        self.row_steps += step.rows
+        return len(outcome.outputs)
+
+    def run(self, steps: int) -> None:
+        self.submit(self.running)
+        now = count()
+        for _ in range(WARM_UP):
+            self.submit(self.step(next(now) * 0.02))
+        if self.waiting:
+            self.want_the_impossible()
+        self.plan_ns = self.commit_ns = self.submit_ns = self.steps = self.row_steps = 0
+        for _ in range(steps):
+            ended = self.step(next(now) * 0.02)
+            self.ended += ended
+            self.submit(ended)
+
+    def want_the_impossible(self) -> None:
+        """Put one in line that has to wait for as long as the others run."""
+        key, _, _ = self.requests.next()
+        tokens = min(LONGEST - 8, self.engine.statistics().blocks_total * BLOCK_SIZE // 2)
+        self.engine.submit(key, bytes(4 * tokens), Sampling(max_tokens=8, ignore_eos=True), priority=2)
+
+
+def measure(load: Load, running: int, steps: int, seed: int) -> dict[str, float]:
+    """Microseconds a step, by sequence that ran in it, and for each that was submitted."""
+    desk = Desk(load, running, seed)
+    gc.collect()
+    gc.disable()
+    desk.run(steps)
+    gc.enable()
+    return figures(desk.plan_ns, desk.commit_ns, desk.submit_ns, desk.steps, desk.row_steps, desk.ended)
+
+
+def figures(
+    plan_ns: int, commit_ns: int, submit_ns: int, steps: int, row_steps: int, submitted: int
+) -> dict[str, float]:
+    return {
+        "plan_us": plan_ns / 1000 / steps,
+        "commit_us": commit_ns / 1000 / steps,
+        "us_a_running_sequence": (plan_ns + commit_ns) / 1000 / row_steps,
+        "submit_us": submit_ns / 1000 / max(1, submitted),
+    }
+
+
+def measure_vllm(environment: Path, steps: int, seed: int) -> list[dict[str, Any]]:
+    """The same of vLLM's scheduler, in a process of its own environment, without the parent's paths."""
+    script = Path(__file__).with_name("vllm_scheduler.py")
+    loads = [load._asdict() for load in LOADS if not load.waiting]
+    work = {"loads": loads, "running": RUNNING, "prompt_tokens": PROMPT_TOKENS, "longest": LONGEST}
+    asked = json.dumps(work | {"block_size": BLOCK_SIZE, "steps": steps, "warm_up": WARM_UP, "seed": seed})
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [environment / "bin" / "python", "-P", script],
+        check=False,
+        input=asked,
+        text=True,
+        env=variables,
+        capture_output=True,
+    )
+    if done.returncode:
+        sys.exit(f"vllm's scheduler could not be measured:\n{done.stderr[-2000:]}")
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+# The report ----------------------------------------------------------------------------------------
+
+Rows = dict[tuple[str, str, int], list[dict[str, float]]]
+
+
+def measure_all(rounds: int, steps: int, vllm: Path | None) -> Rows:
+    rows: Rows = {}
+    for round_number in range(rounds):
+        for load in LOADS:
+            for running in RUNNING:
+                measured = measure(load, running, steps, seed=round_number)
+                rows.setdefault(("fairlead", load.name, running), []).append(measured)
+        if vllm is not None:
+            for result in measure_vllm(vllm, steps, seed=round_number):
+                place = ("vllm", result.pop("load"), result.pop("running"))
+                rows.setdefault(place, []).append(result)
+    return rows
+
+
+def report(rows: Rows, rounds: int, steps: int) -> dict[str, Any]:
+    results = []
+    for (peer, load, running), measured in rows.items():
+        medians = {what: statistics.median(one[what] for one in measured) for what in measured[0]}
+        rounded = {what: round(value, 3) for what, value in medians.items()}
+        worst = max(one["us_a_running_sequence"] for one in measured)
+        results.append(
+            {"peer": peer, "load": load, "running": running, **rounded, "worst_round_us": round(worst, 3)}
+        )
+    return {
+        "benchmark": "engine_scheduler",
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "python": platform.python_version(),
+        "rounds": rounds,
+        "steps": steps,
+        "results": results,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{'':10}{'':24}{'running':>8}{'plan':>9}{'commit':>9}{'a sequence':>12}{'submit':>9}  µs")
+    for row in result["results"]:
+        print(
+            f"{row['peer']:10}{row['load']:24}{row['running']:8}{row['plan_us']:9.1f}{row['commit_us']:9.1f}"
+            f"{row['us_a_running_sequence']:12.2f}{row['submit_us']:9.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--vllm", type=Path, help="an environment with vllm in it")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    result = report(measure_all(options.rounds, options.steps, options.vllm), options.rounds, options.steps)
+    show(result)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""How fast does a model run on this CPU, and how near is that to what the machine can do?
+
+    OMP_WAIT_POLICY=PASSIVE python bench/model.py [--models smollm2-135m qwen2.5-0.5b] [--dtype bfloat16]
+        [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--json bench/results/model.json]
+
+The shapes of real models with random weights, saved as a checkpoint and loaded as a server would: by the
+compiled step and, beside it, by torch. Decode: tokens/s by batch and context, the median of the rounds'
+medians. Prefill: tokens/s of one prompt. Ways take turns, so that a noisy neighbour is everybody's.
+
+The roofline is measured between the rounds: bytes read of memory larger than a core's caches, and operations
+of torch's square matrix product; what counts is the median. A decode step must read the weights once and
+every sequence's keys and values; a prefill must do its multiplications. `of_roofline` is that time over the
+measured one. Torch's product is no limit: the kernel's own are faster.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from fairlead._cext.cpustep import read_rate
+from fairlead.engine.cache import KVCache
+from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
+from fairlead.engine.forward import Forward, TorchForward
+from fairlead.engine.inputs import Inputs
+from fairlead.models.config import Config
+from fairlead.models.registry import Architecture, built_in
+from fairlead.models.shape import ModelShape
+from fairlead.models.weights import Weights
+
+COMMON = {
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        **COMMON,
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 30,
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "rope_theta": 100000.0,
+    },
+    "qwen2.5-0.5b": {
+        **COMMON,
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": 24,
+        "hidden_size": 896,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151936,
+        "rope_theta": 1000000.0,
+    },
+}
+BATCHES = (1, 8, 32)
+CONTEXTS = (160, 1024)
+PROMPTS = (128, 512)
+STEPS = 12
+MAX_TOKENS = 512
+
+
+class Roofline(NamedTuple):
+    """What the machine can do, measured."""
+
+    read_bytes_per_s: float
+    operations_per_s: float
+
+
+class Machine:
+    """What its speed is taken of: memory far beyond the caches, and a square matrix product."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._left, self._right = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
+
+    def measure(self) -> Roofline:
+        """The best of a few tries: about 0.2 s."""
+        products = []
+        for _ in range(3):
+            start = time.perf_counter()
+            self._left @ self._right
+            products.append(2 * 2048**3 / (time.perf_counter() - start))
+        return Roofline(read_rate(1 << 29, torch.get_num_threads()), max(products))
+
+
+def save_random(config: dict[str, Any], directory: Path, dtype: torch.dtype) -> None:
+    """A checkpoint with this `config.json`. Its numbers repeat, which costs no kernel less."""
+    (directory / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    noise = (torch.randn(1 << 20, generator=generator) * 0.03).to(dtype)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return noise.repeat(-(-rows * columns // len(noise)))[: rows * columns].view(rows, columns).clone()
+
+    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden)}
+    tensors["model.norm.weight"] = torch.ones(hidden, dtype=dtype)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for name, rows in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = matrix(rows, hidden)
+            if config["architectures"] == ["Qwen2ForCausalLM"] and name != "o":
+                tensors[f"{prefix}.self_attn.{name}_proj.bias"] = torch.zeros(rows, dtype=dtype)
+        for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            tensors[f"{prefix}.mlp.{name}_proj.weight"] = matrix(rows, columns)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = torch.ones(hidden, dtype=dtype)
+    save_file(tensors, directory / "model.safetensors")
+
+
+class Way:
+    """A forward under test, with room for `sequences` × `length` tokens in scattered blocks."""
+
+    def __init__(self, name: str, forward: Forward, sequences: int, length: int) -> None:
+        self.name = name
+        self.forward = forward
+        columns = -(-length // BLOCK_SIZE)
+        blocks = np.random.default_rng(0).permutation(sequences * columns)
+        self.table = blocks.astype(np.int32).reshape(sequences, columns)
+
+    def step(self, sequences: int, start: int, count: int, *, sample: bool) -> float:
+        """`count` tokens of each of the sequences from position `start` on: seconds."""
+        positions = np.tile(np.arange(start, start + count, dtype=np.int32), sequences)
+        rows = np.repeat(np.arange(sequences), count)
+        places = self.table[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        inputs = Inputs(
+            token_ids=torch.full((len(rows),), 5, dtype=torch.int32),
+            positions=torch.from_numpy(positions),
+            slot_mapping=(torch.from_numpy(places.astype(np.int32)),),
+            query_starts=np.arange(0, len(rows) + 1, count, dtype=np.int32),
+            sequence_lengths=np.full(sequences, start + count, dtype=np.int32),
+            slots=np.arange(sequences, dtype=np.int32),
+            sample_rows=np.arange(sequences if sample else 0, dtype=np.int32),
+            tables=(self.table,),
+            decodes=sequences if count == 1 else 0,
+        )
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            self.forward(inputs)
+        return time.perf_counter() - begun
+
+    def fill(self, sequences: int, length: int) -> None:
+        chunk = max(1, MAX_TOKENS // sequences)
+        for start in range(0, length, chunk):
+            self.step(sequences, start, min(chunk, length - start), sample=False)
+
+    def decode(self, sequences: int, context: int) -> float:
+        """The median of some steps at about `context` tokens: seconds."""
+        return statistics.median(
+            self.step(sequences, context + number, 1, sample=True) for number in range(STEPS)
+        )
+
+
+def read_shape(directory: Path) -> tuple[type[Architecture], ModelShape]:
+    found = built_in(Config.read(directory / "config.json"))
+    assert found is not None
+    return found
+
+
+def load_ways(
+    kind: type[Architecture], shape: ModelShape, directory: Path, options: argparse.Namespace
+) -> list[Way]:
+    dtype, device = getattr(torch, options.dtype), torch.device("cpu")
+    sequences, length = max(BATCHES), max(CONTEXTS) + STEPS
+    blocks = sequences * -(-length // BLOCK_SIZE)
+    with Weights(directory, dtype=dtype, device=device) as weights:
+        step = CpuStep.load(
+            kind,
+            shape,
+            weights,
+            threads=options.threads,
+            max_batched_tokens=MAX_TOKENS,
+            variant=options.variant,
+        )
+    step.allocate_cache([blocks])
+    ways = [Way(f"kernel, {step.model.variant}", step, sequences, length)]
+    if options.torch:
+        with Weights(directory, dtype=dtype, device=device) as weights:
+            model = kind(shape, weights)
+        cache = KVCache(shape, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
+        ways.append(Way("torch", TorchForward(model, cache), sequences, length))
+    return ways
+
+
+def numbers(shape: ModelShape) -> tuple[int, int]:
+    """(numbers in the layers' matrices, in the head)."""
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    layer = shape.hidden_size * (qkv + shape.heads * shape.head_dim + 3 * shape.intermediate_size)
+    return shape.layers * layer, shape.vocab_size * shape.hidden_size
+
+
+def least_s(
+    shape: ModelShape, roofline: Roofline, itemsize: int, rows: int, length: int, samples: int
+) -> float:
+    """The least time for `rows` tokens in all of sequences of `length`, one of `samples` each."""
+    layers, head = numbers(shape)
+    cached = samples * length * shape.kv_elements_per_token[0]
+    pairs = samples * (length if rows == samples else length * length / 2)
+    operations = (
+        2 * (layers * rows + head * samples) + 4 * pairs * shape.heads * shape.head_dim * shape.layers
+    )
+    read = (layers + head + cached) * itemsize
+    return max(read / roofline.read_bytes_per_s, operations / roofline.operations_per_s)
+
+
+def measure(name: str, options: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]:
+    results = []
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        save_random(MODELS[name], directory, getattr(torch, options.dtype))
+        kind, shape = read_shape(directory)
+        ways = load_ways(kind, shape, directory, options)
+        itemsize = getattr(torch, options.dtype).itemsize
+
+        def record(
+            what: dict[str, Any], run: Callable[[Way], float], rows: int, length: int, samples: int
+        ) -> None:
+            taken: dict[str, list[float]] = {way.name: [] for way in ways}
+            rooflines = []
+            for _ in range(options.rounds):
+                rooflines.append(machine.measure())
+                for way in ways:
+                    taken[way.name].append(run(way))
+            roofline = Roofline(*map(statistics.median, zip(*rooflines, strict=True)))
+            least = least_s(shape, roofline, itemsize, rows, length, samples)
+            for way_name, seconds in taken.items():
+                median = statistics.median(seconds)
+                result = {
+                    "model": name,
+                    "way": way_name,
+                    **what,
+                    "tokens_per_s": round(rows / median, 1),
+                    "best_tokens_per_s": round(rows / min(seconds), 1),
+                    "of_roofline": round(least / median, 3),
+                    "read_gb_per_s": round(roofline.read_bytes_per_s / 1e9, 1),
+                    "multiply_tflop_per_s": round(roofline.operations_per_s / 1e12, 2),
+                }
+                results.append(result)
+                print(*(f"{key} {value}" for key, value in result.items()), sep="  ", flush=True)
+
+        for context in CONTEXTS:
+            for batch in BATCHES:
+                for way in ways:
+                    way.fill(batch, context)
+                record(
+                    {"decode": batch, "context": context},
+                    partial(Way.decode, sequences=batch, context=context),
+                    batch,
+                    context,
+                    batch,
+                )
+        for prompt in PROMPTS:
+            record(
+                {"prefill": prompt},
+                partial(Way.step, sequences=1, start=0, count=prompt, sample=True),
+                prompt,
+                prompt,
+                1,
+            )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variant")
+    parser.add_argument("--no-torch", dest="torch", action="store_false")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    machine = Machine(getattr(torch, options.dtype))
+    results = [result for name in options.models for result in measure(name, options, machine)]
+    if options.json:
+        told = {
+            "machine": platform.processor() or platform.machine(),
+            "load_at_the_end": os.getloadavg(),
+            "threads": options.threads,
+            "dtype": options.dtype,
+            "results": results,
+        }
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

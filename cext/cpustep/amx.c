@@ -1,0 +1,25 @@
+/* AMX: bfloat16 products and attention of many rows in tiles of 16 × 32. What is done by the row, and attention of
+ * few rows, is as with vdpbf16ps alone. */
+#include "cpustep.h"
+#include "targets.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+BEGIN_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16,avx2,fma,bmi,bmi2")
+#define VW 16
+#define DOT_BF16 1
+#include "vector.h"
+#define BF16 1
+#include "kernels.h"
+#include "amx_product.h"
+#include "amx_attention.h"
+
+static void release_tiles(void) { _tile_release(); }
+
+const Kernels amx_bf16 = {
+    .name = "amx", .dtype = BFLOAT16, .tiles = 1, .multiply = multiply_tiles, .embed = NAME(embed),
+    .normalize = NAME(normalize), .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads),
+    .attend = NAME(attend), .attend_tiled = attend_tiles, .merge = NAME(merge), .leave = release_tiles,
+};
+END_TARGET
+#endif

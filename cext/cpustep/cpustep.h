@@ -1,0 +1,214 @@
+/* The whole step of a dense decoder on a CPU: what its parts say to one another.
+ *
+ * Owns the packed weights, the pages of the KV cache and the buffers between layers. Knows no Python, no
+ * sequence and no sampler. Everything here trusts its arguments: `check.c` is what looks at a step first.
+ *
+ * Names: T tokens of a step, all sequences flattened; B sequences (rows of the step); S rows that sample;
+ * H query heads, K KV heads, G = H / K, D channels a head. A size with a p behind it is padded to a multiple
+ * of 32, with zeros.
+ *
+ * Weights, as panels of 32 outputs, so that a thread reads one as a single stream:
+ *   bfloat16 [N/32][Kp/32][2][16][16][2]   two tiles (of outputs 0…15 and 16…31); a tile has 16 pairs of inputs,
+ *                                          for each its 16 outputs, for each the pair: AMX's right operand, and
+ *                                          a line of it is what vdpbf16ps takes
+ *   float32  [N/32][Kp][32]
+ * Gate and up are one matrix whose panels have 16 outputs of gate and the same 16 of up.
+ *
+ * Activations that a matrix is applied to:
+ *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer than
+ *                                          16 rows in all, a tile has only those
+ *   float32  [M][Kp]
+ *
+ * KV pages, one of K and one of V for each block of 16 tokens and KV head, side by side:
+ *   bfloat16 K [Dp/2][16 tokens][2]  V [8][Dp][2] (two tokens of a channel side by side)
+ *   float32  K [Dp][16 tokens]       V [16 tokens][Dp]
+ */
+#ifndef FAIRLEAD_CPUSTEP_H
+#define FAIRLEAD_CPUSTEP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+enum {
+    BLOCK = 16,          /* tokens a page */
+    PANEL = 32,          /* outputs a panel of a matrix; what sizes are padded to */
+    TILE = 512,          /* numbers in a tile of bfloat16 */
+    CHUNK = 256,         /* keys between two roundings of the softmax's running state, from multiples of it on */
+    ROWS_AT_ONCE = 32,   /* rows of queries an attention task has at most */
+    HEAD_AT_MOST = 256,
+    GROUPS_AT_MOST = 8,
+    ROPES_AT_MOST = 8,
+    THREADS_AT_MOST = 256
+};
+
+enum { FLOAT32 = 0, BFLOAT16 = 1 };
+
+static inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
+
+typedef struct {
+    int dtype;
+    int vocabulary, hidden, inner, layers, heads, kv_heads, head_dim;
+    int tied;                     /* the head's matrix is the embedding's */
+    int qkv_bias, output_bias, mlp_bias;
+    int query_key_norm;           /* an RMSNorm over the channels of each query and key head */
+    int post_norms;               /* what attention and MLP say is normalised before it is added */
+    int gelu;                     /* the gate is GELU (tanh form), not SiLU */
+    float epsilon;
+    float embedding_scale, attention_scale;
+    float attention_cap, logit_cap;   /* cap · tanh(x / cap); 0: none */
+    int groups, ropes;
+    int windows[GROUPS_AT_MOST];      /* tokens a layer of this cache group looks back, its own included; 0: all */
+    int rotated[ROPES_AT_MOST];       /* channels that turn, an even number */
+    float rope_scale[ROPES_AT_MOST];
+    int threads, tokens_at_most;
+} Shape;
+
+enum { /* vectors of a layer */
+    ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM,
+    QKV_BIAS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS
+};
+enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
+
+typedef struct {
+    void *matrices[MATRICES];
+    float *vectors[VECTORS];      /* NULL: this model has none */
+    char *pages;                  /* [block][kv head][K, V] */
+    int group, rope;
+} Layer;
+
+/* What one call of a kernel multiplies: rows × weightᵀ, and what becomes of the result. */
+enum { STORE, ADD, GATE, LOGITS };
+typedef struct {
+    const void *input;            /* activations, `rows` × `depth` */
+    const void *weight;
+    const float *bias;            /* in the order of the panels' outputs, or NULL */
+    int rows, depth, panels;
+    int kind;
+    float *output;                /* STORE, ADD, LOGITS: rows of `stride` floats */
+    long stride;
+    int columns;                  /* LOGITS: outputs that exist */
+    float cap;                    /* LOGITS */
+    void *gated;                  /* GATE: activations, `rows` × `gated_depth` */
+    int gated_depth, gelu;
+} Product;
+
+/* Some rows of queries of one sequence. A row is a token and a head of the KV head's group: token · G + head. */
+typedef struct {
+    int first, count;             /* rows of the query buffer */
+    int base, start;              /* the row of the sequence's first token in this step, and its position */
+    int output;                   /* the row of the attention's result for the token of `first` */
+    int chunk_first, chunk_last;  /* chunks of keys to see, the last one not included */
+    int partial;                  /* where the parts go that are still to be merged; −1: nothing to merge */
+    int tiled;                    /* worth AMX tiles of queries */
+    const int32_t *table;         /* the sequence's blocks */
+} Task;
+
+typedef struct {
+    Task *tasks, *last_tasks;     /* of all layers but the last; of the last, where only samples matter */
+    Task *merges, *last_merges;   /* chunk_first … chunk_last: those whose parts lie from `partial` on */
+    int task_count, last_task_count, merge_count, last_merge_count;
+} Plan;
+
+struct Kernels;
+
+typedef struct {
+    Shape shape;
+    const struct Kernels *kernels;
+    Layer *layers;
+    void *embedding, *head;
+    float *final_norm;
+    float *frequencies[ROPES_AT_MOST];  /* radians a position by pair of channels */
+    int blocks[GROUPS_AT_MOST];
+    size_t element;               /* bytes of a number of weights, activations and pages */
+    size_t page_bytes;            /* of K, and again of V, for a block and a KV head */
+    char *weights_memory, *cache_memory, *work_memory;
+    size_t weights_bytes, cache_bytes, work_bytes;
+
+    /* Between the layers. Rows of float32 unless they are activations. */
+    float *stream;                /* [T][Cp] the residual stream */
+    float *sampled;               /* [T][Cp] of it, those rows that sample */
+    float *branch;                /* [T][Cp] what attention or MLP said, where that is normalised first */
+    float *qkv;                   /* [T][(H + 2K)·D padded] */
+    float *angles[ROPES_AT_MOST]; /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
+    void *normal, *found, *gated; /* activations: normalised stream, attention's result, gated inner */
+    void *queries;                /* [K][T·G][Dp] */
+    int *clear_from;              /* [groups][T]: zero the block of this token from here on; 16: nothing */
+    char *scratch;                /* by thread */
+    float *partials;              /* [partial][K][rows][2 + Dp], grows */
+    size_t partials_room;
+    Plan plans[GROUPS_AT_MOST];
+    Task *tasks_memory;
+    size_t tasks_room;
+} Model;
+
+/* One step's arguments, in the words of the engine's Step. */
+typedef struct {
+    int tokens, rows, samples;
+    const int32_t *input_ids, *positions;                  /* [T] */
+    const int32_t *slot_mapping[GROUPS_AT_MOST];           /* [T] block · 16 + offset */
+    const int32_t *query_starts;                           /* [B + 1] */
+    const int32_t *sequence_lengths, *slots;               /* [B] */
+    const int32_t *sample_rows;                            /* [S] ascending */
+    const int32_t *tables[GROUPS_AT_MOST];                 /* [table_rows][table_width] */
+    int table_rows[GROUPS_AT_MOST], table_width[GROUPS_AT_MOST];
+    float *logits;                                         /* [S][logits_stride] */
+    long logits_stride;
+} Step;
+
+enum { SCRATCH_BYTES = 512 * 1024 };
+
+/* One instruction set's way with one dtype. `scratch` is the calling thread's own, SCRATCH_BYTES of it. */
+typedef struct Kernels {
+    const char *name;
+    int dtype;
+    int tiles;                    /* `attend_tiled` is there, and wants tasks of many rows */
+    void (*multiply)(const Product *, int first_panel, int last_panel, char *scratch);
+    void (*embed)(const Model *, int token_id, float *row);
+    void (*normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
+                      int index);
+    void (*add_normalized)(float *row, const float *branch, const float *weight, float epsilon, int size);
+    void (*split_heads)(const Model *, const Layer *, const Step *, int token);
+    void (*attend)(const Model *, const Layer *, const Step *, const Task *, int kv_head, int rows, char *scratch);
+    void (*attend_tiled)(const Model *, const Layer *, const Step *, const Task *, int kv_head, int rows,
+                         char *scratch);
+    void (*merge)(const Model *, const Task *, int kv_head, int rows, char *scratch);
+    void (*leave)(void);          /* before a thread goes back to others' code */
+} Kernels;
+
+/* kernels.c: which of them this processor can run. NULL when the name is unknown or the processor lacks it. */
+const Kernels *find_kernels(int dtype, const char *name);
+const Kernels *list_kernels(int dtype, int index);
+
+/* memory.c */
+void *map_memory(size_t bytes, int hugepages);
+void unmap_memory(void *memory, size_t bytes);
+
+/* model.c: all return 0, or −1 when memory cannot be had. */
+int lay_out_weights(Model *);
+int lay_out_work(Model *);
+int lay_out_cache(Model *, const int *blocks);
+void free_model(Model *);
+size_t matrix_bytes(const Model *, int outputs, int inputs);
+
+/* pack.c: rows `first_row` … of a matrix [outputs, inputs] to their places. `first_row` counts the rows of the
+ * fused matrix; of gate (half 0) and up (half 1) those of each. The return value is −1, or the index of a number
+ * in `source` that is infinite or none. */
+enum { PLAIN = -1, GATE_HALF = 0, UP_HALF = 1 };
+int64_t pack_matrix(const Model *, void *matrix, const void *source, int rows, int inputs, int first_row, int half);
+int64_t pack_vector(float *vector, const float *source, int size, int first, int half);
+
+/* check.c: what is wrong with a step, as text in `reason`, or 0. */
+int check_step(const Model *, const Step *, char *reason, size_t room);
+
+/* plan.c: cuts a checked step into tasks. −1: out of memory. */
+int plan_step(Model *, const Step *);
+
+/* probe.c */
+double read_rate(size_t bytes, int threads, int tries);
+
+/* step.c: runs a step that was checked and planned. */
+void run_step(Model *, const Step *);
+
+#endif

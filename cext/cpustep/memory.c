@@ -1,0 +1,36 @@
+/* Large memory: zero, and asked for only when it is touched. */
+#define _GNU_SOURCE
+#include "cpustep.h"
+
+#include <sys/mman.h>
+
+enum { HUGE_PAGE = 2 << 20 };
+
+static size_t mapped_bytes(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
+
+/* Begins on a huge page's boundary, so that there can be huge pages from its first byte on. */
+void *map_memory(size_t bytes, int hugepages)
+{
+    size_t wanted = mapped_bytes(bytes);
+    if (bytes == 0 || wanted < bytes || wanted + HUGE_PAGE < wanted) return NULL;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#ifdef MAP_NORESERVE
+    flags |= MAP_NORESERVE;
+#endif
+    char *memory = mmap(NULL, wanted + HUGE_PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    size_t before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    if (before) munmap(memory, before);
+    if (HUGE_PAGE - before) munmap(memory + before + wanted, HUGE_PAGE - before);
+#ifdef MADV_HUGEPAGE
+    if (hugepages) madvise(memory + before, wanted, MADV_HUGEPAGE);
+#else
+    (void)hugepages;
+#endif
+    return memory + before;
+}
+
+void unmap_memory(void *memory, size_t bytes)
+{
+    if (memory) munmap(memory, mapped_bytes(bytes));
+}

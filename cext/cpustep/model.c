@@ -1,0 +1,131 @@
+/* Where everything of a model lies: its packed weights, its pages, the buffers between its layers. */
+#include "cpustep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Counts bytes at first, and then, with memory, hands them out. */
+typedef struct {
+    char *memory;
+    size_t used;
+} Arena;
+
+static void *take(Arena *arena, size_t bytes)
+{
+    void *place = arena->memory ? arena->memory + arena->used : NULL;
+    arena->used += aligned(bytes);
+    return place;
+}
+
+size_t matrix_bytes(const Model *model, int outputs, int inputs)
+{
+    return (size_t)padded(outputs) * padded(inputs) * model->element;
+}
+
+static void place_weights(Model *model, Arena *arena)
+{
+    const Shape *s = &model->shape;
+    int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, found = s->heads * s->head_dim;
+    int gate_up = 2 * padded(s->inner); /* so that the product writes the padding of its result, too */
+    model->head = take(arena, matrix_bytes(model, s->vocabulary, s->hidden));
+    model->embedding = s->tied ? model->head : take(arena, matrix_bytes(model, s->vocabulary, s->hidden));
+    model->final_norm = take(arena, (size_t)padded(s->hidden) * sizeof(float));
+    for (int l = 0; l < s->layers; l++) {
+        Layer *layer = &model->layers[l];
+        layer->matrices[QKV] = take(arena, matrix_bytes(model, qkv, s->hidden));
+        layer->matrices[OUTPUT] = take(arena, matrix_bytes(model, s->hidden, found));
+        layer->matrices[GATE_UP] = take(arena, matrix_bytes(model, gate_up, s->hidden));
+        layer->matrices[DOWN] = take(arena, matrix_bytes(model, s->hidden, s->inner));
+        int sizes[VECTORS] = {
+            [ATTENTION_NORM] = s->hidden,
+            [MLP_NORM] = s->hidden,
+            [QUERY_NORM] = s->query_key_norm ? s->head_dim : 0,
+            [KEY_NORM] = s->query_key_norm ? s->head_dim : 0,
+            [POST_ATTENTION_NORM] = s->post_norms ? s->hidden : 0,
+            [POST_MLP_NORM] = s->post_norms ? s->hidden : 0,
+            [QKV_BIAS] = s->qkv_bias ? qkv : 0,
+            [OUTPUT_BIAS] = s->output_bias ? s->hidden : 0,
+            [GATE_UP_BIAS] = s->mlp_bias ? gate_up : 0,
+            [DOWN_BIAS] = s->mlp_bias ? s->hidden : 0,
+        };
+        for (int v = 0; v < VECTORS; v++)
+            if (sizes[v]) layer->vectors[v] = take(arena, (size_t)padded(sizes[v]) * sizeof(float));
+    }
+}
+
+int lay_out_weights(Model *model)
+{
+    Arena arena = {0};
+    place_weights(model, &arena);
+    model->weights_bytes = arena.used;
+    arena = (Arena){.memory = map_memory(model->weights_bytes, 1)};
+    if (!arena.memory) return -1;
+    model->weights_memory = arena.memory;
+    place_weights(model, &arena);
+    return 0;
+}
+
+static void place_work(Model *model, Arena *arena)
+{
+    const Shape *s = &model->shape;
+    size_t hidden = padded(s->hidden), found = padded(s->heads * s->head_dim), inner = padded(s->inner);
+    size_t qkv = padded((s->heads + 2 * s->kv_heads) * s->head_dim);
+    size_t rows = (size_t)(s->tokens_at_most + 15) / 16 * 16; /* tiles of activations are whole */
+    model->stream = take(arena, rows * hidden * sizeof(float));
+    model->sampled = take(arena, rows * hidden * sizeof(float));
+    model->branch = take(arena, rows * hidden * sizeof(float));
+    model->qkv = take(arena, rows * qkv * sizeof(float));
+    for (int r = 0; r < s->ropes; r++) model->angles[r] = take(arena, rows * s->rotated[r] * sizeof(float));
+    model->normal = take(arena, rows * hidden * model->element);
+    model->found = take(arena, rows * found * model->element);
+    model->gated = take(arena, rows * inner * model->element);
+    /* A tile of queries is read whole, and the last one may be short. */
+    size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
+    model->queries = take(arena, queries * model->element);
+    model->clear_from = take(arena, (size_t)s->groups * s->tokens_at_most * sizeof(int));
+    model->scratch = take(arena, (size_t)s->threads * SCRATCH_BYTES);
+}
+
+int lay_out_work(Model *model)
+{
+    Arena arena = {0};
+    place_work(model, &arena);
+    model->work_bytes = arena.used;
+    arena = (Arena){.memory = map_memory(model->work_bytes, 1)};
+    if (!arena.memory) return -1;
+    model->work_memory = arena.memory;
+    place_work(model, &arena);
+    return 0;
+}
+
+int lay_out_cache(Model *model, const int *blocks)
+{
+    const Shape *s = &model->shape;
+    size_t bytes = 0, block_bytes = (size_t)s->kv_heads * 2 * model->page_bytes;
+    for (int l = 0; l < s->layers; l++) bytes += blocks[model->layers[l].group] * block_bytes;
+    char *memory = map_memory(bytes, 1);
+    if (!memory) return -1;
+    unmap_memory(model->cache_memory, model->cache_bytes);
+    model->cache_memory = memory;
+    model->cache_bytes = bytes;
+    for (int l = 0; l < s->layers; l++) {
+        model->layers[l].pages = memory;
+        memory += blocks[model->layers[l].group] * block_bytes;
+    }
+    memcpy(model->blocks, blocks, s->groups * sizeof *blocks);
+    return 0;
+}
+
+void free_model(Model *model)
+{
+    unmap_memory(model->weights_memory, model->weights_bytes);
+    unmap_memory(model->cache_memory, model->cache_bytes);
+    unmap_memory(model->work_memory, model->work_bytes);
+    for (int r = 0; r < ROPES_AT_MOST; r++) free(model->frequencies[r]);
+    free(model->partials);
+    free(model->tasks_memory);
+    free(model->layers);
+    memset(model, 0, sizeof *model);
+}

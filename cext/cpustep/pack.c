@@ -1,0 +1,81 @@
+/* Rows of a matrix as a checkpoint has them, to their places in the panels (see cpustep.h). Nothing infinite and
+ * no NaN gets in: once in the weights, it is in every sequence's results. */
+#include "cpustep.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Of a row of the fused matrix: the panel, the half of it, and the column of the half. */
+typedef struct {
+    long panel;
+    int half, column;
+} Spot;
+
+static Spot spot_of(int row, int half)
+{
+    if (half == PLAIN) return (Spot){row / PANEL, row % PANEL / 16, row % 16};
+    return (Spot){row / 16, half, row % 16};
+}
+
+static int64_t pack_rows_bf16(bf16 *matrix, const bf16 *source, int rows, int inputs, int first_row, int half)
+{
+    long blocks = padded(inputs) / 32;
+    for (int block = 0; block < blocks; block++) { /* one tile is filled by all its rows before the next one */
+        int start = block * 32, count = inputs - start < 32 ? inputs - start : 32;
+        for (int i = 0; i < rows; i++) {
+            const bf16 *from = source + (long)i * inputs + start;
+            Spot spot = spot_of(first_row + i, half);
+            bf16 *tile = matrix + ((spot.panel * blocks + block) * 2 + spot.half) * TILE + spot.column * 2;
+            int bad = 0;
+            for (int k = 0; k < count; k++) {
+                tile[k / 2 * 32 + k % 2] = from[k];
+                bad |= (from[k] & 0x7f80) == 0x7f80;
+            }
+            for (int k = 0; bad && k < count; k++)
+                if ((from[k] & 0x7f80) == 0x7f80) return (int64_t)i * inputs + start + k;
+        }
+    }
+    return -1;
+}
+
+static int64_t pack_rows_f32(float *matrix, const float *source, int rows, int inputs, int first_row, int half)
+{
+    long depth = padded(inputs);
+    for (int k = 0; k < inputs; k++) {
+        for (int i = 0; i < rows; i++) {
+            Spot spot = spot_of(first_row + i, half);
+            float value = source[(long)i * inputs + k];
+            if (!isfinite(value)) return (int64_t)i * inputs + k;
+            matrix[(spot.panel * depth + k) * PANEL + spot.half * 16 + spot.column] = value;
+        }
+    }
+    return -1;
+}
+
+int64_t pack_matrix(const Model *model, void *matrix, const void *source, int rows, int inputs, int first_row,
+                    int half)
+{
+    int64_t bad = INT64_MAX;
+    int pieces = (rows + 15) / 16;
+#pragma omp parallel for num_threads(model->shape.threads) schedule(static) reduction(min : bad)
+    for (int piece = 0; piece < pieces; piece++) {
+        int row = piece * 16, count = rows - row < 16 ? rows - row : 16;
+        int64_t start = (int64_t)row * inputs, found;
+        if (model->shape.dtype == BFLOAT16)
+            found = pack_rows_bf16(matrix, (const bf16 *)source + start, count, inputs, first_row + row, half);
+        else
+            found = pack_rows_f32(matrix, (const float *)source + start, count, inputs, first_row + row, half);
+        if (found >= 0 && start + found < bad) bad = start + found;
+    }
+    return bad == INT64_MAX ? -1 : bad;
+}
+
+int64_t pack_vector(float *vector, const float *source, int size, int first, int half)
+{
+    for (int i = 0; i < size; i++) {
+        if (!isfinite(source[i])) return i;
+        Spot spot = spot_of(first + i, half);
+        vector[spot.panel * PANEL + spot.half * 16 + spot.column] = source[i];
+    }
+    return -1;
+}

@@ -1,0 +1,146 @@
+/* Cuts a step into tasks of attention. Layers of one KV cache group have the same window and so the same tasks.
+ *
+ * A task is some rows of queries of one sequence for one KV head; where there are few tasks and long contexts, the
+ * keys are cut too and the parts merged afterwards, which changes no result (see attention.h). */
+#include "cpustep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TILED_FROM = 16 /* rows of queries that make tiles worth their while */
+};
+
+typedef struct {
+    const Model *model;
+    const Step *step;
+    int group, heads_of_group;
+    int split;         /* whether long keys are cut into parts */
+    int partial;       /* the next free one */
+} Cutter;
+
+static Task cut(Cutter *cutter, int row, int first, int count, int output)
+{
+    const Step *step = cutter->step;
+    int G = cutter->heads_of_group, window = cutter->model->shape.windows[cutter->group];
+    int tokens = step->query_starts[row + 1] - step->query_starts[row];
+    Task task = {
+        .first = first,
+        .count = count,
+        .base = step->query_starts[row] * G,
+        .start = step->sequence_lengths[row] - tokens,
+        .output = output,
+        .partial = -1,
+        .table = step->tables[cutter->group] + (long)step->slots[row] * step->table_width[cutter->group],
+    };
+    int low = task.start + (first - task.base) / G, high = task.start + (first + count - 1 - task.base) / G;
+    low = window && low >= window ? low - window + 1 : 0;
+    task.chunk_first = low / CHUNK;
+    task.chunk_last = high / CHUNK + 1;
+    return task;
+}
+
+/* Adds the tasks of `count` rows of queries from `first` on. */
+static void add(Cutter *cutter, int row, int first, int count, int output, Task *tasks, int *task_count,
+                Task *merges, int *merge_count)
+{
+    int G = cutter->heads_of_group;
+    int tiled = cutter->model->kernels->tiles && count >= TILED_FROM && count > G;
+    for (int done = 0, size; done < count; done += size) {
+        size = count - done < ROWS_AT_ONCE ? count - done : ROWS_AT_ONCE;
+        int place = output + (first + done) / G - first / G;
+        Task task = cut(cutter, row, first + done, size, place);
+        task.tiled = tiled;
+        int chunks = task.chunk_last - task.chunk_first;
+        if (!cutter->split || tiled || chunks < 2) {
+            tasks[(*task_count)++] = task;
+            continue;
+        }
+        task.partial = cutter->partial;
+        merges[(*merge_count)++] = task;
+        for (int chunk = task.chunk_first; chunk < merges[*merge_count - 1].chunk_last; chunk++) {
+            task.partial = cutter->partial++;
+            task.chunk_first = chunk;
+            task.chunk_last = chunk + 1;
+            tasks[(*task_count)++] = task;
+        }
+    }
+}
+
+/* The most tasks that there can be, for each of a group's four lists. */
+static size_t bound_tasks(const Step *step, int G, int split)
+{
+    size_t bound = 0;
+    for (int row = 0; row < step->rows; row++) {
+        size_t tokens = (size_t)(step->query_starts[row + 1] - step->query_starts[row]);
+        size_t pieces = tokens * G / ROWS_AT_ONCE + 1 + G / ROWS_AT_ONCE + 1;
+        bound += pieces * (split ? (size_t)(step->sequence_lengths[row] / CHUNK + 2) : 1);
+    }
+    return bound;
+}
+
+/* By whole rows of the step: `last` where only the newest token of a row that samples is looked at. */
+static int cut_rows(Cutter *cutter, int last, Task *tasks, Task *merges, int *merge_count)
+{
+    const Step *step = cutter->step;
+    int G = cutter->heads_of_group, count = 0;
+    cutter->partial = 0;
+    *merge_count = 0;
+    if (last) {
+        for (int s = 0; s < step->samples; s++) {
+            int row = step->sample_rows[s];
+            add(cutter, row, (step->query_starts[row + 1] - 1) * G, G, s, tasks, &count, merges, merge_count);
+        }
+        return count;
+    }
+    for (int row = step->rows - 1; row >= 0; row--) { /* prefills come last in a step and take longest */
+        int first = step->query_starts[row], tokens = step->query_starts[row + 1] - first;
+        add(cutter, row, first * G, tokens * G, first, tasks, &count, merges, merge_count);
+    }
+    return count;
+}
+
+int plan_step(Model *model, const Step *step)
+{
+    const Shape *shape = &model->shape;
+    int G = shape->heads / shape->kv_heads;
+    /* With few sequences, threads would wait for the one with the longest. */
+    int split = shape->threads > 1 && (long)step->rows * shape->kv_heads < 8L * shape->threads;
+    size_t bound = bound_tasks(step, G, split), room = bound * 4 * shape->groups;
+    if (room > model->tasks_room) {
+        Task *memory = realloc(model->tasks_memory, room * sizeof *memory);
+        if (!memory) return -1;
+        model->tasks_memory = memory;
+        model->tasks_room = room;
+    }
+    int partials = 0;
+    for (int g = 0; g < shape->groups; g++) {
+        Plan *plan = &model->plans[g];
+        Task *memory = model->tasks_memory + (size_t)g * 4 * bound;
+        Cutter cutter = {.model = model, .step = step, .group = g, .heads_of_group = G, .split = split};
+        plan->tasks = memory;
+        plan->merges = memory + bound;
+        plan->last_tasks = memory + 2 * bound;
+        plan->last_merges = memory + 3 * bound;
+        plan->task_count = cut_rows(&cutter, 0, plan->tasks, plan->merges, &plan->merge_count);
+        if (cutter.partial > partials) partials = cutter.partial;
+        plan->last_task_count = cut_rows(&cutter, 1, plan->last_tasks, plan->last_merges, &plan->last_merge_count);
+        if (cutter.partial > partials) partials = cutter.partial;
+    }
+    size_t floats = (size_t)partials * shape->kv_heads * ROWS_AT_ONCE * (padded(shape->head_dim) + 16);
+    if (floats > model->partials_room) {
+        free(model->partials);
+        model->partials_room = 0;
+        if (!(model->partials = aligned_alloc(64, floats * sizeof *model->partials))) return -1;
+        model->partials_room = floats;
+    }
+    for (int g = 0; g < shape->groups; g++)
+        for (int row = 0; row < step->rows; row++) {
+            int *clear_from = model->clear_from + (long)g * shape->tokens_at_most;
+            int first = step->query_starts[row], last = step->query_starts[row + 1] - 1;
+            int offset = step->slot_mapping[g][last] % BLOCK;
+            for (int t = first; t <= last; t++) clear_from[t] = BLOCK;
+            if (offset <= last - first) clear_from[last] = offset + 1;
+        }
+    return 0;
+}

@@ -1,0 +1,198 @@
+/* Matrix products of one dtype, and what is done to a result while it is still at hand. Included by kernels.h,
+ * once with BF16 and once without.
+ *
+ * A row's sums run over the inputs in their order, however many rows there are: a sequence's result does not
+ * depend on its neighbours. */
+
+#if BF16
+typedef bf16 NAME(number);
+#else
+typedef float NAME(number);
+#endif
+
+/* Where the activation of a row and channel is. */
+ALWAYS NAME(number) *NAME(spot)(void *activations, int rows, int depth, int row, int channel)
+{
+#if BF16
+    int height = rows < 16 ? rows : 16;
+    return (bf16 *)activations + (long)(row & ~15) * depth + (long)(channel >> 5) * height * 32 + (row & 15) * 32 +
+           (channel & 31);
+#else
+    (void)rows;
+    return (float *)activations + (long)row * depth + channel;
+#endif
+}
+
+ALWAYS void NAME(put)(NAME(number) *to, vf v)
+{
+#if BF16
+    store_bf16(to, v);
+#else
+    store(to, v);
+#endif
+}
+
+/* SiLU or GELU of the gate, as exact as what it is rounded to. */
+ALWAYS vf NAME(opened)(vf gate, int is_gelu)
+{
+#if BF16 && VW == 16
+    vf slope = gate;
+    if (is_gelu) slope = 1.5957691216f * (gate + 0.044715f * gate * gate * gate);
+    vf away = 1.0f + rough_power_of_two(slope * -LOG2_E);
+    return gate * (vf)_mm512_rcp14_ps((__m512)away);
+#else
+    if (is_gelu) return gelu(gate);
+    return silu(gate);
+#endif
+}
+
+/* One row of a panel's results, in two halves of 16, to where a product of this kind wants it. */
+ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, const float *half0, const float *half1)
+{
+    const float *bias = p->bias ? p->bias + (long)panel * PANEL : NULL;
+    float *to = p->output + row * p->stride + (long)panel * PANEL;
+    float tail[PANEL];
+    float *logits = kind == LOGITS && (panel + 1) * PANEL > p->columns ? tail : to;
+    for (int i = 0; i < 16; i += VW) {
+        vf a = load(half0 + i), b = load(half1 + i);
+        if (bias) {
+            a += load(bias + i);
+            b += load(bias + 16 + i);
+        }
+        if (kind == GATE) {
+            NAME(put)(NAME(spot)(p->gated, p->rows, p->gated_depth, row, panel * 16 + i), NAME(opened)(a, p->gelu) * b);
+            continue;
+        }
+        if (kind == ADD) {
+            a += load(to + i);
+            b += load(to + 16 + i);
+        }
+        if (kind == LOGITS && p->cap > 0) a = capped(a, p->cap), b = capped(b, p->cap);
+        store(logits + i, a);
+        store(logits + 16 + i, b);
+    }
+    if (kind == LOGITS && logits == tail) memcpy(to, tail, (size_t)(p->columns - panel * PANEL) * sizeof *to);
+}
+
+/* `FINISH(kind)` with the product's kind as a constant. */
+#undef BY_KIND
+#define BY_KIND(p, FINISH) \
+    switch ((p)->kind) { \
+    case STORE: FINISH(STORE); break; \
+    case ADD: FINISH(ADD); break; \
+    case GATE: FINISH(GATE); break; \
+    default: FINISH(LOGITS); \
+    }
+
+/* As many rows at once as there are registers for their sums: 32 of AVX-512, 16 of AVX2 and SSE2. */
+#if BF16
+enum { NAME(height) = VW == 16 ? 8 : VW == 8 ? 2 : 1 };
+#else
+enum { NAME(height) = VW == 16 ? 12 : VW == 8 ? 3 : 1 };
+#endif
+
+/* `R` rows × one panel. `step`: numbers from one block of 32 inputs of a row to the next; `pitch`: from row to row. */
+ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
+                        float (*results)[PANEL])
+{
+    vf sums[NAME(height)][2 * PIECES];
+#pragma GCC unroll 16
+    for (int m = 0; m < R; m++)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * PIECES; j++) sums[m][j] = (vf){0};
+    for (int block = 0; block < depth / 32; block++, a += step) {
+#if BF16
+        for (int pair = 0; pair < 16; pair++, w += 32) {
+            if (R < 4) { /* else there is more to compute than to wait for */
+                __builtin_prefetch(w + 512);
+                __builtin_prefetch(w + 512 + TILE);
+            }
+#pragma GCC unroll 8
+            for (int j = 0; j < PIECES; j++) {
+                vu w0 = load_pairs(w + j * 2 * VW), w1 = load_pairs(w + TILE + j * 2 * VW);
+#pragma GCC unroll 16
+                for (int m = 0; m < R; m++) {
+                    uint32_t both = load_pair(a + m * pitch + 2 * pair);
+                    sums[m][j] = dot_pairs(sums[m][j], w0, both);
+                    sums[m][PIECES + j] = dot_pairs(sums[m][PIECES + j], w1, both);
+                }
+            }
+        }
+        w += TILE;
+#else
+        for (int k = 0; k < 32; k++, w += PANEL) {
+            if (R < 4) { /* else there is more to compute than to wait for */
+                __builtin_prefetch(w + 256);
+                __builtin_prefetch(w + 256 + 16);
+            }
+            vf v[2 * PIECES];
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * PIECES; j++) v[j] = load(w + j * VW);
+#pragma GCC unroll 16
+            for (int m = 0; m < R; m++) {
+                vf input = splat(a[m * pitch + k]);
+#pragma GCC unroll 8
+                for (int j = 0; j < 2 * PIECES; j++) sums[m][j] += input * v[j];
+            }
+        }
+#endif
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < R; m++)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * PIECES; j++) store(results[m] + j * VW, sums[m][j]);
+}
+
+#define CASE(R) case R: NAME(panel)(R, a, step, pitch, w, depth, results); break;
+static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
+                            float (*results)[PANEL])
+{
+    switch (rows) {
+        CASE(1)
+#if VW >= 8
+        CASE(2)
+#endif
+#if (VW >= 8 && !BF16) || VW == 16
+        CASE(3)
+#endif
+#if VW == 16
+        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#if !BF16
+        CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+#endif
+    }
+}
+#undef CASE
+
+/* Not AMX's way, which includes this file too. */
+__attribute__((unused))
+static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
+{
+    float(*results)[PANEL] = (float(*)[PANEL])scratch;
+    long panel_size = (long)p->depth * PANEL;
+    /* So many rows of the input stay in the second-level cache while the panels go by. */
+    int rows_at_once = (int)((1 << 20) / (p->depth * sizeof(NAME(number)))) / 48 * 48;
+    if (rows_at_once < 48) rows_at_once = 48;
+    for (int top = 0; top < p->rows; top += rows_at_once) {
+        int bottom = top + rows_at_once < p->rows ? top + rows_at_once : p->rows;
+        for (int panel = first_panel; panel < last_panel; panel++) {
+            const NAME(number) *w = (const NAME(number) *)p->weight + panel * panel_size;
+            for (int row = top, count; row < bottom; row += count) {
+                count = bottom - row < NAME(height) ? bottom - row : NAME(height);
+#if BF16
+                if (count > 16 - (row & 15)) count = 16 - (row & 15); /* a tile of activations ends here */
+                long step = (p->rows < 16 ? p->rows : 16) * 32, pitch = 32;
+#else
+                long step = 32, pitch = p->depth;
+#endif
+                const NAME(number) *a = NAME(spot)((void *)p->input, p->rows, p->depth, row, 0);
+                NAME(some_rows)(count, a, step, pitch, w, p->depth, results);
+#define FINISH(kind) \
+    for (int m = 0; m < count; m++) NAME(finish)(kind, p, panel, row + m, results[m], results[m] + 16)
+                BY_KIND(p, FINISH)
+#undef FINISH
+            }
+        }
+    }
+}

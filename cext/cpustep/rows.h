@@ -1,0 +1,122 @@
+/* What is done to one row or token at a time, for one dtype: embedding, norms, and the way of queries, keys and
+ * values from the fused product to where attention finds them. Included by kernels.h after product.h. */
+
+/* The packed panels are the only copy there is of the embedding: a row is one column of a panel. */
+static void NAME(embed)(const Model *model, int token_id, float *row)
+{
+    int depth = padded(model->shape.hidden);
+    const NAME(number) *panel = (const NAME(number) *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
+    int column = token_id % PANEL;
+    float scale = model->shape.embedding_scale;
+#if BF16
+    const bf16 *tile = panel + column / 16 * TILE + column % 16 * 2;
+    for (int k = 0; k < depth; k += 32, tile += 2 * TILE)
+        for (int pair = 0; pair < 16; pair++) {
+            uint32_t both = load_pair(tile + pair * 32);
+            row[k + 2 * pair] = from_bits(both << 16) * scale;
+            row[k + 2 * pair + 1] = from_bits(both & 0xffff0000) * scale;
+        }
+#else
+    for (int k = 0; k < depth; k++) row[k] = panel[k * PANEL + column] * scale;
+#endif
+}
+
+/* What x · this has a root mean square of 1. The padding is zero and counts for nothing. */
+ALWAYS float NAME(unit)(const float *x, int size, int room, float epsilon)
+{
+    vf squares = {0};
+    for (int i = 0; i < room; i += VW) {
+        vf v = load(x + i);
+        squares += v * v;
+    }
+    return 1.0f / sqrtf(total(squares) / (float)size + epsilon);
+}
+
+static void NAME(normalize)(const float *row, const float *weight, float epsilon, int size, void *activations,
+                            int rows, int index)
+{
+    int depth = padded(size);
+    float unit = NAME(unit)(row, size, depth, epsilon);
+    for (int k = 0; k < depth; k += VW)
+        NAME(put)(NAME(spot)(activations, rows, depth, index, k), load(row + k) * unit * load(weight + k));
+}
+
+static void NAME(add_normalized)(float *row, const float *branch, const float *weight, float epsilon, int size)
+{
+    int depth = padded(size);
+    float unit = NAME(unit)(branch, size, depth, epsilon);
+    for (int k = 0; k < depth; k += VW) store(row + k, load(row + k) + load(branch + k) * unit * load(weight + k));
+}
+
+/* A head's D channels out of the fused row: normalised where the model does that, then turned. */
+ALWAYS void NAME(prepare_head)(const Model *model, const float *from, const float *weight, const float *angles,
+                               int rotated, float *head)
+{
+    int D = model->shape.head_dim, room = padded(D), half = rotated / 2;
+    memcpy(head, from, (size_t)D * sizeof *head);
+    memset(head + D, 0, (size_t)(room - D) * sizeof *head);
+    if (weight) {
+        float unit = NAME(unit)(head, D, room, model->shape.epsilon);
+        for (int i = 0; i < room; i += VW) store(head + i, load(head + i) * unit * load(weight + i));
+    }
+    const float *cosine = angles, *sine = angles + half;
+    for (int i = 0; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[half + i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+ALWAYS void NAME(keep_key)(NAME(number) *page, int offset, int room, const float *head)
+{
+#if BF16
+    bf16 half[HEAD_AT_MOST];
+    for (int i = 0; i < room; i += VW) store_bf16(half + i, load(head + i));
+    for (int i = 0; i < room; i += 2) memcpy(page + i * BLOCK + 2 * offset, half + i, 2 * sizeof *half);
+#else
+    for (int i = 0; i < room; i++) page[i * BLOCK + offset] = head[i];
+#endif
+}
+
+/* Also zeroes the value page from `clear_from` on: its former owner may have left infinities there, which no
+ * weight of 0 hides. The last token of a sequence's that enters a block does this for all that are to come. */
+ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const float *head, int clear_from)
+{
+#if BF16
+    bf16 half[HEAD_AT_MOST];
+    for (int i = 0; i < room; i += VW) store_bf16(half + i, load(head + i));
+    bf16 *to = page + offset / 2 * 2 * room + (offset & 1);
+    for (int i = 0; i < room; i++) to[2 * i] = half[i];
+    for (int token = clear_from; token < BLOCK; token++)
+        for (int i = 0; i < room; i++) page[token / 2 * 2 * room + 2 * i + (token & 1)] = 0;
+#else
+    memcpy(page + offset * room, head, (size_t)room * sizeof *head);
+    if (clear_from < BLOCK) memset(page + clear_from * room, 0, (size_t)(BLOCK - clear_from) * room * sizeof *page);
+#endif
+}
+
+static void NAME(split_heads)(const Model *model, const Layer *layer, const Step *step, int token)
+{
+    const Shape *shape = &model->shape;
+    int H = shape->heads, K = shape->kv_heads, G = H / K, D = shape->head_dim, room = padded(D);
+    const float *row = model->qkv + (long)token * padded((H + 2 * K) * D);
+    int rotated = shape->rotated[layer->rope];
+    const float *angles = model->angles[layer->rope] + (long)token * rotated;
+    float head[HEAD_AT_MOST] __attribute__((aligned(64)));
+    for (int h = 0; h < H; h++) {
+        NAME(prepare_head)(model, row + h * D, layer->vectors[QUERY_NORM], angles, rotated, head);
+        long place = (long)(h / G) * step->tokens * G + (long)token * G + h % G;
+        NAME(number) *to = (NAME(number) *)model->queries + place * room;
+        for (int i = 0; i < room; i += VW) NAME(put)(to + i, load(head + i));
+    }
+    int slot = step->slot_mapping[layer->group][token], offset = slot % BLOCK;
+    int clear_from = model->clear_from[layer->group * shape->tokens_at_most + token];
+    char *block = layer->pages + (size_t)(slot / BLOCK) * K * 2 * model->page_bytes;
+    for (int k = 0; k < K; k++, block += 2 * model->page_bytes) {
+        NAME(prepare_head)(model, row + (H + k) * D, layer->vectors[KEY_NORM], angles, rotated, head);
+        NAME(keep_key)((NAME(number) *)block, offset, room, head);
+        memcpy(head, row + (H + K + k) * D, (size_t)D * sizeof *head);
+        memset(head + D, 0, (size_t)(room - D) * sizeof *head);
+        NAME(keep_value)((NAME(number) *)(block + model->page_bytes), offset, room, head, clear_from);
+    }
+}

@@ -1,0 +1,308 @@
+/* Runs a step: all layers in one parallel region, threads meeting between the parts of a layer. */
+#define _GNU_SOURCE
+#include "cpustep.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <sched.h>
+#endif
+
+/* Where threads wait for one another, and take work in turns. A thread that waits for long sleeps, so that one
+ * whose core is taken by somebody else's process can move to the sleeper's. */
+typedef struct {
+    _Alignas(64) atomic_int arrived;
+    _Alignas(64) atomic_int generation;
+    atomic_int sleepers;
+    _Alignas(64) atomic_int next;
+    int threads;
+    _Alignas(64) atomic_int processors[THREADS_AT_MOST]; /* where each was last seen */
+} Team;
+
+enum { SPINS = 4000 };
+
+static inline void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int take_work(Team *team, int count)
+{
+    return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
+}
+
+/* What a thread works on: the whole of a model and a step, and which thread it is. */
+typedef struct {
+    Model *model;
+    const Step *step;
+    Team *team;
+    int thread, threads;
+    char *scratch;
+} Worker;
+
+static void note_processor(const Worker *worker)
+{
+#if defined(__linux__)
+    atomic_int *place = &worker->team->processors[worker->thread];
+    int here = sched_getcpu();
+    if (atomic_load_explicit(place, memory_order_relaxed) != here)
+        atomic_store_explicit(place, here, memory_order_relaxed);
+#else
+    (void)worker;
+#endif
+}
+
+/* Whether another thread may be waiting for our processor. While we spin it would not get on: beside one busy
+ * process on two cores a step took three times as long. */
+static int is_in_the_way(const Worker *worker)
+{
+#if defined(__linux__)
+    const atomic_int *processors = worker->team->processors;
+    int here = atomic_load_explicit(&processors[worker->thread], memory_order_relaxed);
+    for (int t = 0; t < worker->threads; t++)
+        if (t != worker->thread && atomic_load_explicit(&processors[t], memory_order_relaxed) == here) return 1;
+#else
+    (void)worker;
+#endif
+    return 0;
+}
+
+/* All that was written before it is seen by all after it; work is counted from 0 again. */
+static void meet(const Worker *worker)
+{
+    Team *team = worker->team;
+    int generation = atomic_load(&team->generation);
+    note_processor(worker);
+    if (atomic_fetch_add(&team->arrived, 1) == team->threads - 1) {
+        atomic_store(&team->arrived, 0);
+        atomic_store(&team->next, 0);
+        atomic_fetch_add(&team->generation, 1);
+#if defined(__linux__)
+        if (atomic_load(&team->sleepers))
+            syscall(SYS_futex, &team->generation, FUTEX_WAKE_PRIVATE, team->threads, NULL, NULL, 0);
+#endif
+        return;
+    }
+    for (int spin = is_in_the_way(worker) ? SPINS : 0; spin < SPINS; spin++) {
+        if (atomic_load_explicit(&team->generation, memory_order_acquire) != generation) return;
+        pause_briefly();
+    }
+    while (atomic_load(&team->generation) == generation) {
+#if defined(__linux__)
+        atomic_fetch_add(&team->sleepers, 1);
+        syscall(SYS_futex, &team->generation, FUTEX_WAIT_PRIVATE, generation, NULL, NULL, 0);
+        atomic_fetch_sub(&team->sleepers, 1);
+        note_processor(worker);
+#else
+        sched_yield();
+#endif
+    }
+}
+
+/* Each thread has a fixed share of rows: they cost all the same. */
+#define FOR_SHARE(worker, index, count) \
+    for (int index = (int)((long)(count) * (worker)->thread / (worker)->threads), \
+             end_of_##index = (int)((long)(count) * ((worker)->thread + 1) / (worker)->threads); \
+         index < end_of_##index; index++)
+
+static void multiply(const Worker *worker, const Product *product)
+{
+    if (product->rows) {
+        /* Small pieces even out threads that others hold up; large ones read many rows of the input less often. */
+        int grain = product->panels / (worker->threads * (product->rows > 64 ? 3 : 6)) + 1;
+        if (worker->threads == 1) grain = product->panels;
+        for (int panel; (panel = take_work(worker->team, grain)) < product->panels;) {
+            int end = panel + grain < product->panels ? panel + grain : product->panels;
+            worker->model->kernels->multiply(product, panel, end, worker->scratch);
+        }
+    }
+    meet(worker);
+}
+
+static void turn(const Worker *worker, int token)
+{
+    const Model *model = worker->model;
+    for (int r = 0; r < model->shape.ropes; r++) {
+        int half = model->shape.rotated[r] / 2;
+        float *cosine = model->angles[r] + (long)token * 2 * half, *sine = cosine + half;
+        float position = (float)worker->step->positions[token], scale = model->shape.rope_scale[r];
+        for (int i = 0; i < half; i++) {
+            float angle = position * model->frequencies[r][i];
+            cosine[i] = cosf(angle) * scale;
+            sine[i] = sinf(angle) * scale;
+        }
+    }
+}
+
+static void begin(const Worker *worker)
+{
+    const Model *model = worker->model;
+    const Shape *shape = &model->shape;
+    long pitch = padded(shape->hidden);
+    FOR_SHARE(worker, t, worker->step->tokens)
+    {
+        float *row = model->stream + t * pitch;
+        model->kernels->embed(model, worker->step->input_ids[t], row);
+        turn(worker, t);
+        model->kernels->normalize(row, model->layers[0].vectors[ATTENTION_NORM], shape->epsilon, shape->hidden,
+                                  model->normal, worker->step->tokens, t);
+    }
+    meet(worker);
+}
+
+/* Adds what attention or MLP said, if that is still to be done, and normalises the stream for what comes next. */
+static void norms(const Worker *worker, float *stream, int rows, const float *post, const float *weight)
+{
+    const Model *model = worker->model;
+    const Shape *shape = &model->shape;
+    long pitch = padded(shape->hidden);
+    FOR_SHARE(worker, r, rows)
+    {
+        float *row = stream + r * pitch;
+        if (post) model->kernels->add_normalized(row, model->branch + r * pitch, post, shape->epsilon, shape->hidden);
+        model->kernels->normalize(row, weight, shape->epsilon, shape->hidden, model->normal, rows, r);
+    }
+    meet(worker);
+}
+
+static void attend(const Worker *worker, const Layer *layer, const Task *tasks, int count, const Task *merges,
+                   int merge_count, int rows)
+{
+    Model *model = worker->model;
+    const Kernels *kernels = model->kernels;
+    int K = model->shape.kv_heads;
+    for (int work; (work = take_work(worker->team, 1)) < count * K;) {
+        const Task *task = &tasks[work / K];
+        if (task->tiled)
+            kernels->attend_tiled(model, layer, worker->step, task, work % K, rows, worker->scratch);
+        else
+            kernels->attend(model, layer, worker->step, task, work % K, rows, worker->scratch);
+    }
+    meet(worker);
+    if (!merge_count) return;
+    for (int work; (work = take_work(worker->team, 1)) < merge_count * K;)
+        kernels->merge(model, &merges[work / K], work % K, rows, worker->scratch);
+    meet(worker);
+}
+
+/* From attention's result on, `rows` rows of `stream`: output projection, MLP, and the norm that follows. */
+static void finish_layer(const Worker *worker, const Layer *layer, float *stream, int rows, const float *next_norm)
+{
+    const Model *model = worker->model;
+    const Shape *shape = &model->shape;
+    int post = shape->post_norms, hidden = padded(shape->hidden), inner = padded(shape->inner);
+    Product output = {
+        .input = model->found, .weight = layer->matrices[OUTPUT], .bias = layer->vectors[OUTPUT_BIAS], .rows = rows,
+        .depth = padded(shape->heads * shape->head_dim), .panels = hidden / PANEL, .kind = post ? STORE : ADD,
+        .output = post ? model->branch : stream, .stride = hidden,
+    };
+    multiply(worker, &output);
+    norms(worker, stream, rows, layer->vectors[POST_ATTENTION_NORM], layer->vectors[MLP_NORM]);
+    Product gate_up = {
+        .input = model->normal, .weight = layer->matrices[GATE_UP], .bias = layer->vectors[GATE_UP_BIAS], .rows = rows,
+        .depth = hidden, .panels = inner / 16, .kind = GATE, .gated = model->gated,
+        .gated_depth = inner, .gelu = shape->gelu,
+    };
+    multiply(worker, &gate_up);
+    Product down = {
+        .input = model->gated, .weight = layer->matrices[DOWN], .bias = layer->vectors[DOWN_BIAS], .rows = rows,
+        .depth = inner, .panels = hidden / PANEL, .kind = post ? STORE : ADD,
+        .output = post ? model->branch : stream, .stride = hidden,
+    };
+    multiply(worker, &down);
+    norms(worker, stream, rows, layer->vectors[POST_MLP_NORM], next_norm);
+}
+
+/* Heads write their own channels of attention's result only. What is beyond meets weights of 0, but may be
+ * infinite: it was something else when the step had another number of rows. */
+static void clear_padding(const Model *model, int rows)
+{
+    int found = model->shape.heads * model->shape.head_dim, depth = padded(found);
+    if (found != depth) memset(model->found, 0, (size_t)((rows + 15) / 16 * 16) * depth * model->element);
+}
+
+static void run_layer(const Worker *worker, int index)
+{
+    const Model *model = worker->model;
+    const Shape *shape = &model->shape;
+    const Step *step = worker->step;
+    const Layer *layer = &model->layers[index];
+    const Plan *plan = &model->plans[layer->group];
+    int last = index == shape->layers - 1, hidden = padded(shape->hidden);
+    int qkv = padded((shape->heads + 2 * shape->kv_heads) * shape->head_dim);
+    Product product = {
+        .input = model->normal, .weight = layer->matrices[QKV], .bias = layer->vectors[QKV_BIAS],
+        .rows = step->tokens, .depth = hidden, .panels = qkv / PANEL, .kind = STORE, .output = model->qkv,
+        .stride = qkv,
+    };
+    multiply(worker, &product);
+    FOR_SHARE(worker, t, step->tokens) model->kernels->split_heads(model, layer, step, t);
+    if (worker->thread == 0 && (index == 0 || last)) clear_padding(model, last ? step->samples : step->tokens);
+    if (!last) {
+        meet(worker);
+        attend(worker, layer, plan->tasks, plan->task_count, plan->merges, plan->merge_count, step->tokens);
+        finish_layer(worker, layer, model->stream, step->tokens, model->layers[index + 1].vectors[ATTENTION_NORM]);
+        return;
+    }
+    /* After the last keys and values, only the rows that sample have anything more to do. */
+    FOR_SHARE(worker, s, step->samples)
+    {
+        int token = step->query_starts[step->sample_rows[s] + 1] - 1;
+        memcpy(model->sampled + (long)s * hidden, model->stream + (long)token * hidden, hidden * sizeof(float));
+    }
+    meet(worker);
+    if (!step->samples) return;
+    attend(worker, layer, plan->last_tasks, plan->last_task_count, plan->last_merges, plan->last_merge_count,
+           step->samples);
+    finish_layer(worker, layer, model->sampled, step->samples, model->final_norm);
+}
+
+static void work(const Worker *worker)
+{
+    const Model *model = worker->model;
+    const Shape *shape = &model->shape;
+    begin(worker);
+    for (int l = 0; l < shape->layers; l++) run_layer(worker, l);
+    Product logits = {
+        .input = model->normal, .weight = model->head, .rows = worker->step->samples, .depth = padded(shape->hidden),
+        .panels = padded(shape->vocabulary) / PANEL, .kind = LOGITS, .output = worker->step->logits,
+        .stride = worker->step->logits_stride, .columns = shape->vocabulary, .cap = shape->logit_cap,
+    };
+    multiply(worker, &logits);
+    if (model->kernels->leave) model->kernels->leave();
+}
+
+void run_step(Model *model, const Step *step)
+{
+    Team team = {.threads = 0};
+    for (int t = 0; t < model->shape.threads; t++) atomic_init(&team.processors[t], -1);
+#ifdef _OPENMP
+#pragma omp parallel num_threads(model->shape.threads)
+    {
+        /* There may be fewer threads than asked for. */
+#pragma omp single
+        team.threads = omp_get_num_threads();
+        int thread = omp_get_thread_num();
+        Worker worker = {model, step, &team, thread, team.threads, model->scratch + (size_t)thread * SCRATCH_BYTES};
+        work(&worker);
+    }
+#else
+    team.threads = 1;
+    Worker worker = {model, step, &team, 0, 1, model->scratch};
+    work(&worker);
+#endif
+}

@@ -1,0 +1,149 @@
+/* Vectors of VW floats, for a file that was compiled for an instruction set that has them. Include once a file.
+ *
+ * VW 16 is AVX-512, 8 is AVX2 with FMA, 4 is whatever the compiler makes of 16 bytes: SSE2, NEON, or scalars.
+ * DOT_BF16: vdpbf16ps is there. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if VW > 4
+#include <immintrin.h>
+#endif
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * VW), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * VW), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * VW), may_alias));
+typedef uint16_t vh __attribute__((vector_size(2 * VW), may_alias));
+
+enum { PIECES = 16 / VW }; /* vectors to 16 numbers */
+
+ALWAYS vf load(const float *from) { vf v; memcpy(&v, from, sizeof v); return v; }
+ALWAYS void store(float *to, vf v) { memcpy(to, &v, sizeof v); }
+ALWAYS vu load_pairs(const bf16 *from) { vu v; memcpy(&v, from, sizeof v); return v; }
+ALWAYS uint32_t load_pair(const bf16 *from) { uint32_t pair; memcpy(&pair, from, sizeof pair); return pair; }
+ALWAYS vf splat(float a) { return a - (vf){0}; }
+ALWAYS float from_bits(uint32_t bits) { float a; memcpy(&a, &bits, sizeof a); return a; }
+ALWAYS vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+
+#if VW == 16
+ALWAYS vf greater(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+ALWAYS vf lesser(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+ALWAYS float total(vf a) { return _mm512_reduce_add_ps((__m512)a); }
+ALWAYS float highest(vf a) { return _mm512_reduce_max_ps((__m512)a); }
+ALWAYS vf nearest(vf a) { return (vf)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEAREST_INT); }
+ALWAYS vf times_power(vf a, vf n) { return (vf)_mm512_scalef_ps((__m512)a, (__m512)n); }
+#elif VW == 8
+ALWAYS vf greater(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+ALWAYS vf lesser(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+ALWAYS vf nearest(vf a) { return (vf)_mm256_round_ps((__m256)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#else
+ALWAYS vf greater(vf a, vf b) { return choose(a > b, a, b); }
+ALWAYS vf lesser(vf a, vf b) { return choose(a < b, a, b); }
+/* Adding and taking away 1.5 · 2²³ leaves no room for a fraction. */
+ALWAYS vf nearest(vf a) { return a + 12582912.0f - 12582912.0f; }
+#endif
+
+#if VW < 16
+ALWAYS float total(vf a)
+{
+    float sum = a[0];
+    for (int i = 1; i < VW; i++) sum += a[i];
+    return sum;
+}
+ALWAYS float highest(vf a)
+{
+    float top = a[0];
+    for (int i = 1; i < VW; i++) top = a[i] > top ? a[i] : top;
+    return top;
+}
+/* Below 2^-126 there is nothing: a hidden key must weigh exactly 0, or a row's result would depend on how many
+ * hidden ones it was computed with. */
+ALWAYS vf times_power(vf a, vf n)
+{
+    vi exponent = (__builtin_convertvector(greater(n, splat(-127.0f)), vi) + 127) << 23;
+    return a * (vf)exponent;
+}
+#endif
+
+/* 2^x, to about 2e-7 of it; 0 where x < -127, −inf included. The polynomial is that of Cephes' exp2f. */
+ALWAYS vf power_of_two(vf x)
+{
+    x = greater(splat(-200.0f), lesser(splat(126.0f), x)); /* in this order none of it loses a NaN */
+    vf n = nearest(x), f = x - n;
+    vf p = f * 1.535336188319500e-4f + 1.339887440266574e-3f;
+    p = p * f + 9.618437357674640e-3f;
+    p = p * f + 5.550332471162809e-2f;
+    p = p * f + 2.402264791363012e-1f;
+    p = p * f + 6.931472028550421e-1f;
+    return times_power(p * f + 1.0f, n);
+}
+
+/* The same for what is rounded to bfloat16 anyway: to about 5e-6. */
+ALWAYS vf rough_power_of_two(vf x)
+{
+    x = greater(splat(-200.0f), lesser(splat(126.0f), x));
+    vf n = nearest(x), f = x - n;
+    vf p = f * 9.6181292e-3f + 5.5504109e-2f;
+    p = p * f + 2.4022651e-1f;
+    p = p * f + 6.9314718e-1f;
+    return times_power(p * f + 1.0f, n);
+}
+
+#define LOG2_E 1.44269504f
+
+ALWAYS vf sigmoid_times(vf x, vf slope) { return x / (1.0f + power_of_two(slope * -LOG2_E)); }
+ALWAYS vf silu(vf x) { return sigmoid_times(x, x); }
+/* x · ½ · (1 + tanh z) is x · sigmoid(2z). */
+ALWAYS vf gelu(vf x) { return sigmoid_times(x, 1.5957691216f * (x + 0.044715f * x * x * x)); }
+/* cap · tanh(x / cap) */
+ALWAYS vf capped(vf x, float cap) { return cap - 2.0f * cap / (1.0f + power_of_two(x * (2.0f * LOG2_E / cap))); }
+
+/* Lane i, which stands for position first + i, where low ≤ position < high; −inf elsewhere. */
+ALWAYS vf visible(vf scores, int first, int low, int high)
+{
+    vi position;
+    for (int i = 0; i < VW; i++) position[i] = i;
+    position += first;
+    return choose((position >= low) & (position < high), scores, splat(-INFINITY));
+}
+
+ALWAYS vf load_bf16(const bf16 *from)
+{
+    vh half;
+    memcpy(&half, from, sizeof half);
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+
+ALWAYS bf16 to_bf16(float a)
+{
+    uint32_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (bf16)(bits >> 16 | 0x40); /* rounding must not end at infinity */
+    return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+ALWAYS void store_bf16(bf16 *to, vf v)
+{
+#if DOT_BF16
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+    memcpy(to, &half, sizeof half);
+#else
+    vu bits = (vu)v, nan = (vu)((bits & 0x7fffffff) > 0x7f800000);
+    vu rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    vh half = __builtin_convertvector((rounded & ~nan) | ((bits >> 16 | 0x40) & nan), vh);
+    memcpy(to, &half, sizeof half);
+#endif
+}
+
+/* sum + the products of a pair of bfloat16 with VW pairs. */
+ALWAYS vf dot_pairs(vf sum, vu pairs, uint32_t pair)
+{
+#if DOT_BF16
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    sum += from_bits(pair << 16) * (vf)(pairs << 16);
+    return sum + from_bits(pair & 0xffff0000) * (vf)(pairs & 0xffff0000);
+#endif
+}

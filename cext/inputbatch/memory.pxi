@@ -1,0 +1,97 @@
+# Memory, what is read from others' lists and buffers, and bits.
+
+cdef c_array INT32S = array("i")
+cdef c_array INT64S = array("q")
+
+
+cdef object zeroed(int64_t size):
+    # Pages that do not exist until they are written.
+    return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
+
+
+cdef void *address_of(object view) except NULL:
+    # The caller keeps the view, and so the memory.
+    cdef Py_buffer buffer
+    cdef void *address
+    PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
+    address = buffer.buf
+    PyBuffer_Release(&buffer)
+    return address
+
+
+cdef int64_t aligned(int64_t size):
+    return (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+
+
+cdef int64_t columns_for(int64_t tokens, int64_t block_size):
+    return (tokens + block_size - 1) // block_size
+
+
+cdef int check_range(str what, value, int64_t least, int64_t most) except -1:
+    if not least <= index(value) <= most:
+        raise ValueError(f"{what} must be in {least}...{most}, not {value}")
+    return 0
+
+
+cdef int int32_buffer(source, Py_buffer *buffer, str what) except -1:
+    # The caller releases it, but not when this raises.
+    PyObject_GetBuffer(source, buffer, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS)
+    cdef char kind = 0 if buffer.format == NULL or buffer.format[1] != 0 else buffer.format[0]
+    if buffer.ndim != 1 or buffer.itemsize != sizeof(int32_t) or (kind != b"i" and kind != b"l"):
+        PyBuffer_Release(buffer)
+        raise TypeError(f"{what} must be int32, in one dimension")
+    return 0
+
+
+cdef int32_t read_ids(
+    source, int32_t *target, int64_t room, int32_t least, int32_t most, str what
+) except -1:
+    # A list or tuple of ints, or a buffer of int32. Beyond `room` nothing is written; what was, when it raises, is
+    # where nobody looks. Runs no code of others but where a buffer is made.
+    cdef Py_buffer buffer
+    cdef Py_ssize_t count, i
+    cdef PyObject *item
+    cdef long number
+    cdef int overflow = 0
+    cdef bint is_list = isinstance(source, list)
+    if is_list or isinstance(source, tuple):
+        count = PyList_GET_SIZE(source) if is_list else PyTuple_GET_SIZE(source)
+        if count > room:
+            raise ValueError(f"{count} {what} are more than the {room} there is room for")
+        for i in range(count):
+            item = <PyObject *>PyList_GET_ITEM(source, i) if is_list else <PyObject *>PyTuple_GET_ITEM(source, i)
+            if not PyLong_Check(<object>item):
+                raise TypeError(f"{what} must be ints, not {type(<object>item).__name__}")
+            number = PyLong_AsLongAndOverflow(<object>item, &overflow)
+            if overflow != 0 or number < least or number > most:
+                raise ValueError(f"{what} must be in {least}...{most}, not {<object>item}")
+            target[i] = number
+        return count
+    int32_buffer(source, &buffer, what)
+    try:
+        count = buffer.shape[0]
+        if count > room:
+            raise ValueError(f"{count} {what} are more than the {room} there is room for")
+        memcpy(target, buffer.buf, count * sizeof(int32_t))
+    finally:
+        PyBuffer_Release(&buffer)
+    number = INT32_MAX
+    overflow = INT32_MIN
+    for i in range(count):
+        number = min(number, <long>target[i])
+        overflow = max(overflow, target[i])
+    if count > 0 and (number < least or overflow > most):
+        raise ValueError(f"{what} must be in {least}...{most}, not {number if number < least else overflow}")
+    return count
+
+
+cdef inline bint has_bit(uint64_t *bits, int64_t place) noexcept:
+    return (bits[place >> 6] >> (place & 63)) & 1
+
+
+cdef inline void set_bit(uint64_t *bits, int64_t place) noexcept:
+    bits[place >> 6] |= <uint64_t>1 << (place & 63)
+
+
+cdef inline void clear_bit(uint64_t *bits, int64_t place) noexcept:
+    bits[place >> 6] &= ~(<uint64_t>1 << (place & 63))

@@ -1,0 +1,115 @@
+# What is known of who is in the batch: by slot, and of those who ride along, by row.
+
+cdef struct Stay:
+    # All that a step asks of one slot, in one cache line.
+    int32_t *tokens         # of the sequence's own buffer
+    int64_t serial          # of this stay, from 1; 0: the slot is empty
+    int64_t last_scheduled  # number of the step, or of the latest when it came
+    int32_t length          # committed tokens, prompt and output
+    int32_t computed        # tokens in the cache when all prepared steps are done
+    int32_t committed       # tokens in the cache now
+    int32_t limit           # length at which it ends
+    int32_t min_end         # length from which an end-of-sequence id is obeyed
+    int32_t room            # tokens that the blocks of every group hold
+    int32_t row
+    int32_t sample          # of its newest placeholder, among its step's samples
+    int32_t capacity        # tokens that the buffer holds
+    uint8_t pending         # placeholders
+    uint8_t over
+    uint8_t ignore_eos
+    uint8_t stops           # whether the sequence has stop ids of its own
+
+
+cdef struct Riders:
+    # By row, what a row that is in every step as a decode advances by: nothing of it is written in a step, because
+    # it is kept relative to how many steps there were. While a row rides, its stay's counts are out of date.
+    int32_t prepared        # rounds
+    int32_t committed       # rounds; as many fewer as steps are under way
+    int64_t latest          # number of the latest step
+    int64_t changes         # of who rides where
+    int32_t *origin         # its tokens in the cache in round 0
+    int32_t *due            # round from which on it must be looked at before a step; NOT_RIDING: always
+    int32_t *closer         # round from which on its token must be looked at; INT32_MAX: it does not ride
+    int32_t *edge           # round in which its next block begins
+    int32_t *full           # round whose commit fills a block
+    int32_t *next_id        # what the next step begins with, as `Step.input_ids`
+    int32_t *lift[GROUPS_AT_MOST]   # where in the cache its tokens go, less the round
+    int64_t *keys
+    int32_t **ends          # where in its buffer the token of round 0 would have gone
+
+
+cdef struct Run:
+    # Of rows that ride: they are beside each other in a step, too.
+    int32_t row
+    int32_t place
+    int32_t count
+
+
+cdef struct Record:
+    # Who is in a step under way.
+    int32_t *slots          # by the step's rows; NONE: it has left
+    int32_t *counts         # tokens computed, by the step's rows; nothing for decodes; negative: it does not sample
+    Run *runs
+    int32_t run_count
+    int64_t changes         # the runs are right as long as nothing changed
+
+
+cdef struct Results:
+    # What a commit has done so far, and how many it has listed.
+    int64_t *keys
+    int32_t *tokens
+    int32_t *samples
+    int32_t done
+    int32_t filled
+    int32_t boarders
+    int32_t ended
+
+
+cdef struct Ending:
+    int32_t slot
+    int32_t reason
+    int32_t place           # among the results, or among the samples when it failed
+
+
+cdef inline bint rides(Riders *riders, Stay *stay) noexcept:
+    return riders.due[stay.row] != NOT_RIDING
+
+
+cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
+    cdef int32_t origin
+    if rides(riders, stay):
+        origin = riders.origin[stay.row]
+        stay.computed = origin + riders.prepared
+        stay.committed = origin + riders.committed
+        stay.length = stay.committed + 1
+        stay.pending = riders.prepared - riders.committed
+        stay.last_scheduled = riders.latest
+        if stay.pending:
+            stay.sample = -1 - riders.next_id[stay.row]
+
+
+cdef inline void get_off(Riders *riders, int32_t row) noexcept:
+    riders.due[row] = NOT_RIDING
+    riders.closer[row] = INT32_MAX
+    riders.changes += 1
+
+
+cdef inline void alight(Riders *riders, Stay *stay) noexcept:
+    if rides(riders, stay):
+        bring_up_to_date(riders, stay)
+        get_off(riders, stay.row)
+
+
+cdef inline int32_t due_of(Stay *stay, int32_t origin) noexcept:
+    # It needs blocks, memory for its next token, and more than that token to go.
+    cdef int64_t tokens = min(min(stay.room, stay.capacity - 1), stay.limit - 1)
+    return min(tokens - origin, <int64_t>INT32_MAX)
+
+
+cdef inline void take_out(Stay *stay) noexcept:
+    stay.over = True
+    stay.pending = 0
+
+
+cdef inline bint takes_part(Stay *stay) noexcept:
+    return not stay.over and stay.length + stay.pending < stay.limit

@@ -1,0 +1,61 @@
+"""What the program is told, as plain frozen values with defaults. Reads no file and no environment.
+
+Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
+"""
+
+from fairlead.config.fleet import (
+    GroupConfig,
+    GroupSwap,
+    HealthConfig,
+    KeepSwap,
+    LruSwap,
+    MatrixSwap,
+    NodeConfig,
+    SwapConfig,
+)
+from fairlead.config.models import (
+    CommandConfig,
+    FiltersConfig,
+    KvCacheConfig,
+    ModelConfig,
+    TimeoutsConfig,
+    demonstration_model,
+)
+from fairlead.config.server import (
+    AnyModelConfig,
+    ApiKey,
+    Config,
+    KeyLimits,
+    Limits,
+    QueueConfig,
+    ServerConfig,
+    is_loopback,
+)
+from fairlead.config.spelling import ConfigError, Fault
+
+__all__ = [
+    "AnyModelConfig",
+    "ApiKey",
+    "CommandConfig",
+    "Config",
+    "ConfigError",
+    "Fault",
+    "FiltersConfig",
+    "GroupConfig",
+    "GroupSwap",
+    "HealthConfig",
+    "KeepSwap",
+    "KeyLimits",
+    "KvCacheConfig",
+    "Limits",
+    "LruSwap",
+    "MatrixSwap",
+    "ModelConfig",
+    "NodeConfig",
+    "QueueConfig",
+    "ServerConfig",
+    "SwapConfig",
+    "TimeoutsConfig",
+    "demonstration_model",
+    "is_loopback",
+]

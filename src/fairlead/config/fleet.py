@@ -1,0 +1,111 @@
+"""Where jobs can go besides models of our own, and which models may be loaded at the same time."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from fairlead.config.models import FiltersConfig, TimeoutsConfig, is_http_url
+from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
+
+
+class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """A server elsewhere that speaks OpenAI's dialect, at `url` (without `/v1`).
+
+    It runs `seats` jobs at once. `models` are those it is used for, by the names clients call them (None: it
+    is asked for its list); where it has another name for one, `model_names` has that. Raises `ConfigError`.
+    """
+
+    id: str
+    url: str
+    api_key: str | None = None
+    seats: AtLeastOne = 1
+    models: tuple[str, ...] | None = None
+    model_names: dict[str, str] = {}
+    filters: FiltersConfig = FiltersConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, in the configuration's names."""
+        refuse_faults(self, "nodes", self.id)
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Say what no server could be reached with."""
+        if not self.id.strip():
+            yield Fault(("id",), "must not be empty")
+        if not is_http_url(self.url):
+            yield Fault(("url",), "must be a URL that begins with http:// or https://")
+        if self.models is not None and not self.models:
+            yield Fault(("models",), "must be one name or more; leave it out to ask the node")
+
+
+class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """A node is asked every `interval_s` how it is; after `failures` in a row it gets no more jobs.
+
+    No answer within `timeout_s` is a failure.
+    """
+
+    interval_s: Seconds = 5.0
+    failures: AtLeastOne = 3
+    timeout_s: Seconds = 5.0
+
+
+class GroupConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """Models that belong together, by name.
+
+    `swap`: only one member runs at a time. `exclusive`: loading a member stops the members of all other
+    groups, but for those of `persistent` ones.
+    """
+
+    members: tuple[str, ...] = ()
+    swap: bool = True
+    exclusive: bool = True
+    persistent: bool = False
+
+
+class KeepSwap(msgspec.Struct, frozen=True, tag="keep"):
+    """There is room for all models: none makes room for another."""
+
+
+class GroupSwap(msgspec.Struct, frozen=True, tag="group"):
+    """Groups decide. A model of no group is in a group of the rest, one at a time and exclusive."""
+
+    groups: dict[str, GroupConfig] = {}
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Say which model is in two places."""
+        seen: set[str] = set()
+        for name, group in self.groups.items():
+            for index, member in enumerate(group.members):
+                if member in seen:
+                    yield Fault(("groups", name, "members", index), f"{member} is in a group already")
+                seen.add(member)
+
+
+class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
+    """Expressions say which models may run together (`swap/matrix.py`).
+
+    `sets` are the expressions by name, `variables` short names for models in them; losing a running model
+    costs what `evict_costs` says, or 1.
+    """
+
+    sets: dict[str, str]
+    variables: dict[str, str] = msgspec.field(default_factory=dict, name="vars")
+    evict_costs: dict[str, AtLeastOne] = {}
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Say that nothing is allowed."""
+        if not self.sets:
+            yield Fault(("sets",), "must be one or more")
+
+
+class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
+    """At most `max_loaded` models, in at most `memory_mb` MiB together; who was used longest ago makes room.
+
+    None: no such limit; without any, nobody makes room.
+    """
+
+    max_loaded: AtLeastOne | None = None
+    memory_mb: AtLeastOne | None = None
+
+
+SwapConfig = KeepSwap | GroupSwap | MatrixSwap | LruSwap

@@ -1,0 +1,162 @@
+"""Plain values into the types that say what they must be, with every fault found on the way.
+
+msgspec converts each value, strictly; walking the structs is done here, because msgspec stops at the first
+fault and does not say in which entry of a mapping it was.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from fairlead.config.spelling import ConfigError, Fault, KeyPath, Shape, settings_of, written
+from fairlead.configfile.document import Document
+
+S = TypeVar("S", bound=msgspec.Struct)
+_WRONG: Any = object()
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    dict: "a mapping",
+    tuple: "a list",
+    list: "a list",
+    type(None): "nothing",
+}
+_TRUTHS = {
+    "yes": True,
+    "on": True,
+    "no": False,
+    "off": False,
+}  # YAML 1.1, which llama-swap reads where a truth is due
+
+
+class Conversion:
+    """Converts the values of one document; `faults` are found so far."""
+
+    def __init__(self, document: Document) -> None:
+        self.faults: list[Fault] = []
+        self._document = document
+
+    def struct(
+        self,
+        kind: type[S],
+        said: object,
+        path: KeyPath,
+        *,
+        given: Mapping[str, Any] | None = None,
+        default: S | None = None,
+        elsewhere: Mapping[str, str] | None = None,
+        beside: Collection[str] = (),
+    ) -> S | None:
+        """Return the struct, of what is left beside faults; None if it cannot be made of that.
+
+        `given` has values of fields that a file cannot set. What it does not say is taken from `default`.
+        `elsewhere` says of some keys where they belong; keys `beside` may be meant by a key that is unknown.
+        """
+        given = given or {}
+        if not isinstance(said, dict):
+            self._fault(path, f"must be a mapping, not {_WORDS[type(said)]}")
+            return None
+        settings = {setting.spelling: setting for setting in settings_of(kind) if setting.name not in given}
+        values = dict(given)
+        for key, value in said.items():
+            setting = settings.get(key)
+            if setting is None:
+                self.unknown(key, path, (*settings, *beside), elsewhere or {})
+            elif value is not None:
+                inner = None if default is None else getattr(default, setting.name)
+                converted = self._value(
+                    setting.shape, value, (*path, key), inner or _default_of(kind, setting.name)
+                )
+                if converted is not _WRONG:
+                    values[setting.name] = converted
+        return self._made(kind, values, path, default)
+
+    def _made(self, kind: type[S], values: dict[str, Any], path: KeyPath, default: S | None) -> S | None:
+        if default is None:
+            missing = [
+                field.encode_name
+                for field in msgspec.structs.fields(kind)
+                if field.required and field.name not in values
+            ]
+            for name in missing:
+                if not any(fault.path[: len(path) + 1] == (*path, name) for fault in self.faults):
+                    self._fault((*path, name), "is missing")
+            if missing:
+                return None
+        try:
+            return kind(**values) if default is None else msgspec.structs.replace(default, **values)
+        except ConfigError as error:
+            self.faults += (fault.under(*path) for fault in error.faults)
+            return None
+
+    def _value(self, shape: Shape, said: Any, path: KeyPath, default: Any = None) -> Any:
+        kind = get_origin(shape.kind) or shape.kind
+        is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        read = shape.told("read")
+        if read is not None:
+            if shape.kind is not float and isinstance(said, int | float):
+                said = self._written(said, path)
+            try:
+                said = read(said)
+            except ValueError as error:
+                return self._fault(path, str(error))
+        if is_struct:
+            made = self.struct(kind, said, path, default=default if isinstance(default, kind) else None)
+            return _WRONG if made is None else made
+        if kind is dict and isinstance(said, dict) and shape.item is not None:
+            return self._items(shape.item, said, path)
+        if kind is tuple and isinstance(said, list) and shape.item is not None:
+            items = self._items(shape.item, dict(enumerate(said)), path)
+            return _WRONG if items is _WRONG else tuple(items.values())
+        return self._leaf(shape.kind, said, path)
+
+    def _items(self, shape: Shape, said: Mapping[Any, Any], path: KeyPath) -> Any:
+        converted = {key: self._value(shape, value, (*path, key)) for key, value in said.items()}
+        return _WRONG if any(value is _WRONG for value in converted.values()) else converted
+
+    def _leaf(self, kind: Any, said: Any, path: KeyPath) -> Any:
+        if kind is Any:
+            return said
+        if kind is str and isinstance(said, int | float):
+            said = self._written(said, path)
+        if kind is bool and isinstance(said, str):
+            said = _TRUTHS.get(said.lower(), said)
+        try:
+            return msgspec.convert(said, kind, strict=True, dec_hook=_path)
+        except msgspec.ValidationError:
+            if get_origin(kind) is Literal:
+                return self._fault(path, f"must be one of {', '.join(get_args(kind))}")
+            expected = _WORDS.get(get_origin(kind) or kind, "something else")
+            return self._fault(path, f"must be {expected}, not {_WORDS.get(type(said), 'that')}")
+
+    def _written(self, said: float, path: KeyPath) -> str:
+        """Return a number as text the way it was written: a key may be 0123."""
+        return self._document.text(path) or written(said)
+
+    def unknown(self, key: str, path: KeyPath, known: Collection[str], elsewhere: Mapping[str, str]) -> None:
+        """Refuse a key that is none of those known; say where it belongs, or which one may be meant."""
+        if key in elsewhere:
+            self._fault((*path, key), elsewhere[key])
+            return
+        near = difflib.get_close_matches(key, known, 1)
+        self._fault((*path, key), "is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def _fault(self, path: KeyPath, message: str) -> Any:
+        self.faults.append(Fault(path, message))
+        return _WRONG
+
+
+def _path(kind: type, said: object) -> object:
+    if kind is Path and isinstance(said, str) and said.strip() and "\0" not in said:
+        return Path(said)
+    raise ValueError
+
+
+def _default_of(kind: type[msgspec.Struct], name: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(kind) if field.name == name)

@@ -1,0 +1,195 @@
+"""YAML as plain values that know their lines.
+
+Mappings, lists, text, numbers, true, false and null as in YAML 1.2 (so `on` is text, `1:30` too, and `010` is
+ten), anchors and merge keys (`<<`), all bounded. `${env.NAME}` becomes what the environment has, wherever it
+stands, and can be nothing but a part of a value: a variable cannot add keys. Knows no setting.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from fairlead.config.spelling import Fault, KeyPath
+
+BYTES_AT_MOST = 1024 * 1024
+VALUES_AT_MOST = 100_000
+DEPTH_AT_MOST = 50
+
+# Braces mean something in YAML's flow style: `[${env.KEY}]` would not be one value. These mean nothing.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
+_VARIABLE = re.compile(rf"{_OPEN}env\.([A-Za-z_][A-Za-z0-9_]*){_CLOSE}")
+
+_STANDARD = "tag:yaml.org,2002:"
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NO_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+
+class UnreadableError(ValueError):
+    """This is not a YAML mapping in UTF-8; `line` (from 1) is where that was seen."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class Document:
+    """What a file says: `tree` of plain values, and where each of them stands.
+
+    `faults` are those of single values: a key given twice, a number that is none. Raises `UnreadableError`.
+    """
+
+    def __init__(self, content: bytes, environment: Mapping[str, str]) -> None:
+        self.faults: list[Fault] = []
+        self._environment = environment
+        self._lines: dict[KeyPath, int] = {}
+        self._texts: dict[KeyPath, str] = {}
+        self._values = 0
+        root = _compose(_decode(content))
+        if root is None:
+            raise UnreadableError(1, "the file is empty")
+        if not isinstance(root, yaml.MappingNode):
+            raise UnreadableError(root.start_mark.line + 1, "must be a mapping of settings")
+        self.tree: dict[str, Any] = self._value(root, ())
+
+    def line(self, path: KeyPath) -> int:
+        """Return the line, from 1, of a value, or of the innermost one around it that is there."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    def text(self, path: KeyPath) -> str | None:
+        """Return how a number, truth or null was written."""
+        return self._texts.get(path)
+
+    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._values += 1
+        if self._values > VALUES_AT_MOST:
+            raise UnreadableError(node.start_mark.line + 1, f"has more than {VALUES_AT_MOST} values")
+        if len(path) > DEPTH_AT_MOST:
+            raise UnreadableError(node.start_mark.line + 1, f"is nested deeper than {DEPTH_AT_MOST}")
+        self._lines.setdefault(path, node.start_mark.line + 1)
+        self._check_tag(node, path)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fault(path, f"line {key_node.start_mark.line + 1}: a key must be text")
+                continue
+            if key_node.value == "<<" and key_node.style is None:
+                self._merge(value_node, path, merged)
+                continue
+            key = self._substituted(key_node.value, path)
+            inner = (*path, key)
+            if key in own:
+                line = key_node.start_mark.line + 1
+                self._fault(inner, f"is given twice, on line {self.line(inner)} and on line {line}")
+                continue
+            self._lines[inner] = key_node.start_mark.line + 1
+            own[key] = self._value(value_node, inner)
+        return merged | own if merged else own
+
+    def _merge(self, node: yaml.Node, path: KeyPath, merged: dict[str, Any]) -> None:
+        """Add what other mappings have; what is there already stays."""
+        for other in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(other, yaml.MappingNode):
+                self._fault(path, "<<: must be a mapping or a list of them")
+                return
+            for key, value in self._value(other, path).items():
+                merged.setdefault(key, value)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        text = self._substituted(node.value, path)
+        if node.style is not None and node.tag in (_STANDARD + "str", "!"):
+            return text
+        value = self._plain(text, path)
+        if not isinstance(value, str):
+            self._texts[path] = text
+        return value
+
+    def _plain(self, text: str, path: KeyPath) -> Any:
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        if _INTEGER.fullmatch(text):
+            value = int(text, 0 if text[:2] in ("0o", "0x") else 10) if len(text) <= 24 else 2**64
+            if -(2**63) <= value < 2**63:
+                return value
+            self._fault(path, "is too large a number")
+            return 0
+        if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
+            return float(text)
+        if _FLOAT.fullmatch(text) or _NO_NUMBER.fullmatch(text):
+            self._fault(path, f"must be a finite number, not {text[:20]}")
+            return 0.0
+        return text
+
+    def _substituted(self, text: str, path: KeyPath) -> str:
+        def value_of(found: re.Match[str]) -> str:
+            name = found[1]
+            if name not in self._environment:
+                self._fault(path, f"the environment variable {name} is not set")
+            return self._environment.get(name, "")
+
+        return _VARIABLE.sub(value_of, text).replace(_OPEN, "${").replace(_CLOSE, "}")
+
+    def _check_tag(self, node: yaml.Node, path: KeyPath) -> None:
+        name = node.tag.removeprefix(_STANDARD)
+        if name not in ("str", "int", "float", "bool", "null", "map", "seq", "!"):
+            self._fault(path, f"the tag {node.tag[:60]} is not known here")
+
+    def _fault(self, path: KeyPath, message: str) -> None:
+        self.faults.append(Fault(path, message))
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Leaves the meaning of plain values to us: YAML 1.1 finds too much in them."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as in the base class
+
+
+def _decode(content: bytes) -> str:
+    if len(content) > BYTES_AT_MOST:
+        raise UnreadableError(1, f"the file is larger than {BYTES_AT_MOST // 1024} KiB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(line, "is not text in UTF-8") from None
+    for number, line_text in enumerate(text.split("\n"), 1):
+        if _OPEN in line_text or _CLOSE in line_text:
+            raise UnreadableError(number, "has a character for private use")
+    return _MACRO.sub(rf"{_OPEN}\1{_CLOSE}", text)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        told = ", ".join(part for part in (error.context, error.problem) if part)
+        shown = told.replace(_OPEN, "${").replace(_CLOSE, "}")
+        raise UnreadableError(mark.line + 1 if mark else 1, f"is not YAML: {shown}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UnreadableError(line, f"is not YAML: {error.reason}") from None
+    except RecursionError:
+        raise UnreadableError(1, f"is nested deeper than {DEPTH_AT_MOST}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a \U escape or a %YAML version that cannot be
+        raise UnreadableError(1, f"is not YAML: {error}") from None
+    return root

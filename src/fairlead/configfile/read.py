@@ -1,0 +1,222 @@
+"""From a file's name to a `Config`, or to everything that is wrong with it, each with its line and key."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, Fault, ModelConfig, NodeConfig
+from fairlead.config.spelling import KeyPath, dotted, settings_of
+from fairlead.configfile.convert import Conversion
+from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableError
+from fairlead.swap import llama_swap
+from fairlead.swap.macros import Expansion
+from fairlead.swap.sections import FileSettings
+
+FAULTS_AT_MOST = 100
+LETTERS_AT_MOST = 500
+
+M = TypeVar("M", ModelConfig, CommandConfig)
+N = TypeVar("N", CommandConfig, NodeConfig)
+
+_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}
+
+
+class FaultAt(NamedTuple):
+    """What is wrong where: `key` as it is shown, '' where it is no setting."""
+
+    line: int
+    key: str
+    message: str
+
+
+class ConfigFileError(ConfigError):
+    """A file is no configuration. The message has one line a fault: file, line, key, what is wrong."""
+
+    def __init__(self, file: Path, found: Iterable[FaultAt]) -> None:
+        self.found = tuple(sorted(dict.fromkeys(found)))
+        lines = [
+            _on_one_line(": ".join(part for part in (f"{file}:{line}", key, text) if part))
+            for line, key, text in self.found
+        ]
+        if len(lines) > FAULTS_AT_MOST:
+            lines[FAULTS_AT_MOST:] = [f"{file}: and {len(lines) - FAULTS_AT_MOST} more"]
+        super().__init__("\n".join(lines))
+
+
+class Reading(NamedTuple):
+    """A configuration, and the settings in its file (as they are shown) that have no effect on serving."""
+
+    config: Config
+    without_effect: tuple[str, ...]
+
+
+def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
+    """Read a file. `environment` has the variables it may use. Raises `ConfigFileError` or `OSError`."""
+    with file.open("rb") as source:
+        content = source.read(BYTES_AT_MOST + 1)
+    try:
+        document = Document(content, environment)
+    except UnreadableError as error:
+        raise ConfigFileError(file, [FaultAt(error.line, "", str(error))]) from None
+    reader = _Reader(document, file.resolve().parent)
+    config = reader.read()
+    if config is None:
+        found = [
+            FaultAt(document.line(fault.path), dotted(fault.path), fault.message) for fault in reader.faults
+        ]
+        raise ConfigFileError(file, found)
+    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))))
+
+
+class _Reader:
+    """Makes the configuration of one document; goes on after a fault to find the others."""
+
+    def __init__(self, document: Document, folder: Path) -> None:
+        self.idle: list[KeyPath] = []
+        self._conversion = Conversion(document)
+        self.faults = self._conversion.faults
+        self._document = document
+        self._folder = folder
+
+    def read(self) -> Config | None:
+        self.faults += self._document.faults
+        self.idle, refused = llama_swap.unused(self._document.tree)
+        self.faults += refused
+        expansion = Expansion()
+        tree = expansion.expand(self._document.tree)
+        self.faults += expansion.faults
+
+        said_models = tree.pop("models", None)
+        settings = self._conversion.struct(FileSettings, tree, (), beside=("models", "macros"))
+        common = settings or FileSettings()
+        models = self._preloaded(self._models(said_models, common), common)
+        if settings is None or self.faults:
+            return None
+        return self._config(settings, models)
+
+    def _config(self, settings: FileSettings, models: list[AnyModelConfig]) -> Config | None:
+        names = [model.name for model in models]
+        commands = any(isinstance(model, CommandConfig) for model in models)
+        at, swap = llama_swap.swap_of(settings, has_commands=commands)
+        self.faults += (fault.under(*at) for fault in llama_swap.faults_of_swap(swap, names))
+        self.idle += ((*at, *path) for path in llama_swap.unknown_members(swap, names))
+        self.idle += settings.idle()
+        shared = {field: getattr(settings, field) for field in settings.__struct_fields__}
+        shared = {field: value for field, value in shared.items() if field in Config.__struct_fields__}
+        try:
+            nodes = tuple(map(_filtered, settings.nodes + llama_swap.nodes_of_peers(settings.peers, models)))
+            config = Config(**shared | {"nodes": nodes}, models=tuple(models), swap=swap)
+        except ConfigError as error:
+            self.faults += error.faults
+        return None if self.faults else config
+
+    def _models(self, said: object, common: FileSettings) -> list[AnyModelConfig]:
+        if said is None:
+            return []
+        if not isinstance(said, dict):
+            self.faults.append(Fault(("models",), "must be a mapping from names to settings"))
+            return []
+        models = (self._model(name, settings, common) for name, settings in said.items())
+        return [model for model in models if model is not None]
+
+    def _model(self, name: str, said: object, common: FileSettings) -> AnyModelConfig | None:
+        path = ("models", name)
+        if not name.strip():
+            self.faults.append(Fault(path, "the name of a model must not be empty"))
+        if not isinstance(said, dict):
+            self.faults.append(Fault(path, "must be a mapping with path or cmd"))
+            return None
+        kinds = [key for key in _KINDS if said.get(key) is not None]
+        if len(kinds) != 1:
+            self._refuse_kind(said, path, both=bool(kinds))
+            return None
+        kind, other = _KINDS[kinds[0]], _KINDS["cmd" if kinds == ["path"] else "path"]
+        wrong_kind = f"is for models with {'cmd' if kinds == ['path'] else 'path'}"
+        made = self._conversion.struct(
+            kind,
+            _settled(said, common, kind),
+            path,
+            given={"name": name},
+            elsewhere={setting.spelling: wrong_kind for setting in settings_of(other)},
+        )
+        if isinstance(made, ModelConfig):
+            return self._with_folder(_renamed(made))
+        return None if made is None else _renamed(_filtered(_ready_late(made)))
+
+    def _refuse_kind(self, said: dict[str, Any], path: KeyPath, *, both: bool) -> None:
+        message = "must have path, a folder with a model, or cmd, a command that serves one"
+        self.faults.append(Fault(path, f"{message}{'; not both' if both else ''}"))
+        known = {setting.spelling for kind in _KINDS.values() for setting in settings_of(kind)}
+        for key in said:
+            if key not in known:
+                self._conversion.unknown(key, path, known, {})
+
+    def _with_folder(self, model: ModelConfig) -> ModelConfig:
+        """Find the model's folder, which a relative path names from the file's."""
+        try:
+            folder = (self._folder / model.path.expanduser()).resolve()
+            there = folder.is_dir()
+        except (OSError, RuntimeError):  # a name that is too long, links in a ring, nobody's home
+            folder, there = model.path, False
+        if not there:
+            self.faults.append(Fault(("models", model.name, "path"), f"there is no folder {folder}"))
+        return msgspec.structs.replace(model, path=folder)
+
+    def _preloaded(self, models: list[AnyModelConfig], common: FileSettings) -> list[AnyModelConfig]:
+        wanted = set(common.hooks.on_startup.preload)
+        for index, name in enumerate(common.hooks.on_startup.preload):
+            if not any(name in (model.name, *model.aliases) for model in models):
+                self.idle.append(("hooks", "on_startup", "preload", index))
+        return [
+            msgspec.structs.replace(model, preload=True)
+            if wanted.intersection((model.name, *model.aliases))
+            else model
+            for model in models
+        ]
+
+
+def _on_one_line(text: str) -> str:
+    """Return a message that cannot begin another line or command a terminal, whatever it quotes."""
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return shown if len(shown) <= LETTERS_AT_MOST else f"{shown[:LETTERS_AT_MOST]}…"
+
+
+def _settled(said: dict[str, Any], common: FileSettings, kind: type[AnyModelConfig]) -> dict[str, Any]:
+    """Say of a model what the file says of all, and leave out what only looks like a setting."""
+    settled = dict(said)
+    if settled.get("ttl") in (None, -1):
+        settled["ttl"] = common.global_ttl_s
+    if kind is CommandConfig:
+        if settled.get("healthCheckTimeout") is None:
+            settled["healthCheckTimeout"] = common.health_check_timeout_s
+        if not settled.get("unloadTimeout"):
+            settled["unloadTimeout"] = common.unload_timeout_s or 10.0
+        for name in ("concurrencyLimit", "useModelName"):
+            if settled.get(name) in (0, ""):  # as if nothing was said
+                del settled[name]
+        filters = settled.get("filters")
+        if isinstance(filters, dict) and "strip_params" in filters:  # its older name
+            filters = dict(filters)
+            older = filters.pop("strip_params")
+            filters.setdefault("stripParams", older)
+            settled["filters"] = filters
+    return settled
+
+
+def _ready_late(model: CommandConfig) -> CommandConfig:
+    timeout_s = max(model.health_check_timeout_s, llama_swap.READY_WITHIN_AT_LEAST_S)
+    return msgspec.structs.replace(model, health_check_timeout_s=timeout_s)
+
+
+def _filtered(node: N) -> N:
+    return msgspec.structs.replace(node, filters=llama_swap.without_model(node.filters))
+
+
+def _renamed(model: M) -> M:
+    """Give a model the names by which it has parameters; once each, and never its own."""
+    by_name: Iterable[str] = model.filters.set_params_by_id if isinstance(model, CommandConfig) else ()
+    aliases = dict.fromkeys((*model.aliases, *by_name))
+    aliases.pop(model.name, None)
+    return msgspec.structs.replace(model, aliases=tuple(aliases))

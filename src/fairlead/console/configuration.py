@@ -1,0 +1,71 @@
+"""What is shown of a configuration file: what it says, or everything that is wrong with it, a line each."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from fairlead.config import CommandConfig, Config
+from fairlead.configfile import ConfigFileError, Reading, read_config
+from fairlead.console.announcer import warn
+
+
+def read(file: Path) -> Reading | None:
+    """Return what a file says, or None and have said on standard error what is wrong with it."""
+    try:
+        reading = read_config(file, os.environ)
+    except ConfigFileError as error:
+        print(error, file=sys.stderr, flush=True)
+        return None
+    if reading.without_effect:
+        number = len(reading.without_effect)
+        warn(f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)")
+    return reading
+
+
+def check(file: Path, *, as_json: bool) -> int:
+    """Say whether a file is a configuration, and what is in it. Return the exit code: 0 good, 2 not."""
+    try:
+        reading = read_config(file, os.environ)
+    except ConfigFileError as error:
+        if as_json:
+            errors = [fault._asdict() for fault in error.found]
+            print(json.dumps({"file": str(file), "ok": False, "errors": errors}, indent=2))
+        else:
+            print(error, file=sys.stderr, flush=True)
+        return 2
+    if as_json:
+        told = _summary(reading.config) | {"without_effect": reading.without_effect}
+        print(json.dumps({"file": str(file), "ok": True, **told}, indent=2))
+    else:
+        print("\n".join(_lines(file, reading)))
+    return 0
+
+
+def _summary(config: Config) -> dict[str, object]:
+    return {
+        "models": [
+            {"name": model.name, "kind": "command" if isinstance(model, CommandConfig) else "engine"}
+            for model in config.models
+        ],
+        "nodes": [node.id for node in config.nodes],
+        "swap": str(config.swap.__struct_config__.tag),
+        "host": config.host,
+        "port": config.port,
+        "api_keys": len(config.api_keys),
+    }
+
+
+def _lines(file: Path, reading: Reading) -> list[str]:
+    config = reading.config
+    models = ", ".join(model.name for model in config.models) or "none"
+    nodes = ", ".join(node.id for node in config.nodes) or "none"
+    return [
+        f"{file} is good.",
+        f"  models: {models}",
+        f"  nodes: {nodes}",
+        f"  swap: {config.swap.__struct_config__.tag}",
+        f"  address: {config.host}:{config.port}",
+        f"  API keys: {len(config.api_keys) or 'none'}",
+        *(f"  without effect: {key}" for key in reading.without_effect),
+    ]

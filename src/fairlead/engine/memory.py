@@ -1,0 +1,294 @@
+"""Owns the KV cache's blocks: one pool a group of layers that see equally far, all groups together.
+
+Promises that a call takes what it needs in every group or changes nothing, and that a pinned sequence's
+blocks are there when it needs them. Knows no line and no step.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ReadOnlySequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fairlead._cext.blockpool import BlockHashes, BlockPool
+from fairlead._cext.inputbatch import InputBatch
+from fairlead.engine.sequence import Sequence
+
+BlockIds = tuple[list[int], ...]
+
+
+class Prefix(NamedTuple):
+    """The blocks by group in which the first `tokens` tokens lie; −1 for those that slid out of a window."""
+
+    blocks: BlockIds
+    tokens: int
+
+
+class Memory:
+    """The groups' pools, and the block tables of `batch`.
+
+    `blocks_total` and `windows` are by group; a window is in tokens, None sees everything. A sequence's
+    blocks in a full group are all taken when it enters; in a group with a window they come with its chunks
+    of at most `max_batched_tokens`, and those that no later token can see go back. `prefix_cache`: keep the
+    blocks of what has ended, for whoever begins with the same tokens and the same salt.
+    """
+
+    def __init__(
+        self,
+        batch: InputBatch,
+        *,
+        blocks_total: ReadOnlySequence[int],
+        windows: ReadOnlySequence[int | None],
+        block_size: int,
+        max_batched_tokens: int,
+        hash_key: bytes,
+        max_entries: int | None = None,
+        threshold: float = 0.8,
+        prefix_cache: bool = True,
+    ) -> None:
+        self._batch = batch
+        self._block_size = block_size
+        self._hash_key = hash_key
+        self._prefix_cache = prefix_cache
+        self._windows = tuple(windows)
+        self._pools = tuple(
+            BlockPool(blocks, block_size, hash_key=hash_key, max_entries=max_entries, threshold=threshold)
+            for blocks in blocks_total
+        )
+        self._sliding = tuple(group for group, window in enumerate(windows) if window is not None)
+        self._chunks = [
+            max_batched_tokens
+            if window is None
+            else max(1, min(max_batched_tokens, (total - 1) * block_size - (window - 1)))
+            for total, window in zip(blocks_total, windows, strict=True)
+        ]
+        self._ceilings = [
+            blocks_ceiling(total, window, block_size, max_batched_tokens)
+            for total, window in zip(blocks_total, windows, strict=True)
+        ]
+        self._tables = [np.asarray(batch.block_table(group)) for group in range(len(self._pools))]
+        self._promised = [0] * len(self._pools)
+        self._table_entries = [0] * len(self._pools)
+
+    # Questions ---------------------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> tuple[BlockPool, ...]:
+        return self._pools
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self._windows
+
+    @property
+    def slides(self) -> bool:
+        """Whether some group has a window, so that its blocks come and go while a sequence runs."""
+        return bool(self._sliding)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one sequence that an empty cache can take to their end."""
+        return longest([pool.total for pool in self._pools], self._windows, self._block_size)
+
+    def ceiling(self, group: int) -> int:
+        """The most tokens that one sequence holds at a time in that group, whatever its length."""
+        return self._ceilings[group] * self._block_size
+
+    def spare(self, group: int) -> int:
+        """Blocks that could be taken now and are promised to nobody."""
+        return self._pools[group].available - self._promised[group]
+
+    def shared_tokens(self, group: int) -> int:
+        """Tokens in blocks that several sequences hold, once for each of them but the first."""
+        pool = self._pools[group]
+        return (self._table_entries[group] - (pool.total - pool.available)) * self._block_size
+
+    def new_hashes(self, salt: bytes) -> BlockHashes | None:
+        """A chain for a new sequence; None where nothing is kept for reuse."""
+        return BlockHashes(self._hash_key, self._block_size, salt) if self._prefix_cache else None
+
+    # A sequence comes, grows, and goes ---------------------------------------------------------------
+
+    def enter(self, sequence: Sequence) -> Prefix | None:
+        """Take what a sequence needs to begin: what the cache has of it already, and new blocks.
+
+        The prefix it is given ends at `tokens`: from there on it computes, at least one token. The blocks
+        include those for its first chunk. None, with nothing taken, when they are not there now. A pinned
+        sequence takes and is promised all that it can ever need.
+        """
+        if sequence.pinned and self._sliding:
+            sequence.hashes = None  # a block that others share too does not come back when it slides out
+        prefix = self._match(sequence)
+        needed, promised = [], []
+        for group, pool in enumerate(self._pools):
+            pool.touch(prefix.blocks[group])  # before what is left is counted: it was part of that
+            count = self._needed_to_begin(group, sequence, prefix)
+            promise = self._promise(group, sequence, prefix, count) if sequence.pinned else 0
+            needed.append(count)
+            promised.append(promise)
+            if count + promise > self.spare(group):
+                for touched in range(group + 1):
+                    self._pools[touched].free_blocks(prefix.blocks[touched])
+                return None
+        for group, blocks in enumerate(prefix.blocks):
+            self._table_entries[group] += len(blocks) - blocks.count(-1) + needed[group]
+            self._promised[group] += promised[group]
+            blocks.extend(self._pools[group].get_new_blocks(needed[group]))
+        sequence.promised = promised if sequence.pinned else None
+        sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
+        return prefix
+
+    def hold(self, sequence: Sequence, tokens: int) -> bool:
+        """Take what its first `tokens` tokens lack, in every group; False, with nothing taken, if not."""
+        columns = -(-tokens // self._block_size)
+        needed = [max(0, columns - count) for count in self._batch.block_counts(sequence.slot)]
+        if not any(needed):
+            return True
+        for group, count in enumerate(needed):
+            mine = 0 if sequence.promised is None else sequence.promised[group]
+            if count > self.spare(group) + mine:
+                return False
+        self._batch.append_block_ids(
+            sequence.slot,
+            tuple(pool.get_new_blocks(count) for pool, count in zip(self._pools, needed, strict=True)),
+        )
+        for group, count in enumerate(needed):
+            self._table_entries[group] += count
+            self._redeem(sequence, group, count)
+        return True
+
+    def hold_one_each(self, slots: list[int], sequences: Iterable[Sequence]) -> bool:
+        """Take one more block for each of them in the only group; False, with nothing taken, if not."""
+        if len(self._pools) > 1 or len(slots) > self.spare(0):
+            return False
+        self._batch.append_one_each(slots, (self._pools[0].get_new_blocks(len(slots)),))
+        self._table_entries[0] += len(slots)
+        if self._promised[0]:
+            for sequence in sequences:
+                self._redeem(sequence, 0, 1)
+        return True
+
+    def hold_chunk(self, sequence: Sequence, count: int) -> int:
+        """Take the blocks for its next `count` tokens, or for fewer; how many tokens have theirs now."""
+        start = sequence.tokens.computed
+        for group in self._sliding:
+            mine = 0 if sequence.promised is None else sequence.promised[group]
+            columns = self._batch.block_counts(sequence.slot)[group] + self.spare(group) + mine
+            count = min(count, self._chunks[group], columns * self._block_size - start)
+        if count <= 0 or not self.hold(sequence, start + count):
+            return 0
+        return count
+
+    def index(self, sequence: Sequence) -> None:
+        """Let others find the blocks that are full now, and give back those that no later token can see."""
+        slot = sequence.slot
+        if sequence.hashes is not None:
+            full = sequence.tokens.committed // self._block_size
+            tokens = sequence.tokens.tokens_view()
+            for group, pool in enumerate(self._pools):
+                row = self._tables[group][slot, :full].data
+                pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
+            sequence.indexed = full
+        for group in self._sliding:
+            if self._would_be_missed(sequence, group):
+                continue
+            gone = self._batch.slide(slot, group)
+            self._pools[group].free_blocks(gone)
+            self._table_entries[group] -= len(gone)
+            self._redeem(sequence, group, -len(gone))
+
+    def leave(self, sequence: Sequence, *, keep: bool) -> None:
+        """Give back all that it holds; with `keep`, what is indexed of it stays until the room is needed."""
+        for group, (pool, blocks) in enumerate(
+            zip(self._pools, self._batch.block_ids(sequence.slot), strict=True)
+        ):
+            self._table_entries[group] -= len(blocks) - blocks.count(-1)
+            if keep and sequence.hashes is not None:
+                pool.retire(sequence.key, blocks)
+            else:
+                pool.free_blocks(blocks)
+            if sequence.promised is not None:
+                self._promised[group] -= sequence.promised[group]
+        sequence.promised = None
+
+    def trim(self) -> None:
+        """Drop what was used least recently, whole requests at a time, while the thresholds are passed."""
+        for pool in self._pools:
+            pool.trim()
+
+    # Helpers -----------------------------------------------------------------------------------------
+
+    def _would_be_missed(self, sequence: Sequence, group: int) -> bool:
+        """Whether sliding now would leave too little for others to begin where its last full block ends.
+
+        A prompt is computed to its last token, mostly within a block: its last full block sees a block more
+        than what comes next. While there is room, that block waits for the next one to be full.
+        """
+        tokens, pool = sequence.tokens, self._pools[group]
+        within = tokens.committed % self._block_size > 0
+        decodes = tokens.num_tokens - tokens.committed <= 2  # with the token under way
+        return within and decodes and 8 * self.spare(group) > pool.total
+
+    def _match(self, sequence: Sequence) -> Prefix:
+        """The longest prefix that every group has, and that leaves a token to compute."""
+        hashes, tokens = sequence.hashes, sequence.tokens
+        limit = (tokens.num_tokens - 1) // self._block_size
+        if hashes is None or limit == 0:
+            return Prefix(tuple([] for _ in self._pools), 0)
+        hashes.extend(tokens.tokens_view())
+        if len(self._pools) == 1:
+            blocks = self._match_in(0, hashes, limit)
+            return Prefix((blocks,), len(blocks) * self._block_size)
+        while True:
+            found = tuple(self._match_in(group, hashes, limit) for group in range(len(self._pools)))
+            limit = min(map(len, found))
+            if all(len(blocks) == limit for blocks in found):
+                return Prefix(found, limit * self._block_size)
+
+    def _match_in(self, group: int, hashes: BlockHashes, limit: int) -> list[int]:
+        window = self._windows[group]
+        seen = None if window is None else -(-(window - 1) // self._block_size)
+        return self._pools[group].match_prefix(hashes, limit, window=seen)
+
+    def _needed_to_begin(self, group: int, sequence: Sequence, prefix: Prefix) -> int:
+        """New blocks behind the prefix: for everything, or for the first chunk where a window slides."""
+        tokens = sequence.tokens.num_tokens
+        if self._windows[group] is not None:
+            tokens = min(tokens, prefix.tokens + self._chunks[group])
+        return -(-tokens // self._block_size) - len(prefix.blocks[group])
+
+    def _promise(self, group: int, sequence: Sequence, prefix: Prefix, count: int) -> int:
+        """Blocks that it can ever hold at once in that group, less its prefix and `count` more."""
+        tokens = sequence.tokens.prompt_length + sequence.tokens.max_tokens
+        most = min(-(-tokens // self._block_size), self._ceilings[group])
+        blocks = prefix.blocks[group]
+        return max(0, most - len(blocks) + blocks.count(-1) - count)
+
+    def _redeem(self, sequence: Sequence, group: int, count: int) -> None:
+        """Count blocks that a sequence took (or, negative, gave back) against what it was promised."""
+        if sequence.promised is not None:
+            count = min(count, sequence.promised[group])
+            sequence.promised[group] -= count
+            self._promised[group] -= count
+
+
+def blocks_ceiling(total: int, window: int | None, block_size: int, max_batched_tokens: int) -> int:
+    """The most blocks of a group with so many that one sequence holds at a time.
+
+    With a window: what its next token sees, two chunks under way, and the blocks cut at both ends.
+    """
+    if window is None:
+        return total
+    return min(total, -(-(window - 1 + 2 * max_batched_tokens) // block_size) + 1)
+
+
+def longest(
+    blocks_total: ReadOnlySequence[int], windows: ReadOnlySequence[int | None], block_size: int
+) -> int:
+    """The most tokens of one sequence: a group bounds it unless its window slides within its blocks."""
+    bounds = [
+        total * block_size
+        for total, window in zip(blocks_total, windows, strict=True)
+        if window is None or total < -(-window // block_size) + 1
+    ]
+    return min(bounds, default=2**31 - 1)

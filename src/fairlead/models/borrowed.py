@@ -1,0 +1,90 @@
+"""A model of transformers with our weights: built without memory, then filled from the checkpoint.
+
+Promises what `Weights` does, of models whose tensors have the names of their modules. What cannot be
+kept is a `NotImplementedError` that says what it was.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairlead.models.layers import Linear
+from fairlead.models.weights import Weights
+
+
+def build_skeleton(kind: Any, theirs: Any, weights: Weights, attention: str) -> Any:
+    """Make transformers' model `kind` of the configuration `theirs`, all of it but its parameters."""
+    theirs.use_cache = False
+    with _without_memory():
+        model = kind._from_config(theirs, attn_implementation=attention, dtype=weights.dtype)  # noqa: SLF001
+    model.tie_weights()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.device.type == "meta":
+                raise NotImplementedError(f"its {name} has no value until it is read")
+            module._buffers[name] = buffer.to(weights.device)  # noqa: SLF001
+    return model.eval()
+
+
+def fill(model: Any, weights: Weights) -> None:
+    """Take every parameter out of the checkpoint; linear layers become ours."""
+    ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    weights.rename(lambda name: None if any(one.search(name) for one in ignored) else name)
+    if any(parameter.dim() > 2 for parameter in model.parameters()):
+        raise NotImplementedError("only mixtures of experts that are built in are supported")
+    names = {id(module): name for name, module in model.named_modules()}
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head.weight is table.weight:
+        if head.bias is not None:
+            raise NotImplementedError("its head is tied and has a bias")
+        embedding, projection = weights.vocabulary(
+            names[id(table)], names[id(head)], *table.weight.shape, tied=True
+        )
+        table.weight = nn.Parameter(embedding.table, requires_grad=False)
+        assert projection is not None
+        model.set_submodule(names[id(head)], _OurLinear(head, projection))
+    linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    linears.sort(key=lambda pair: pair[1] is not head)  # first what is largest, as nothing else is there yet
+    for name, module in linears:
+        has_bias = module.bias is not None
+        linear = weights.linear({name: module.out_features}, module.in_features, bias=has_bias)
+        model.set_submodule(name, _OurLinear(module, linear))
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta:
+            owner, _, last = name.rpartition(".")
+            tensor = weights.tensor(name, *parameter.shape)
+            setattr(model.get_submodule(owner), last, nn.Parameter(tensor, requires_grad=False))
+    if shared := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise NotImplementedError(f"{shared[0]} is the same parameter as another")
+
+
+class _OurLinear(nn.Module):
+    """A linear layer of theirs with our weight."""
+
+    def __init__(self, theirs: nn.Linear, linear: Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = theirs.in_features, theirs.out_features
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters that modules make have no memory; what they compute otherwise (angles, say) has."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

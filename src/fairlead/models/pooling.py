@@ -1,0 +1,120 @@
+"""From what a model says of each token to one vector a text, as its `sentence-transformers` files say it.
+
+Reads `modules.json` and the configurations it names; knows no network and no cache.
+
+T tokens of the texts of a step, R rows (a run of one text's tokens each), C channels.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlead.errors import LoadFailed
+from fairlead.models.config import Config
+
+FILE = "modules.json"
+_MODES: dict[str, Literal["mean", "last"]] = {
+    "mean": "mean",
+    "lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+_SWITCH = "pooling_mode_"
+
+
+class Pooling(msgspec.Struct, frozen=True):
+    """How a text's vector is made: the "mean" of all its tokens' or the "last" one's, of length 1 or not."""
+
+    kind: Literal["mean", "last"]
+    normalize: bool
+
+
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+
+
+def read_pooling(directory: Path) -> Pooling | None:
+    """What `modules.json` says, or None if the model was not made for embeddings.
+
+    Modules other than the network, its pooling and a normalisation are a `LoadFailed`: without them the
+    vectors would be others.
+    """
+    path = directory / FILE
+    if not path.is_file():
+        return None
+    try:
+        modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+    except OSError as error:
+        raise LoadFailed(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadFailed(f"{path}: {error}") from error
+    kinds = [module.type.rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise LoadFailed(
+            f"{path}: only Transformer, Pooling, Normalize are supported, not {', '.join(kinds)}"
+        )
+    place = modules[1].path
+    if not place or Path(place).name != place:
+        raise LoadFailed(f"{path}: {place!r} is not a directory beside it")
+    return Pooling(_read_kind(Config.read(directory / place / "config.json")), len(kinds) == 3)
+
+
+def _read_kind(config: Config) -> Literal["mean", "last"]:
+    """One mode by its name or, as it was before, the one switch of many that is on."""
+    if "pooling_mode" in config:
+        chosen, key = [config.text("pooling_mode")], "pooling_mode"
+    else:
+        chosen = [name for name in config.keys() if name.startswith(_SWITCH) and config.flag(name)]  # noqa: SIM118
+        key = chosen[0] if chosen else f"{_SWITCH}mean_tokens"
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        raise config.fails(key, f"exactly one of {', '.join(_MODES)} is supported, not {chosen}")
+    if not config.flag("include_prompt", default=True):
+        raise config.fails("include_prompt", "leaving the instruction out of the mean is not supported")
+    return _MODES[chosen[0]]
+
+
+class Pooler:
+    """Makes the vectors of texts whose tokens may come in several steps. Sums are float32, by slot.
+
+    Every token of a text must pass through here for a mean: of a prefix that was found in the cache, only
+    the last token's vector can be made.
+    """
+
+    def __init__(self, pooling: Pooling, *, slots: int, hidden_size: int, device: torch.device) -> None:
+        self._pooling = pooling
+        self._sums = torch.zeros((slots, hidden_size), device=device)
+
+    def add(
+        self,
+        states: Tensor,
+        query_starts: np.ndarray,
+        sequence_lengths: np.ndarray,
+        slots: np.ndarray,
+        finished: np.ndarray,
+    ) -> Tensor:
+        """Take a step's `states` [T, C], after the last norm; return the vectors of rows `finished` [F, C].
+
+        As in `engine.inputs.Inputs`: row r's tokens are query_starts[r] … query_starts[r + 1] − 1,
+        `sequence_lengths` [R] how many its text has with these, `slots` [R] whose it is. `finished` [F]:
+        rows with the last token of their text.
+        """
+        device = states.device
+        counts = np.diff(query_starts)
+        if self._pooling.kind == "last":
+            vectors = states[torch.from_numpy(query_starts[finished + 1] - 1).long().to(device)].float()
+            return self._scaled(vectors)
+        places = torch.from_numpy(slots).long().to(device)
+        begins = torch.from_numpy(slots[sequence_lengths == counts]).long().to(device)
+        self._sums.index_fill_(0, begins, 0)  # whatever another text has left there
+        rows = places.repeat_interleave(torch.from_numpy(counts).to(device))
+        self._sums.index_add_(0, rows, states.float())
+        lengths = torch.from_numpy(sequence_lengths[finished]).to(device)
+        return self._scaled(self._sums[places[torch.from_numpy(finished).to(device)]] / lengths[:, None])
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(vectors, dim=-1) if self._pooling.normalize else vectors

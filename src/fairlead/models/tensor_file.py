@@ -1,0 +1,176 @@
+"""A safetensors file, mapped into memory: which tensors it has, and their bytes piece by piece.
+
+A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
+Promises that a file which says anything else about itself is a `LoadFailed` with its name before a
+tensor of it is touched, and that pages which have been read leave memory again when they are let go.
+"""
+
+import json
+import math
+import mmap
+import stat
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fairlead.errors import LoadFailed
+
+_LENGTH = struct.Struct("<Q")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_MAX_DIMENSIONS = 8
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Bits of those that may stand in a file, but of which no weights are made.
+_OTHERS = {
+    "BOOL": 8,
+    **{f"{kind}{bits}": bits for kind in "IU" for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "C64": 64,
+}
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor as its file describes it: nothing of it has been read. `begin` in bytes of the file."""
+
+    file: "TensorFile"
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+    def fails(self, reason: str) -> LoadFailed:
+        """The error to raise for this tensor."""
+        return LoadFailed(f"{self.file.path}: tensor {self.name!r} {reason}")
+
+    def floats(self) -> torch.dtype:
+        """Return its dtype; `LoadFailed` unless weights can be made of it."""
+        if self.dtype not in _FLOATS:
+            raise self.fails(f"is of {self.dtype}, which is not supported ({', '.join(_FLOATS)} are)")
+        return _FLOATS[self.dtype]
+
+    def mapped(self) -> Tensor:
+        """The tensor as it lies in the file: to be read only, and read from there when it is used."""
+        return self._view(0, self.nbytes).view(self.shape)
+
+    def pieces(self, size_bytes: int) -> Iterator[Tensor]:
+        """Yield its elements in order, flat, about `size_bytes` at a time; each is let go with the next."""
+        for start, stop in self._ranges(size_bytes):
+            yield self._view(start, stop)
+            self.file.let_go(self.begin + start, self.begin + stop)
+
+    def read_ahead(self, size_bytes: int) -> Iterator[int]:
+        """Bring it into memory, about `size_bytes` at a time; yield how many each time."""
+        for start, stop in self._ranges(size_bytes):
+            self._view(start, stop)[:: mmap.PAGESIZE // self.floats().itemsize].sum()  # a look at each page
+            yield stop - start
+
+    def let_go(self) -> None:
+        """Drop its pages from memory; they are read again if they are used again."""
+        self.file.let_go(self.begin, self.begin + self.nbytes)
+
+    def _ranges(self, size_bytes: int) -> Iterator[tuple[int, int]]:
+        itemsize = self.floats().itemsize
+        step = max(itemsize, size_bytes // itemsize * itemsize)
+        for start in range(0, self.nbytes, step):
+            yield start, min(start + step, self.nbytes)
+
+    def _view(self, start: int, stop: int) -> Tensor:
+        dtype = self.floats()
+        if start == stop:
+            return torch.empty(0, dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            count = (stop - start) // dtype.itemsize
+            return torch.frombuffer(self.file.memory, dtype=dtype, count=count, offset=self.begin + start)
+
+
+class TensorFile:
+    """The file at `path`. `tensors` by name. The mapping lasts as long as anything made of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+                raise self._fails("not a file")
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                if size < _LENGTH.size:
+                    raise self._fails(f"{size} bytes, no safetensors file")
+                self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # a path may also be no path at all
+            raise self._fails(str(getattr(error, "strerror", None) or error)) from error
+        header, begin = self._read_header()
+        self.tensors = {name: self._describe(name, entry, begin) for name, entry in header.items()}
+        self._check_layout(begin)
+
+    def let_go(self, begin: int, end: int) -> None:
+        """Drop the pages of these bytes."""
+        begin -= begin % mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and begin < end:
+            self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def _fails(self, reason: str) -> LoadFailed:
+        return LoadFailed(f"{self.path}: {reason}")
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        """Return the header's entries but for its remarks, and where the tensors' bytes begin."""
+        (length,) = _LENGTH.unpack(self.memory[: _LENGTH.size])
+        begin = _LENGTH.size + length
+        if length > _MAX_HEADER_BYTES or begin > len(self.memory):
+            raise self._fails(f"a header of {length} bytes in a file of {len(self.memory)}")
+        try:
+            header = json.loads(self.memory[_LENGTH.size : begin], object_pairs_hook=self._without_doubles)
+        except (ValueError, RecursionError) as error:
+            raise self._fails(f"its header is not valid JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise self._fails("its header is no JSON object")
+        header.pop("__metadata__", None)
+        return header, begin
+
+    def _without_doubles(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            names = [name for name, _ in pairs]
+            double = next(name for name in entries if names.count(name) > 1)
+            raise self._fails(f"its header has {double!r} twice")
+        return entries
+
+    def _describe(self, name: str, entry: object, begin: int) -> StoredTensor:
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
+                pass
+            case _:
+                raise self._fails(f"its header does not say dtype, shape and data_offsets of {name!r}")
+        if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+            raise self._fails(f"tensor {name!r} has the shape {shape!r:.200}")
+        bits = _FLOATS[dtype].itemsize * 8 if dtype in _FLOATS else _OTHERS.get(dtype)
+        if bits is None:
+            raise self._fails(f"tensor {name!r} is of {dtype!r:.50}, which is not known")
+        size = len(self.memory) - begin
+        if not 0 <= start <= stop <= size:
+            raise self._fails(
+                f"tensor {name!r} is at {start}…{stop} of {size} bytes: the file is cut short or lies"
+            )
+        if math.prod(shape) * bits != (stop - start) * 8:
+            raise self._fails(f"tensor {name!r} of {dtype} {shape} cannot take {stop - start} bytes")
+        return StoredTensor(self, name, dtype, tuple(shape), begin + start, stop - start)
+
+    def _check_layout(self, begin: int) -> None:
+        """No byte belongs to two tensors, and none to none: there would be room for another file in it."""
+        reached = begin
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: (tensor.begin, tensor.nbytes)):
+            if tensor.begin != reached:
+                what = "overlaps another" if tensor.begin < reached else "has a gap before it"
+                raise tensor.fails(what)
+            reached += tensor.nbytes
+        if reached != len(self.memory):
+            raise self._fails(f"{len(self.memory) - reached} bytes at its end belong to no tensor")

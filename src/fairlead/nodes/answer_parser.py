@@ -1,0 +1,224 @@
+"""Takes HTTP/1.1 answers apart, strictly and within bounds. Knows no socket and no clock.
+
+Our own, because of what there is one costs too much and the other gains too little: h11 takes 38 µs for an
+answer and 4.5 for a chunk of a stream, httptools 0.9 and 0.06, but it is one dependency more, leaves the
+bounds to us and cannot be told that a connection has ended. This takes 5.5 and 0.5 µs, where relaying an
+answer takes 100 in all (`bench/router.py`).
+"""
+
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+
+import msgspec
+
+HEAD_BYTES = 64 * 1024
+HEADERS = 200
+INTERIM_HEADS = 10
+SIZE_LINE_BYTES = 1024
+TRAILER_BYTES = 16 * 1024
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\x00\r\n]*)?")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
+_HEX = b"0123456789abcdefABCDEF"
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00\r\n]*)?")
+
+
+class BadAnswer(Exception):
+    """What came is not HTTP/1.1, or over a bound; the message continues «it sent …»."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """An answer's status and headers, names in lower case; of several with one name the values are joined."""
+
+    status: int
+    headers: dict[str, str]
+    keep_alive: bool
+
+    @property
+    def content_type(self) -> str:
+        """The media type in lower case, without its parameters; empty if there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class AnswerParser:
+    """One answer to one request that was no HEAD. Feed it what comes; it returns the body's bytes in it.
+
+    `head` is None until the whole head has come. `is_complete`: the body's end has come; `surplus` says that
+    more came than the answer, so that the connection makes no sense any more.
+    """
+
+    __slots__ = ("_interim", "_left", "_rest", "_step", "head", "is_complete", "surplus")
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.is_complete = False
+        self.surplus = False
+        self._rest = b""
+        self._left = 0
+        self._interim = 0
+        # Not a bound method, which would make every parser a cycle for the garbage collector.
+        self._step: _Step = AnswerParser._head
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything at all has come."""
+        return self.head is not None or bool(self._rest) or self._interim > 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came; return what of it is body, without its framing. Raises `BadAnswer`."""
+        return self._step(self, data)
+
+    def end(self) -> bool:
+        """The connection is closed: return whether the answer was whole."""
+        if self._step is AnswerParser._until_close:
+            self.is_complete = True
+        return self.is_complete
+
+    # The head ----------------------------------------------------------------------------------------
+
+    def _head(self, data: bytes) -> bytes:
+        data = self._rest + data
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0 or end > HEAD_BYTES:
+                if len(data) > HEAD_BYTES:
+                    raise BadAnswer(f"a head of more than {HEAD_BYTES} bytes")
+                if not data.startswith(b"HTTP/1."[: len(data)]):
+                    raise BadAnswer("no HTTP/1.1")
+                self._rest = data
+                return b""
+            head = _parse_head(data[:end])
+            data = data[end + 4 :]
+            if head.status >= HTTPStatus.OK:
+                break
+            self._interim += 1
+            if head.status == HTTPStatus.SWITCHING_PROTOCOLS or self._interim > INTERIM_HEADS:
+                raise BadAnswer(f"status {head.status}, which nobody asked for")
+        self.head = head
+        self._rest = b""
+        self._step = self._framing(head)
+        if self._step is AnswerParser._by_length and not self._left:
+            self.is_complete = True
+        return self._step(self, data) if data else b""
+
+    def _framing(self, head: Head) -> "_Step":
+        if head.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            return AnswerParser._by_length
+        encoding = head.headers.get("transfer-encoding")
+        length = head.headers.get("content-length")
+        if encoding is not None:
+            if encoding.lower() != "chunked" or length is not None:
+                raise BadAnswer("a body whose length is ambiguous")
+            return AnswerParser._chunked
+        if length is None:
+            return AnswerParser._until_close
+        # Twice the same length is allowed, and joined by then.
+        lengths = {each.strip() for each in length.split(",")}
+        value = lengths.pop()
+        if lengths or not value.isascii() or not value.isdigit() or len(value) > 15:
+            raise BadAnswer("a content-length that is none")
+        self._left = int(value)
+        return AnswerParser._by_length
+
+    # The body ----------------------------------------------------------------------------------------
+
+    def _by_length(self, data: bytes) -> bytes:
+        if len(data) > self._left:
+            self.surplus = True
+            data = data[: self._left]
+        self._left -= len(data)
+        self.is_complete = not self._left
+        return data
+
+    def _until_close(self, data: bytes) -> bytes:
+        return data
+
+    def _chunked(self, data: bytes) -> bytes:  # noqa: C901  # one loop, and the hot one
+        """`_left` counts what is missing of the chunk that has begun, with the line end after it."""
+        if self._rest:
+            data = self._rest + data
+        find, length, left = data.find, len(data), self._left
+        pieces: list[bytes] = []
+        at = 0
+        while at < length:
+            if not left:
+                line_end = find(b"\r\n", at)
+                if line_end < 0:
+                    if length - at > SIZE_LINE_BYTES:
+                        raise BadAnswer("a chunk without a size")
+                    break
+                size = _size(data[at:line_end])
+                if size is None:
+                    if pieces:
+                        break  # what was good first; this comes up again with the next bytes
+                    raise BadAnswer("a chunk without a size")
+                at = line_end + 2
+                if not size:
+                    self._rest, self._left = b"", 0
+                    self._step = AnswerParser._trailers
+                    self._trailers(data[at:])
+                    return b"".join(pieces)
+                left = size + 2
+            end = at + left
+            if end <= length:
+                if left > 2:
+                    pieces.append(data[at : end - 2])
+                if data[end - 2 : end] != b"\r\n":
+                    raise BadAnswer("a chunk that is longer than its size")
+                at, left = end, 0
+            else:
+                piece = data[at : end - 2]
+                if not piece:
+                    break
+                pieces.append(piece)
+                at += len(piece)
+                left -= len(piece)
+        self._rest, self._left = data[at:], left
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _trailers(self, data: bytes) -> bytes:
+        """What comes after the last chunk is of no use to us; it ends with an empty line."""
+        data = self._rest + data
+        if data.startswith(b"\r\n"):
+            end = 2
+        elif (found := data.find(b"\r\n\r\n")) >= 0:
+            end = found + 4
+        elif len(data) > TRAILER_BYTES:
+            raise BadAnswer(f"trailers of more than {TRAILER_BYTES} bytes")
+        else:
+            self._rest = data
+            return b""
+        self._rest, self._left = b"", 0
+        self.is_complete = True
+        self._step = AnswerParser._by_length
+        self.surplus = len(data) > end
+        return b""
+
+
+_Step = Callable[[AnswerParser, bytes], bytes]
+
+
+def _parse_head(data: bytes) -> Head:
+    status_line, *lines = data.split(b"\r\n")
+    if (status := _STATUS_LINE.fullmatch(status_line)) is None:
+        raise BadAnswer("no HTTP/1.1")
+    if len(lines) > HEADERS:
+        raise BadAnswer(f"more than {HEADERS} headers")
+    headers: dict[str, str] = {}
+    for line in lines:
+        if (header := _HEADER.fullmatch(line)) is None:
+            raise BadAnswer("a header that is none")
+        name = header[1].decode("ascii").lower()
+        value = header[2].decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    connection = headers.get("connection", "").lower()
+    keep_alive = "close" not in connection if status[1] == b"1" else "keep-alive" in connection
+    return Head(int(status[2]), headers, keep_alive)
+
+
+def _size(line: bytes) -> int | None:
+    if line and len(line) < 16 and not line.translate(None, _HEX):
+        return int(line, 16)
+    parts = _SIZE_LINE.fullmatch(line)
+    return None if parts is None else int(parts[1], 16)

@@ -1,0 +1,187 @@
+"""A server that a command starts, as a node: one life of it, from its start to its end.
+
+`run` is that life: it starts the process, waits until it answers, takes jobs, and returns by raising. The
+process is watched, not probed: a server that does one thing at a time is not ill while it does it.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Literal
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.config import CommandConfig
+from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.job import Job
+from fairlead.nodes.process import CommandProcess
+from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
+from fairlead.nodes.sink import Sink
+from fairlead.nodes.upstream import Upstream, UpstreamFailed
+
+FIRST_LOOK_S = 0.05
+LONGEST_LOOK_S = 1.0
+LOOK_TIMEOUT_S = 5.0
+LAST_LINES = 10
+
+logger = structlog.get_logger("fairlead.node")
+
+CommandState = Literal["stopped", "loading", "ready", "stopping"]
+
+
+class CommandStatus(msgspec.Struct, frozen=True):
+    """A picture of the node. `load_progress` is the part of the time it has for loading that has passed."""
+
+    model: str
+    state: CommandState
+    seats: int
+    busy: int
+    pid: int | None
+    load_progress: float
+    output: tuple[str, ...]
+
+
+class CommandNode:
+    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for."""
+
+    def __init__(
+        self,
+        config: CommandConfig,
+        listener: RemoteListener,
+        *,
+        on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+    ) -> None:
+        self.id = f"command:{config.name}"
+        self.models = frozenset({config.name})
+        self._config = config
+        self._listener = listener
+        self._on_progress = on_progress
+        self._state: CommandState = "stopped"
+        self._progress = 0.0
+        self._problem: LoadFailed | None = None
+        self._upstream = Upstream(config.proxy, name=config.name, timeouts=upstream_timeouts(config.timeouts))
+        self._remote = RemoteNode(
+            self.id,
+            self._upstream,
+            listener,
+            names={config.name: config.use_model_name or config.name},
+            seats=config.concurrency_limit,
+            filters=config.filters,
+            face=self,
+        )
+        self._process = CommandProcess(
+            config.name,
+            config.cmd,
+            stop_command=config.cmd_stop,
+            environment=config.env,
+            unload_timeout_s=config.unload_timeout_s,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes jobs now."""
+        return self._state == "ready"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, if it was started."""
+        return self._process.pid
+
+    def status(self) -> CommandStatus:
+        """Return the picture `GET /running` shows."""
+        remote = self._remote.status()
+        return CommandStatus(
+            model=self._config.name,
+            state=self._state,
+            seats=remote.seats,
+            busy=remote.busy,
+            pid=self._process.pid,
+            load_progress=self._progress,
+            output=tuple(self._process.output()),
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Live: start, `started()` when ready, and run until the process ends. Cancelling stops it.
+
+        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, with its
+        last lines. The listener is told of `node_up` and `node_down`; a failed load is the caller's to tell.
+        When it is over, the process is gone and every job has failed.
+        """
+        assert self._state == "stopped", "a command has one life"
+        self._state = "loading"
+        was_ready = False
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    await nursery.start(self._process.run)
+                    with trio.CancelScope() as loading:
+                        nursery.start_soon(self._cancel_at_end, loading)
+                        await self._become_ready()
+                    was_ready = self.is_ready
+                    if was_ready:
+                        task_status.started()
+                        await self._process.ended.wait()
+                except LoadFailed as error:
+                    self._problem = error
+                finally:
+                    # Before the process is stopped: nobody is to be sent there any more.
+                    self._stopping(was_ready=was_ready)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._state = "stopped"
+            self._upstream.close()
+        if self._problem is not None:
+            raise self._problem
+        reason = f"{self._config.name} {self._process.ending}"
+        if was_ready:
+            raise NodeFailed("\n".join([reason, *self._process.output(1)]))
+        raise LoadFailed("\n".join([f"{reason} while loading", *self._process.output(LAST_LINES)]))
+
+    @asynccontextmanager
+    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+        """See `Node`."""
+        async with self._remote.generate(job, into):
+            yield
+
+    # Its life ----------------------------------------------------------------------------------------
+
+    async def _cancel_at_end(self, loading: trio.CancelScope) -> None:
+        await self._process.ended.wait()
+        loading.cancel()
+
+    async def _become_ready(self) -> None:
+        config = self._config
+        limit_s = config.health_check_timeout_s
+        began = trio.current_time()
+        if config.check_endpoint != "none":
+            with trio.move_on_after(limit_s) as clock:
+                pause_s = FIRST_LOOK_S
+                while not await self._answers():
+                    self._progress = min(1.0, (trio.current_time() - began) / limit_s)
+                    self._on_progress(self._progress, f"waiting for {config.check_endpoint}")
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+            if clock.cancelled_caught:
+                reason = f"{config.name} did not answer {config.check_endpoint} within {limit_s:g} s"
+                raise LoadFailed("\n".join([reason, *self._process.output(LAST_LINES)]))
+        self._state = "ready"
+        self._progress = 1.0
+        self._on_progress(1.0, "ready")
+        logger.info("command ready", model=config.name, pid=self._process.pid)
+        self._remote.came_up()
+
+    async def _answers(self) -> bool:
+        try:
+            path = self._config.check_endpoint
+            async with self._upstream.exchange("GET", path, within_s=LOOK_TIMEOUT_S) as answer:
+                return answer.head.status == HTTPStatus.OK
+        except UpstreamFailed:
+            return False
+
+    def _stopping(self, *, was_ready: bool) -> None:
+        self._state = "stopping"
+        if was_ready:
+            ending = self._process.ending or "is being stopped"
+            self._remote.went_down(NodeFailed(f"{self._config.name} {ending}"))

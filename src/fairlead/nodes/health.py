@@ -1,0 +1,81 @@
+"""Whether a node gets work: three failures in a row open the breaker, a good probe closes it again.
+
+`Breaker` is pure: what happened goes in, a change comes out. `watch` is its clock: it probes, and nothing
+else. Neither knows what a node is.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import trio
+
+from fairlead.config import HealthConfig
+
+Change = Literal["up", "down"]
+
+
+class Breaker:
+    """Open at first: a node is probed before it gets work.
+
+    Probes and requests are counted apart, because a server may answer one and fail the other. `failures` in a
+    row of either open it, and only a good probe closes it. After requests had opened it, the first one that
+    fails opens it again, until one has gone well.
+    """
+
+    def __init__(self, failures: float) -> None:
+        self._limit = failures
+        self._probes = 0
+        self._requests = 0
+        self._is_up = False
+        self._on_probation = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the node gets work."""
+        return self._is_up
+
+    def probed(self, *, well: bool) -> Change | None:
+        """A probe came back."""
+        if not well:
+            self._probes += 1
+            return self._open() if self._is_up and self._probes >= self._limit else None
+        self._probes = 0
+        if self._is_up:
+            return None
+        self._is_up = True
+        self._requests = 0
+        return "up"
+
+    def requested(self, *, well: bool) -> Change | None:
+        """A request ended. What comes from before the breaker opened changes nothing."""
+        if not self._is_up:
+            return None
+        if well:
+            self._requests = 0
+            self._on_probation = False
+            return None
+        self._requests += 1
+        if self._requests < self._limit and not self._on_probation:
+            return None
+        self._on_probation = True
+        return self._open()
+
+    def _open(self) -> Change:
+        self._is_up = False
+        return "down"
+
+
+async def watch(
+    probe: Callable[[], Awaitable[bool]], report: Callable[[bool], None], config: HealthConfig
+) -> None:
+    """Probe at once and then every `interval_s`, until cancelled; report whether it went well.
+
+    What takes longer than `timeout_s` did not. A probe that takes longer than the interval delays the next.
+    """
+    while True:
+        next_at = trio.current_time() + config.interval_s
+        well = False
+        with trio.move_on_after(config.timeout_s):
+            well = await probe()
+        report(well)
+        await trio.sleep_until(next_at)

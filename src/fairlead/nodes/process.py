@@ -1,0 +1,211 @@
+"""A command's process, with everything it starts: its own process group, its output, its end.
+
+Promises: when `run` is over, however it ended, nobody of the group is left and no pipe is open; and when
+this program dies, the group ends too. What it prints goes to our stderr, and the last lines are kept. Knows
+nothing of what the command is for.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from fairlead.errors import LoadFailed
+
+LINES_KEPT = 200
+LINE_BYTES = 2000
+LOG_WAIT_S = 0.5
+KILL_WAIT_S = 5.0
+# A shell that ends at once leaves the server it runs behind, which may need a moment more.
+GROUP_WAIT_S = 1.0
+LOOK_S = 0.02
+GUARD = 'read -r _ || { kill -TERM "-$1"; sleep 5; kill -KILL "-$1"; }'
+
+
+class CommandProcess:
+    """One life of one command. `pid` is None before it starts; `ended` is set as soon as it has ended, though
+    others of its group may still have to be ended, and `ending` says how.
+
+    It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
+    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        stop_command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        unload_timeout_s: float = 10.0,
+    ) -> None:
+        self.pid: int | None = None
+        self.ended = trio.Event()
+        self._name = name
+        self._command = command
+        self._stop_command = stop_command
+        self._environment = {**os.environ, **(environment or {})}
+        self._unload_timeout_s = unload_timeout_s
+        self._process: trio.Process | None = None
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    @property
+    def ending(self) -> str | None:
+        """How it ended; None while it runs."""
+        status = None if self._process is None else self._process.returncode
+        if status is None:
+            return None
+        if status >= 0:
+            return f"ended with exit status {status}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-status, f'signal {-status}')}"
+
+    def output(self, lines: int = LINES_KEPT) -> list[str]:
+        """Return the last lines that it printed, without empty ones."""
+        return [line for line in self._lines if line][-lines:]
+
+    async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the command, report its process id, and return when it has ended. Cancelling stops it.
+
+        Raises `LoadFailed` when it cannot be started.
+        """
+        assert self._process is None, "a command has one life"
+        process = self._process = await self._start()
+        guard: trio.Process | None = None
+        try:
+            guard = await _guard(process.pid)
+            async with trio.open_nursery() as nursery:
+                # Shielded: its last words come after we are cancelled.
+                log_read, reading = trio.Event(), trio.CancelScope(shield=True)
+                nursery.start_soon(self._read_log, process.stdout, reading, log_read)
+                try:
+                    task_status.started(process.pid)
+                    await process.wait()
+                    self.ended.set()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._stop(process)
+                        # Whoever left the group may have taken the pipe along and keep it open.
+                        with trio.move_on_after(LOG_WAIT_S):
+                            await log_read.wait()
+                    reading.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                assert process.stdout is not None
+                await process.stdout.aclose()
+                if guard is None:
+                    await self._stop(process)
+                else:
+                    await _dismiss(guard)
+
+    async def _start(self) -> trio.Process:
+        try:
+            # Shielded: a process that was started and nobody knows of would stay for ever.
+            with trio.CancelScope(shield=True):
+                process = await trio.lowlevel.open_process(
+                    list(self._command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            raise LoadFailed(f"{self._name} cannot be started: {error}") from error
+        self.pid = process.pid
+        return process
+
+    async def _stop(self, process: trio.Process) -> None:
+        """End the whole group. Takes as long as the command is given, and `KILL_WAIT_S`."""
+        if process.returncode is None:
+            with trio.move_on_after(self._unload_timeout_s):
+                await self._ask_to_stop(process)
+                await process.wait()
+                with trio.move_on_after(GROUP_WAIT_S):
+                    while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event tells of their end
+                        await trio.sleep(LOOK_S)
+        # Also those that it started and left behind.
+        _signal_group(process.pid, signal.SIGKILL)
+        with trio.move_on_after(KILL_WAIT_S):
+            await process.wait()
+
+    async def _ask_to_stop(self, process: trio.Process) -> None:
+        if not self._stop_command:
+            _signal_group(process.pid, signal.SIGTERM)
+            return
+        command = [word.replace("${PID}", str(process.pid)) for word in self._stop_command]
+        stopper = CommandProcess(
+            f"{self._name} (stop)", command, environment=self._environment, unload_timeout_s=0
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stopper.run)
+                await process.wait()
+        except* LoadFailed as failed:
+            self._keep(failed.exceptions[0].args[0])
+            _signal_group(process.pid, signal.SIGTERM)
+
+    # Its output --------------------------------------------------------------------------------------
+
+    async def _read_log(
+        self, stream: trio.abc.ReceiveStream | None, scope: trio.CancelScope, ended: trio.Event
+    ) -> None:
+        assert stream is not None
+        rest = b""
+        with scope, contextlib.suppress(trio.BrokenResourceError):
+            async for data in stream:
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > LINE_BYTES:
+                    lines.append(rest)
+                    rest = b""
+                for line in lines:
+                    self._keep(line.decode(errors="replace"))
+        if rest:
+            self._keep(rest.decode(errors="replace"))
+        ended.set()
+
+    def _keep(self, line: str) -> None:
+        line = line[:LINE_BYTES].rstrip()
+        self._lines.append(line)
+        with contextlib.suppress(OSError, ValueError):  # nobody may be there to read our stderr
+            sys.stderr.write(f"[{self._name}] {line}\n")
+
+
+async def _guard(group: int) -> trio.Process:
+    """Start who ends the group when we have died, even of SIGKILL: the end of its stdin tells it so.
+
+    A server that nobody asks any more would hold its memory for ever.
+    """
+    try:
+        with trio.CancelScope(shield=True):
+            guard = await trio.lowlevel.open_process(
+                ["/bin/sh", "-c", GUARD, "guard", str(group)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise LoadFailed(f"what is to end a command with us cannot be started: {error}") from error
+    return guard
+
+
+async def _dismiss(guard: trio.Process) -> None:
+    guard.kill()
+    await guard.wait()
+    assert guard.stdin is not None
+    await guard.stdin.aclose()
+
+
+def _signal_group(group: int, number: signal.Signals | None) -> bool:
+    """Send a signal, or none, to all of a group; return whether there was anybody to send it to."""
+    try:
+        os.killpg(group, number or 0)
+    except (ProcessLookupError, PermissionError):  # nobody, or nobody who is still ours
+        return False
+    return True

@@ -1,0 +1,283 @@
+"""The client side of HTTP: requests to one server over a bounded pool of connections, answers as they come.
+
+Promises: an exchange that is cancelled, fails or is left early closes its connection, at once and without
+waiting; one that was read to its end leaves it for the next. No redirect is followed, nothing is decoded.
+Knows no job and no dialect.
+"""
+
+import re
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from fairlead.errors import NodeFailed
+from fairlead.nodes.answer_parser import AnswerParser, BadAnswer, Head
+from fairlead.nodes.connection import Clock, Connection, reason_of, told
+from fairlead.nodes.links import connect
+
+_PATH = re.compile(r"/[!-~]*")
+_HOST = re.compile(r"[0-9A-Za-z._:%-]+")
+_HEADER_VALUE = re.compile(r"[ -~]*")
+
+
+class UpstreamFailed(NodeFailed):
+    """The server could not be reached, fell silent, or broke off: this says something of its health."""
+
+
+class UpstreamTimeouts(msgspec.Struct, frozen=True):
+    """How long a server may take: to be connected to, until an answer begins, and from one piece to the next.
+
+    `idle_s`: how long an unused connection is kept.
+    """
+
+    connect_s: float = 30.0
+    first_byte_s: float = float("inf")
+    between_bytes_s: float = 300.0
+    idle_s: float = 90.0
+
+
+class UpstreamStatistics(msgspec.Struct, frozen=True):
+    """Connections now, and in all."""
+
+    busy: int
+    idle: int
+    waiting: int
+    opened: int
+    reused: int
+
+
+class Answer:
+    """An answer whose head is there."""
+
+    def __init__(self, name: str, connection: Connection, clock: Clock, first: bytes) -> None:
+        head = connection.parser.head
+        assert head is not None
+        self.head: Head = head
+        self._name = name
+        self._connection = connection
+        self._clock = clock
+        self._first = first
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the body's end has come, so that `read` has nothing to wait for."""
+        return self._connection.parser.is_complete
+
+    async def read(self) -> bytes:
+        """Wait for the next bytes of the body and return all there are; none: that was the whole body.
+
+        Raises `UpstreamFailed` when the connection ends before the body does.
+        """
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        parser = self._connection.parser
+        while not parser.is_complete:
+            self._clock.restart()
+            if piece := await self._connection.receive():
+                return piece
+        return b""
+
+    async def read_all(self, most_bytes: int) -> bytes:
+        """Return the rest of the body. Raises `UpstreamFailed`, also when it is longer than that."""
+        body = bytearray()
+        while piece := await self.read():
+            body += piece
+            if len(body) > most_bytes:
+                raise UpstreamFailed(f"{self._name} sent more than {most_bytes} bytes")
+        return bytes(body)
+
+
+class Upstream:
+    """One server at `url`, which may have a path that goes before every request's; `/v1` does not count.
+
+    At most `capacity` exchanges at a time, one connection each; more wait, first come first served. Errors
+    are `UpstreamFailed`, named after `name`. Raises `ValueError` for a URL that is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        api_key: str | None = None,
+        capacity: int = 8,
+        timeouts: UpstreamTimeouts | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
+        if not named or parts.username is not None:
+            raise ValueError(f"{url!r} is no URL of a server: http://host:port is")
+        self.name = name
+        self._host = str(parts.hostname)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        # Many write the URL as they do for clients, with what all paths begin with.
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._capacity = capacity
+        self._timeouts = timeouts or UpstreamTimeouts()
+        self._head = self._standing_head(parts.netloc, api_key)
+        self._idle: deque[Connection] = deque()
+        self._busy = 0
+        self._opened = 0
+        self._reused = 0
+        self._waits = trio.lowlevel.ParkingLot()
+        self.last_heard = -float("inf")
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        accept: str = "application/json",
+        request_id: str = "",
+        within_s: float | None = None,
+    ) -> AsyncIterator[Answer]:
+        """Send a request; yield its answer when the head is there. `within_s` bounds all of it.
+
+        Raises `UpstreamFailed`, within the block too.
+        """
+        request = self._request(method, path, body, accept, request_id)
+        # A loop, because others may take the place before a task that was woken for it gets to run.
+        while self._busy >= self._capacity:
+            await self._waits.park()
+        self._busy += 1
+        held = _Held()
+        clock = Clock(within_s)
+        try:
+            with clock.scope:
+                yield await self._ask(request, clock, held)
+            if clock.scope.cancelled_caught:
+                raise UpstreamFailed(f"{self.name} {clock.reason}")
+        except (OSError, BadAnswer) as error:
+            raise UpstreamFailed(f"{self.name} {told(error)}") from error
+        finally:
+            self._busy -= 1
+            self._waits.unpark()
+            self._put_back(held.connection)
+
+    def resize(self, capacity: int) -> None:
+        """Allow so many exchanges from now on; those that run go on."""
+        self._capacity = capacity
+        self._waits.unpark_all()
+
+    def close(self) -> None:
+        """Close the connections that nobody uses. Those in use are closed by their exchanges."""
+        while self._idle:
+            self._idle.pop().link.close()
+
+    def close_stale(self) -> None:
+        """Close the connections that were idle for too long, or were closed by the server."""
+        now = trio.current_time()
+        for connection in list(self._idle):
+            if now - connection.idle_since > self._timeouts.idle_s or connection.link.is_stale():
+                self._idle.remove(connection)
+                connection.link.close()
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return the counts now."""
+        return UpstreamStatistics(
+            busy=self._busy,
+            idle=len(self._idle),
+            waiting=len(self._waits),
+            opened=self._opened,
+            reused=self._reused,
+        )
+
+    # One exchange ------------------------------------------------------------------------------------
+
+    async def _ask(self, request: bytes, clock: Clock, held: "_Held") -> Answer:
+        """Send the request and wait for the head. A kept connection may have been closed meanwhile.
+
+        Then, as long as nothing came back, the request is sent again, once, over a new one.
+        """
+        held.connection = self._take_idle()
+        if held.connection is not None:
+            self._reused += 1
+            try:
+                return await self._send(request, clock, held.connection)
+            except OSError:
+                if held.connection.parser.has_begun:
+                    raise
+                held.connection.link.close()
+                held.connection = None
+        clock.begin("did not accept a connection", self._timeouts.connect_s)
+        try:
+            link = await connect(self._host, self._port, self._tls)
+        except OSError as error:
+            raise UpstreamFailed(f"{self.name} cannot be reached: {reason_of(error)}") from error
+        self._opened += 1
+        held.connection = Connection(link, self._heard)
+        return await self._send(request, clock, held.connection)
+
+    async def _send(self, request: bytes, clock: Clock, connection: Connection) -> Answer:
+        connection.parser = AnswerParser()
+        clock.begin("did not answer", self._timeouts.first_byte_s)
+        await connection.link.send(request)
+        first = b""
+        while connection.parser.head is None:
+            first = await connection.receive()
+        clock.begin("fell silent in the middle of an answer", self._timeouts.between_bytes_s)
+        return Answer(self.name, connection, clock, first)
+
+    def _take_idle(self) -> Connection | None:
+        """The one used last is the likeliest to be good still, and lets the others grow old."""
+        oldest = trio.current_time() - self._timeouts.idle_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= oldest and not connection.link.is_stale():
+                return connection
+            connection.link.close()
+        return None
+
+    def _heard(self) -> None:
+        self.last_heard = trio.current_time()
+
+    def _put_back(self, connection: Connection | None) -> None:
+        if connection is None:
+            return
+        parser = connection.parser
+        is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
+        if is_good and parser.is_complete and not connection.is_closed:
+            connection.idle_since = trio.current_time()
+            self._idle.append(connection)
+        else:
+            connection.link.close()
+
+    # The request's head ------------------------------------------------------------------------------
+
+    def _standing_head(self, host: str, api_key: str | None) -> bytes:
+        lines = [f"Host: {host}", "User-Agent: fairlead"]
+        if api_key is not None:
+            lines.append(f"Authorization: Bearer {api_key}")
+        for line in lines:
+            if _HEADER_VALUE.fullmatch(line) is None:
+                raise ValueError("the URL or the API key has characters that no header may have")
+        return "".join(f"{line}\r\n" for line in lines).encode("ascii")
+
+    def _request(self, method: str, path: str, body: bytes, accept: str, request_id: str) -> bytes:
+        if _PATH.fullmatch(path) is None:
+            raise ValueError(f"{path!r} is no path")
+        head = f"{method} {self._base}{path} HTTP/1.1\r\nAccept: {accept}\r\n"
+        if request_id and _HEADER_VALUE.fullmatch(request_id) is not None:
+            head += f"X-Request-Id: {request_id}\r\n"
+        if body or method == "POST":
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return b"%s%s\r\n%s" % (head.encode("ascii"), self._head, body)
+
+
+class _Held:
+    """What an exchange must give back, however it ends."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None

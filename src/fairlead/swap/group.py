@@ -1,0 +1,47 @@
+"""Groups: members swap with each other, and a group may turn out all others. llama-swap's default engine."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Models that belong together, by name.
+
+    `swap`: only one member runs at a time. `exclusive`: loading a member stops the members of all other
+    groups, but for those of `persistent` ones.
+    """
+
+    members: tuple[str, ...]
+    swap: bool = True
+    exclusive: bool = True
+    persistent: bool = False
+
+
+class GroupPolicy:
+    """Decides by the groups alone. A model of no group is in a group of the rest: one at a time, exclusive.
+
+    That is what llama-swap does. A model in two groups is a `ValueError`.
+    """
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self._group_of: dict[str, Group] = {}
+        for name, group in groups.items():
+            for member in group.members:
+                if member in self._group_of:
+                    raise ValueError(f"{name}.members: {member} is in another group already")
+                self._group_of[member] = group
+        self._rest = Group(members=())
+
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        """See `EvictionPolicy`."""
+        own = self._group(target)
+        return frozenset(model for model in running if self._makes_room(model, own))
+
+    def _group(self, model: str) -> Group:
+        return self._group_of.get(model, self._rest)
+
+    def _makes_room(self, model: str, own: Group) -> bool:
+        group = self._group(model)
+        # The same one, not an equal one: two groups without members in common may look alike.
+        return own.swap if group is own else own.exclusive and not group.persistent

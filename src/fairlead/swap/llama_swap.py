@@ -1,0 +1,213 @@
+"""llama-swap's configuration in our terms. Pure.
+
+What it has and we have not is in two tables: `WITHOUT_EFFECT` (serving is the same without it) and `REFUSED`
+(it is not, so a file that asks for it is not taken for one that we can serve).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fairlead.config import (
+    AnyModelConfig,
+    Fault,
+    FiltersConfig,
+    GroupSwap,
+    KeepSwap,
+    LruSwap,
+    MatrixSwap,
+    NodeConfig,
+    SwapConfig,
+)
+from fairlead.config.spelling import Key, KeyPath, faults_of
+from fairlead.swap.group import Group, GroupPolicy
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.matrix import MatrixError, MatrixPolicy, expand
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
+from fairlead.swap.sections import FileSettings, Peer
+
+READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout is taken for this, as llama-swap does
+
+# `*` is any key. What is dropped is not even looked at; the rest is kept, to be shown one day.
+WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
+    ("logToStdout",): True,
+    ("logTimeFormat",): True,
+    ("logRequests",): True,
+    ("metricsMaxInMemory",): True,
+    ("captureBuffer",): True,
+    ("store",): True,
+    ("ui",): True,
+    ("performance",): True,
+    ("includeAliasesInList",): True,
+    ("routing", "scheduler", "use"): True,  # there is one choice
+    ("models", "*", "timeouts", "keepalive"): True,
+    ("models", "*", "timeouts", "tlsHandshake"): True,
+    ("models", "*", "timeouts", "expectContinue"): True,
+    ("peers", "*", "timeouts", "keepalive"): True,
+    ("peers", "*", "timeouts", "tlsHandshake"): True,
+    ("peers", "*", "timeouts", "expectContinue"): True,
+    ("logLevel",): False,
+    ("models", "*", "name"): False,
+    ("models", "*", "description"): False,
+    ("models", "*", "metadata"): False,
+    ("models", "*", "capabilities"): False,
+}
+
+REFUSED: dict[tuple[str, ...], str] = {
+    ("profiles",): "models cannot be renamed while the server runs",
+    ("selectors",): "a name cannot stand for several models; use aliases, or nodes with the same model",
+    ("sendLoadingState",): "loading is not shown in the reasoning of an answer",
+    ("models", "*", "sendLoadingState"): "loading is not shown in the reasoning of an answer",
+    ("upstream", "ignorePaths"): "there is no way through to a model's other paths",
+    ("models", "*", "compat", "ignoreWebsockets"): "there are no WebSockets here",
+    ("routing", "scheduler", "settings", "fifo", "priority"): "the order is fair, not that of models",
+}
+
+_ONLY_REFUSED = (("upstream",), ("models", "*", "compat"))  # sections with nothing else in them
+
+
+def unused(tree: dict[str, Any]) -> tuple[list[KeyPath], list[Fault]]:
+    """Return which settings of the tree have no effect, and which are refused; take out what is of no use."""
+    return _without_effect(tree), _refused(tree)
+
+
+def _without_effect(tree: dict[str, Any]) -> list[KeyPath]:
+    idle = []
+    for pattern, dropped in WITHOUT_EFFECT.items():
+        for path, parent in _matching(tree, pattern):
+            idle.append(path)
+            if dropped:
+                del parent[path[-1]]
+    for key in [key for key in tree if key == "defs" or key.startswith("x-")]:
+        idle.append((key,))  # where anchors are put
+        del tree[key]
+    return idle
+
+
+def _refused(tree: dict[str, Any]) -> list[Fault]:
+    faults = []
+    for pattern, reason in REFUSED.items():
+        for path, parent in _matching(tree, pattern):
+            if parent.pop(path[-1]):
+                faults.append(Fault(path, f"is not supported: {reason}"))
+    for pattern in _ONLY_REFUSED:
+        for path, parent in _matching(tree, pattern):
+            if not parent[path[-1]]:
+                del parent[path[-1]]
+    return faults
+
+
+def swap_of(settings: FileSettings, *, has_commands: bool) -> tuple[tuple[str, ...], SwapConfig]:
+    """Return how room is made, and where the file says so.
+
+    A file that does not means one model at a time if it has commands, as in llama-swap; otherwise all stay.
+    """
+    return next(settings.choices(), ((), GroupSwap() if has_commands else KeepSwap()))
+
+
+def faults_of_swap(swap: SwapConfig, models: Iterable[str]) -> Iterator[Fault]:
+    """Say what is wrong with it, seen from where the file has it. Groups may name what is not there."""
+    if isinstance(swap, GroupSwap):
+        yield from (Fault(fault.path[1:], fault.message) for fault in faults_of(swap))
+    elif isinstance(swap, MatrixSwap):
+        faults = tuple(faults_of(swap))
+        yield from faults or _faults_of_matrix(swap, frozenset(models))
+
+
+def unknown_members(swap: SwapConfig, models: Iterable[str]) -> Iterator[KeyPath]:
+    """Yield where groups have members that are no models: llama-swap takes no notice of them either."""
+    known = frozenset(models)
+    if isinstance(swap, GroupSwap):
+        for name, group in swap.groups.items():
+            yield from ((name, "members", i) for i, member in enumerate(group.members) if member not in known)
+
+
+def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    """Return the policy. `memory_mb` is what models take, by name, and is read at each decision."""
+    match swap:
+        case GroupSwap():
+            groups = {
+                name: Group(group.members, group.swap, group.exclusive, group.persistent)
+                for name, group in swap.groups.items()
+            }
+            return GroupPolicy(groups)
+        case MatrixSwap():
+            return MatrixPolicy(swap.sets, variables=swap.variables, evict_costs=swap.evict_costs)
+        case LruSwap():
+            return LruPolicy(max_loaded=swap.max_loaded, capacity_mb=swap.memory_mb, memory_mb=memory_mb)
+        case KeepSwap():
+            return KeepEverything()
+
+
+def nodes_of_peers(peers: Mapping[str, Peer], models: Iterable[AnyModelConfig]) -> tuple[NodeConfig, ...]:
+    """Return peers as nodes. Raises `ConfigError`.
+
+    A peer's model goes by `peer/model`, and by its own name where no other peer and no model of ours has it.
+    """
+    taken = {name for model in models for name in (model.name, *model.aliases)}
+    qualified = {f"{peer_id}/{name}" for peer_id, peer in peers.items() for name in peer.models}
+    counts: dict[str, int] = {}
+    for peer in peers.values():
+        for name in set(peer.models):
+            counts[name] = counts.get(name, 0) + 1
+    nodes = []
+    for peer_id, peer in peers.items():
+        own = {f"{peer_id}/{name}": name for name in peer.models}
+        alone = [name for name in peer.models if counts[name] == 1 and name not in taken | qualified]
+        nodes.append(
+            NodeConfig(
+                id=peer_id,
+                url=peer.proxy,
+                api_key=peer.api_key or None,
+                seats=peer.seats,
+                models=tuple(dict.fromkeys((*own, *alone))),
+                model_names=own,
+                filters=peer.filters,
+                timeouts=peer.timeouts,
+            )
+        )
+    return tuple(nodes)
+
+
+def without_model(filters: FiltersConfig) -> FiltersConfig:
+    """Leave the `model` of a request alone, whatever the file says: jobs go by it."""
+    return FiltersConfig(
+        strip_params=tuple(name for name in filters.strip_params if name != "model"),
+        set_params={name: value for name, value in filters.set_params.items() if name != "model"},
+        set_params_by_id={
+            called: {name: value for name, value in params.items() if name != "model"}
+            for called, params in filters.set_params_by_id.items()
+        },
+    )
+
+
+def _faults_of_matrix(swap: MatrixSwap, models: frozenset[str]) -> Iterator[Fault]:
+    for name, model in swap.variables.items():
+        if model not in models:
+            yield Fault(("vars", name), f"there is no model {model}")
+    for name in swap.evict_costs:
+        if name not in swap.variables and name not in models:
+            yield Fault(("evict_costs", name), "is neither one of vars nor a model")
+    try:
+        named = frozenset[str]().union(*expand(swap.sets, swap.variables))
+    except MatrixError as error:
+        at = max((name for name in swap.sets if str(error).startswith(f"sets.{name}:")), key=len, default="")
+        yield Fault(("sets", at), str(error).removeprefix(f"sets.{at}: "))
+        return
+    for model in sorted(named - models - frozenset(swap.variables.values())):
+        at = next((name for name, text in swap.sets.items() if model in text), "")
+        yield Fault(("sets", at), f"there is no model {model}")
+
+
+def _matching(tree: Any, pattern: tuple[str, ...]) -> list[tuple[KeyPath, dict[Key, Any]]]:
+    """Return the path of each value that a pattern means, and the mapping it is in."""
+    places: list[tuple[KeyPath, Any]] = [((), tree)]
+    for part in pattern[:-1]:
+        places = [
+            ((*path, key), value[key])
+            for path, value in places
+            if isinstance(value, dict)
+            for key in (value if part == "*" else [part])
+            if key in value
+        ]
+    last = pattern[-1]
+    return [((*path, last), value) for path, value in places if isinstance(value, dict) and last in value]

@@ -1,0 +1,181 @@
+"""Macros of a llama-swap configuration, and the ports it gives to commands. Pure: a tree in, a tree out.
+
+As llama-swap does it: the macro defined last is put in first, so each may use those before it; a model's own
+win over those of the file; a value that is nothing but a macro takes over its type; models get ports in the
+order of their names, those that ask for one. `${PID}` stays in `cmdStop`, for whoever stops a process.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fairlead.config.spelling import Fault, Key, KeyPath, written
+
+DEFAULT_PROXY = "http://localhost:${PORT}"
+DEFAULT_START_PORT = 5800
+LETTERS_AT_MOST = 100_000
+LETTERS_IN_ALL = 4_000_000
+
+Macro = str | int | float | bool
+Macros = list[tuple[str, Macro]]
+
+_RESERVED = ("PID", "PORT", "MODEL_ID")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,63}")
+_USE = re.compile(r"\$\{([a-zA-Z0-9_-]+)\}")
+_PORT_USE = "${PORT}"
+
+
+class Expansion:
+    """Puts in the macros of one file; `faults` are found so far."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self._letters = 0
+
+    def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tree without `macros`, and without a macro anywhere."""
+        everywhere = self._defined(tree.get("macros"), ("macros",))
+        expanded = {
+            key: self._put(value, everywhere, (key,))
+            for key, value in tree.items()
+            if key not in ("macros", "models")
+        }
+        models = tree.get("models")
+        if isinstance(models, dict):
+            expanded["models"] = self._models(models, everywhere, expanded.get("startPort"))
+        elif "models" in tree:
+            expanded["models"] = models
+        for key, value in expanded.items():
+            self._refuse_unknown(value, (key,))
+        return expanded
+
+    def _models(self, models: dict[str, Any], everywhere: Macros, start_port: object) -> dict[str, Any]:
+        port = start_port if isinstance(start_port, int) else DEFAULT_START_PORT
+        expanded = dict.fromkeys(models)  # in the file's order
+        for name in sorted(models):
+            model = models[name]
+            if not isinstance(model, dict):
+                expanded[name] = model
+                continue
+            path = ("models", name)
+            own = self._defined(model.get("macros"), (*path, "macros"))
+            body = _prepared(model)
+            body = self._put_in_model(body, _merged(name, everywhere, own), path)
+            in_command = _PORT_USE in str(body.get("cmd", ""))
+            if in_command:
+                if port > 65535:
+                    self.faults.append(Fault((*path, "cmd"), "there is no port left for it above startPort"))
+                body = self._put_in_model(body, [("PORT", port)], path)
+                port += 1
+            elif "cmd" in body and _PORT_USE in str(body.get("proxy")):
+                body["proxy"] = None  # said once, and no other fault follows from it
+                self.faults.append(
+                    Fault((*path, "cmd"), "must use ${PORT}, or proxy must say where it answers")
+                )
+            expanded[name] = body
+        return expanded
+
+    def _defined(self, said: object, path: KeyPath) -> Macros:
+        if said is None:
+            return []
+        if not isinstance(said, dict):
+            self.faults.append(Fault(path, "must be a mapping"))
+            return []
+        macros: Macros = []
+        for name, value in said.items():
+            wrong = _wrong_with(name, value)
+            if wrong:
+                self.faults.append(Fault((*path, name), wrong))
+            else:
+                macros.append((name, value))
+        return macros
+
+    def _put_in_model(self, model: dict[str, Any], macros: Macros, path: KeyPath) -> dict[str, Any]:
+        """Put macros also into the names by which a model has parameters, the only keys with any."""
+        put: dict[str, Any] = self._put(model, macros, path)
+        filters = put.get("filters")
+        if isinstance(filters, dict) and isinstance(filters.get("setParamsByID"), dict):
+            inner = (*path, "filters", "setParamsByID")
+            renamed: dict[str, Any] = {}
+            for key, value in filters["setParamsByID"].items():
+                name = written(self._put_in_text(key, macros, inner))
+                if name in renamed:
+                    self.faults.append(Fault((*inner, key), f"is {name}, which is given already"))
+                renamed[name] = value
+            filters["setParamsByID"] = renamed
+        return put
+
+    def _put(self, value: Any, macros: Macros, path: KeyPath) -> Any:
+        if isinstance(value, str):
+            return self._put_in_text(value, macros, path)
+        if isinstance(value, dict):
+            return {key: self._put(item, macros, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._put(item, macros, (*path, index)) for index, item in enumerate(value)]
+        return value
+
+    def _put_in_text(self, text: str, macros: Macros, path: KeyPath) -> Macro:
+        if self._letters > LETTERS_IN_ALL:
+            return ""
+        for name, macro in reversed(macros):
+            use = f"${{{name}}}"
+            if text == use:
+                if not isinstance(macro, str):
+                    return macro
+                text = macro
+            elif use in text:
+                put = written(macro)
+                if len(text) + text.count(use) * len(put) > LETTERS_AT_MOST:
+                    self.faults.append(Fault(path, f"would have more than {LETTERS_AT_MOST} letters"))
+                    return ""
+                text = text.replace(use, put)
+                self._letters += len(text)
+        if self._letters > LETTERS_IN_ALL:
+            self.faults.append(Fault(path, f"is one macro in a macro too many: {LETTERS_IN_ALL} letters"))
+        return text
+
+    def _refuse_unknown(self, value: Any, path: KeyPath) -> None:
+        if isinstance(value, str):
+            stopping = len(path) == 3 and path[0] == "models" and path[2] == "cmdStop"
+            for name in dict.fromkeys(_USE.findall(value)):
+                if name != "PID" or not stopping:
+                    self.faults.append(Fault(path, f"there is no macro ${{{name}}}"))
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                if path[-1:] == ("setParamsByID",):
+                    self._refuse_unknown(key, path)
+                self._refuse_unknown(item, (*path, key))
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                self._refuse_unknown(item, (*path, index))
+
+
+def _prepared(model: dict[str, Any]) -> dict[str, Any]:
+    """Leave out macros, and comments before a macro in them can become part of a command."""
+    prepared = {key: value for key, value in model.items() if key != "macros"}
+    for key in ("cmd", "cmdStop"):
+        if isinstance(prepared.get(key), str):
+            lines = prepared[key].split("\n")
+            prepared[key] = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    if "cmd" in prepared and prepared.get("proxy") is None:
+        prepared["proxy"] = DEFAULT_PROXY
+    return prepared
+
+
+def _merged(model: str, everywhere: Macros, own: Macros) -> Macros:
+    """Return what a model can use, in order; its own take the places of those they hide."""
+    merged: dict[str, Macro] = {"MODEL_ID": model, **dict(everywhere)}
+    merged.update(own)
+    return list(merged.items())
+
+
+def _wrong_with(name: Key, value: object) -> str | None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return "the name of a macro is of letters, digits, - and _, at most 63"
+    if name in _RESERVED:
+        return f"is not a name to give: {', '.join(_RESERVED)} are there already"
+    if not isinstance(value, str | int | float):  # a truth is an int
+        return "must be text, a number, true or false"
+    if isinstance(value, str) and f"${{{name}}}" in value:
+        return "refers to itself"
+    return None

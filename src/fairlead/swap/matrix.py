@@ -1,0 +1,139 @@
+"""Which models may run together, as expressions, and the cheapest way to make room: llama-swap's matrix.
+
+a & b        both          (a | b) & c   [a, c] or [b, c]
+a | b        either        +other        the combinations of the set named other
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+COMBINATIONS_AT_MOST = 10_000
+DEPTH_AT_MOST = 50
+_TOKEN = re.compile(r"\s*(?:(?P<sign>[&|()])|(?P<reference>\+)?(?P<name>[^\s&|()+][^\s&|()]*))")
+
+Combination = frozenset[str]
+
+
+class MatrixError(ValueError):
+    """An expression makes no sense; the message names the set."""
+
+
+class MatrixPolicy:
+    """Decides by combinations: of those with the target, the one that costs least; ties in their order.
+
+    A combination costs the sum of `evict_costs` (1 where none is given) of the running models outside it; all
+    its subsets are allowed too. A model that is in no combination runs alone. Raises `MatrixError`.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, str],
+        *,
+        variables: Mapping[str, str] | None = None,
+        evict_costs: Mapping[str, float] | None = None,
+    ) -> None:
+        names = variables or {}
+        self.combinations = expand(sets, names)
+        self._costs = {names.get(name, name): cost for name, cost in (evict_costs or {}).items()}
+
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        """See `EvictionPolicy`."""
+        everything = frozenset(running)
+        choices = [everything - allowed for allowed in self.combinations if target in allowed]
+        return min(choices, key=self._cost, default=everything)
+
+    def _cost(self, evicted: frozenset[str]) -> float:
+        return sum(self._costs.get(model, 1) for model in evicted)
+
+
+def expand(sets: Mapping[str, str], variables: Mapping[str, str]) -> tuple[Combination, ...]:
+    """Return all combinations that the sets allow, in order of definition, each once."""
+    found: dict[Combination, None] = {}
+    for name in sets:
+        found.update(dict.fromkeys(_Expansion(sets, variables).of(name)))
+    return tuple(found)
+
+
+class _Expansion:
+    """Expands one set, and those it refers to."""
+
+    def __init__(self, sets: Mapping[str, str], variables: Mapping[str, str]) -> None:
+        self._sets = sets
+        self._variables = variables
+        self._open: list[str] = []
+
+    def of(self, name: str) -> list[Combination]:
+        if name in self._open:
+            raise MatrixError(f"sets.{name}: refers to itself ({' -> '.join([*self._open, name])})")
+        self._open.append(name)
+        tokens = _Tokens(name, self._sets[name])
+        combinations = self._either(tokens, 0)
+        if tokens.next is not None:
+            raise MatrixError(f"sets.{name}: {tokens.next!r} is not expected there")
+        self._open.pop()
+        return combinations
+
+    def _either(self, tokens: "_Tokens", depth: int) -> list[Combination]:
+        combinations = self._all(tokens, depth)
+        while tokens.take("|"):
+            combinations += self._all(tokens, depth)
+            self._bound(tokens, len(combinations))
+        return combinations
+
+    def _all(self, tokens: "_Tokens", depth: int) -> list[Combination]:
+        combinations = self._one(tokens, depth)
+        while tokens.take("&"):
+            others = self._one(tokens, depth)
+            self._bound(tokens, len(combinations) * len(others))
+            combinations = [one | other for one, other in product(combinations, others)]
+        return combinations
+
+    def _one(self, tokens: "_Tokens", depth: int) -> list[Combination]:
+        if depth > DEPTH_AT_MOST:
+            raise MatrixError(f"sets.{tokens.set_name}: is nested deeper than {DEPTH_AT_MOST}")
+        if tokens.take("("):
+            combinations = self._either(tokens, depth + 1)
+            if not tokens.take(")"):
+                raise MatrixError(f"sets.{tokens.set_name}: a parenthesis is not closed")
+            return combinations
+        name = tokens.next
+        if name is None or name in "&|)":
+            raise MatrixError(f"sets.{tokens.set_name}: a model is missing before {name or 'the end'!r}")
+        tokens.advance()
+        if not name.startswith("+"):
+            return [frozenset({self._variables.get(name, name)})]
+        if name[1:] not in self._sets:
+            raise MatrixError(f"sets.{tokens.set_name}: there is no set {name[1:]!r}")
+        return self.of(name[1:])
+
+    def _bound(self, tokens: "_Tokens", count: int) -> None:
+        if count > COMBINATIONS_AT_MOST:
+            raise MatrixError(f"sets.{tokens.set_name}: is more than {COMBINATIONS_AT_MOST} combinations")
+
+
+class _Tokens:
+    """The words and signs of an expression, one ahead."""
+
+    def __init__(self, set_name: str, expression: str) -> None:
+        self.set_name = set_name
+        self._rest = self._split(expression)
+        self.next = next(self._rest, None)
+
+    def advance(self) -> None:
+        self.next = next(self._rest, None)
+
+    def take(self, sign: str) -> bool:
+        found = self.next == sign
+        if found:
+            self.advance()
+        return found
+
+    def _split(self, expression: str) -> Iterator[str]:
+        at, end = 0, len(expression.rstrip())
+        while at < end:
+            match = _TOKEN.match(expression, at)
+            if match is None:
+                raise MatrixError(f"sets.{self.set_name}: {expression[at:].strip()[:20]!r} makes no sense")
+            at = match.end()
+            yield match["sign"] or (match["reference"] or "") + match["name"]

@@ -1,0 +1,137 @@
+"""The child's loop: read what came, plan, launch, account for the step before, tell. Owns the clock.
+
+Where a launch returns before the device is done, one step runs while the next is prepared and the tokens of
+the one before are sent; elsewhere a step is planned, run, accounted for and told before the next. Whatever
+was read is answered by a frame. Uses no CPU while there is nothing to do. Knows no socket and no torch.
+"""
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, Protocol
+
+import msgspec
+
+from fairlead._cext.inputbatch import Step
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Outcome, PendingStep, Runner
+from fairlead.worker import wire
+
+FAILED_STEPS_BOUND = 3
+
+
+class Inbox(Protocol):
+    """The child's end of the wire: `read` returns what messages have come; with `block` it waits for some."""
+
+    def read(self, *, block: bool) -> list[bytes]: ...
+    def write(self, message: wire.ToParent) -> None: ...
+
+
+class _UnderWay(NamedTuple):
+    step: Step
+    pending: PendingStep
+    launched_at_s: float
+
+
+class Loop:
+    """Steps one engine over one runner. `clock` in seconds; `report_failure` is told why a step failed.
+
+    A step whose launch or wait raises fails its own sequences; the third in a row is raised: such a runner
+    is beyond help.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        runner: Runner,
+        channel: Inbox,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        report_failure: Callable[[Exception], object] = traceback.print_exception,
+    ) -> None:
+        self._engine = engine
+        self._runner = runner
+        self._overlaps = runner.overlaps
+        self._channel = channel
+        self._clock = clock
+        self._report_failure = report_failure
+        self._under_way: _UnderWay | None = None
+        self._owes = False
+        self._failed_in_a_row = 0
+        self._step_s = 0.0
+        self._done_at_s = 0.0
+
+    def run(self) -> NoReturn:
+        """Serve until the channel raises: the parent is gone."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Read once, wait if there is nothing to do, and bring every sequence one step further."""
+        freed = [self.obey(message) for message in self._channel.read(block=self._engine.idle)]
+        if any(freed) and not self._engine.idle:
+            self._tell(self._engine.settle())  # what is free now is not told a step later
+        step = self._engine.plan(self._clock())
+        launched = None if step is None else self._launch(step)
+        before, self._under_way = self._under_way, None
+        if before is not None:  # the oldest step is accounted for first, also when the next one failed
+            self._finish(before)
+        if isinstance(launched, _UnderWay):
+            if self._overlaps:
+                self._under_way = launched
+            else:
+                self._finish(launched)
+        elif step is not None and launched is not None:
+            self._fail(step, launched)
+        else:
+            self._answer()
+
+    def obey(self, message: bytes) -> bool:
+        """Do what the parent asks for; return whether that frees something. Some frame will follow."""
+        self._owes = True
+        request = wire.to_child_decoder.decode(message)
+        match request:
+            case wire.Submit(key, prompt, sampling, priority, timeout_s, salt):
+                self._engine.submit(key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt)
+            case wire.Abort(key):
+                self._engine.abort(key)
+        return isinstance(request, wire.Abort)
+
+    def _launch(self, step: Step) -> _UnderWay | Exception:
+        launched_at_s = self._clock()
+        try:
+            pending = self._runner.launch(step, self._engine.batch)
+        except Exception as error:  # noqa: BLE001  whatever a device may raise
+            return error
+        return _UnderWay(step, pending, launched_at_s)
+
+    def _finish(self, under_way: _UnderWay) -> None:
+        try:
+            picks = under_way.pending.wait()
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(under_way.step, error)
+            return
+        done_at_s = self._clock()
+        # Steps that overlap wait for one another on the device: each is counted from the end of the last.
+        self._step_s += done_at_s - max(under_way.launched_at_s, self._done_at_s)
+        self._done_at_s = done_at_s
+        self._failed_in_a_row = 0
+        self._tell(self._engine.commit(under_way.step, picks))
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row == FAILED_STEPS_BOUND:
+            raise error
+        self._report_failure(error)
+        self._tell(self._engine.fail(step, f"the engine's step failed: {type(error).__name__}: {error}"))
+
+    def _answer(self) -> None:
+        """Tell what needed no step: refusals, timeouts, fresh counts after an abort."""
+        outcome = self._engine.settle()
+        if self._owes or outcome.outputs:
+            self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._owes = False
+        statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
+        self._channel.write(wire.Step(outcome.keys, outcome.tokens, outcome.outputs, statistics))

@@ -1,0 +1,64 @@
+"""What the configuration allows a prompt and an answer is said before the queue, not after it."""
+
+from dataclasses import replace
+
+import pytest
+
+from api.conftest import client_of
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+
+
+@pytest.fixture
+def limited(model):
+    """A client of a model whose prompts and answers may have so many tokens."""
+    return lambda **limits: client_of(replace(model, **limits))
+
+
+def prompt(tokens: int) -> dict:
+    return {"model": "small", "prompt": [3] * tokens}
+
+
+async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat):
+    client = limited(max_input_tokens=5)
+    for path, body, param in [
+        (COMPLETE, prompt(6), "prompt"),
+        (COMPLETE, {"model": "small", "prompt": "hello " * 9}, "prompt"),
+        (CHAT, chat(messages=[{"role": "user", "content": "hello " * 9}]), "messages"),
+    ]:
+        reply = await client.post(path, body)
+        assert (400, param) == (reply.status, reply.json["error"]["param"])
+    assert [] == client.gateway.jobs
+
+
+async def test_a_prompt_at_the_limit_is_served(limited):
+    client = limited(max_input_tokens=5)
+    assert 200 == (await client.post(COMPLETE, prompt(5))).status
+
+
+@pytest.mark.parametrize(
+    ("path", "param"), [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETE, "max_tokens")]
+)
+async def test_an_answer_over_the_limit_is_refused_naming_the_field(limited, chat, path, param):
+    client = limited(max_output_tokens=7)
+    body = prompt(3) if path == COMPLETE else chat()
+    reply = await client.post(path, body | {param: 8})
+    assert (400, param) == (reply.status, reply.json["error"]["param"])
+    assert "7 tokens" in reply.json["error"]["message"]
+    assert 200 == (await client.post(path, body | {param: 7})).status
+    assert 7 == client.gateway.job.sampling.max_tokens
+
+
+async def test_without_a_wish_an_answer_may_have_what_the_limit_allows(limited, chat):
+    client = limited(max_output_tokens=7)
+    await client.post(CHAT, chat())
+    assert 7 == client.gateway.job.sampling.max_tokens
+
+
+async def test_a_limit_above_the_models_own_changes_nothing(limited, model):
+    client = limited(max_input_tokens=100_000, max_output_tokens=100_000)
+    await client.post(COMPLETE, prompt(3))
+    assert model.max_model_len - 3 == client.gateway.job.sampling.max_tokens
+    reply = await client.post(COMPLETE, prompt(model.max_model_len))
+    assert (400, "prompt") == (reply.status, reply.json["error"]["param"])

@@ -1,0 +1,369 @@
+"""Drives any pool and the oracle through the same life, beside an account of what truly lies in a block."""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle
+from fairlead._cext.blockpool import OutOfBlocks
+
+MACHINE_SETTINGS = settings(
+    max_examples=250,
+    stateful_step_count=40,
+    deadline=None,  # a loaded machine is not a bug
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+HASH_KEY = bytes(range(16))
+KEYS = [0, 1, 2, 3, 10**12, -(10**15)]
+# All that is ever said, up to some length: so that much is said twice, and some begins alike.
+STORIES = (
+    [*range(1, 20)],
+    [1, 2, 3, *range(30, 46)],
+    [1, 2, 3, 30, 31, *range(50, 64)],
+    [7] * 19,
+    [-1, 2**31 - 1, -(2**31), 0] * 4,
+)
+
+stories = st.sampled_from(STORIES)
+lengths = st.integers(0, 12)
+salts = st.sampled_from([b"", b"", b"", b"ann"])
+keys = st.sampled_from(KEYS)
+which = st.integers(0, 7)
+windows = st.sampled_from([None, None, 0, 1, 2])
+forms = st.sampled_from([list, tuple, lambda ids: array("i", ids), lambda ids: memoryview(array("i", ids))])
+
+
+@dataclass
+class Hashes:
+    """The chain of one sequence, for the oracle and for the pool under test."""
+
+    oracle: Any
+    pool: Any
+
+
+@dataclass
+class Running:
+    story: list
+    length: int
+    salt: bytes
+    hashes: Hashes
+    blocks: list = field(default_factory=list)
+    cached: int = 0
+
+    @property
+    def tokens(self):
+        return self.story[: self.length]
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """`new_pool` and `new_hashes` are what a subclass puts to the test.
+
+    Both pools give out the same ids, so there is one list of blocks for both. `contents` is the truth: what
+    was written to a block last, as (salt, all tokens up to its end). `references`: who truly reads.
+    """
+
+    new_pool: Any = BlockPoolOracle
+    new_hashes: Any = BlockHashesOracle
+    always = {}  # options that are not left to chance  # noqa: RUF012
+
+    @initialize(
+        blocks=st.sampled_from([1, 4, 9, 14, 14, 20]),
+        block_size=st.sampled_from([1, 2, 2, 3]),
+        max_entries=st.sampled_from([None, None, 1, 8, 20]),
+        threshold=st.sampled_from([0.5, 0.8, 1.0]),
+    )
+    def begin(self, **options):
+        options |= self.always
+        self.total, self.block_size = options["blocks"], options["block_size"]
+        self.oracle = BlockPoolOracle(**options, hash_key=HASH_KEY)
+        self.pool = self.new_pool(**options, hash_key=HASH_KEY)
+        self.running = []
+        self.contents = {}
+        self.references = Counter()
+
+    # Running sequences
+
+    @precondition(lambda self: len(self.running) < 8)
+    @rule(
+        story=stories,
+        length=lengths,
+        salt=salts,
+        limit=st.sampled_from([0, 1, 9, 9, 9]),
+        window=windows,
+        form=forms,
+    )
+    def admit(self, story, length, salt, limit, window, form):
+        """Reads what is there, takes what is missing, and fills it. A low limit makes duplicates."""
+        sequence = self.new_sequence(story, length, salt)
+        self.read(sequence, limit, window, form)
+        self.running.append(sequence)
+        self.fill(sequence, form)
+
+    @rule(story=stories, length=lengths, window=windows, form=forms)
+    def visit(self, story, length, window, form):
+        """Reads what is there, and thinks better of it."""
+        sequence = self.new_sequence(story, length, b"")
+        self.read(sequence, length, window, form)
+        self.give_back(sequence.blocks, form)
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, more=st.integers(0, 5), form=forms)
+    def grow(self, which, more, form):
+        sequence = self.chosen(which)
+        sequence.length = min(sequence.length + more, len(sequence.story))
+        self.fill(sequence, form)
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, form=forms)
+    def say_again_what_is_full(self, which, form):
+        sequence = self.chosen(which)
+        self.mark_full(sequence, 0, sequence.cached, form)
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, count=st.integers(1, 3), form=forms)
+    def slide(self, which, count, form):
+        """The first blocks leave the window."""
+        sequence = self.chosen(which)
+        leaving = sequence.blocks[: min(count, sequence.cached)]
+        self.give_back(leaving, form)
+        sequence.blocks[: len(leaving)] = [-1] * len(leaving)
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, form=forms)
+    def abort(self, which, form):
+        sequence = self.running.pop(which % len(self.running))
+        self.give_back(sequence.blocks, form)
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, more=st.integers(0, 3), slid=st.sampled_from([0, 0, 1, 2]), key=keys, form=forms)
+    def retire(self, which, more, slid, key, form):
+        """After a last few tokens, and perhaps with the beginning out of the window."""
+        self.grow(which, more, form)
+        self.slide(which, slid, form)
+        sequence = self.running.pop(which % len(self.running))
+        self.succeed("retire", key, form(sequence.blocks))
+        self.unreference(sequence.blocks)
+
+    @rule(story=stories, length=lengths, salt=salts, limit=st.integers(0, 5), window=windows)
+    def look(self, story, length, salt, limit, window):
+        self.match(self.new_sequence(story, length, salt), limit, window)
+
+    # Requests that have ended
+
+    @rule(story=stories, length=st.integers(1, 8), key=keys, form=forms)
+    def live(self, story, length, key, form):
+        """Comes, if there is room, and goes."""
+        sequence = self.new_sequence(story, length, b"")
+        self.read(sequence, length, None, form)
+        self.fill(sequence, form)
+        self.succeed("retire", key, form(sequence.blocks))
+        self.unreference(sequence.blocks)
+
+    @rule(key=keys, story=stories, length=st.integers(1, 4), form=forms)
+    def evict_and_visit(self, key, story, length, form):
+        """What is left was held by others, too."""
+        self.succeed("evict", key)
+        self.visit(story, length, None, form)
+
+    @rule()
+    def trim(self):
+        before = self.pool.statistics().evicted_requests
+        evicted = self.succeed("trim")
+        assert before + len(evicted) == self.pool.statistics().evicted_requests
+
+    @rule(key=keys)
+    def evict(self, key):
+        self.succeed("evict", key)
+
+    @rule(more=st.integers(1, 6), all_there_is=st.sampled_from([False, False, True]), form=forms)
+    def press(self, more, all_there_is, form):
+        """Takes more than is free, and gives it back. Nothing kept outlives the need of all there is."""
+        taken = self.take(self.oracle.available if all_there_is else self.pressing(more))
+        assert not all_there_is or 0 == self.pool.statistics().evictable
+        self.give_back(taken, form)
+
+    # What cannot be
+
+    @rule(more=st.integers(1, 3))
+    def take_more_than_there_are(self, more):
+        kind, error = self.attempt("get_new_blocks", self.oracle.available + more)
+        assert ("raised", OutOfBlocks) == (kind, error)
+
+    @rule(
+        which=which,
+        method=st.sampled_from(["touch", "free_blocks", "retire"]),
+        wrong=st.sampled_from([-2, 1000, 2**70, "1", 1.5, None, "unheld"]),
+        after=st.booleans(),
+    )
+    def name_what_cannot_be(self, which, method, wrong, after):
+        """Behind good ones, too: those must not have changed."""
+        if wrong == "unheld":
+            wrong = self.unheld(method)
+        good = [block for block in self.chosen(which).blocks if block != -1] if self.running else []
+        arguments = ([0] if method == "retire" else []) + [[*good, wrong] if after else [wrong, *good]]
+        if wrong is not None or method == "touch":
+            assert "raised" == self.attempt(method, *arguments)[0]
+
+    @precondition(lambda self: self.running)
+    @rule(which=which)
+    def free_once_too_often(self, which):
+        blocks = [block for block in self.chosen(which).blocks if block != -1]
+        if blocks:
+            extra = [blocks[0]] * self.references[blocks[0]]
+            assert ("raised", ValueError) == self.attempt("free_blocks", [*blocks, *extra])
+
+    @precondition(lambda self: self.running)
+    @rule(which=which, wrong=st.sampled_from(["tokens", "blocks", "order", "unheld", "other"]))
+    def claim_that_too_much_is_full(self, which, wrong):
+        sequence = self.chosen(which)
+        tokens, full = array("i", sequence.tokens), sequence.length // self.block_size
+        blocks, first, last = list(sequence.blocks), 0, full
+        if wrong == "tokens":
+            blocks, last = [-1] * (full + 1), full + 1
+        elif wrong == "blocks":
+            blocks = blocks[: full - 1] if full else []
+            last = full or 1
+        elif wrong == "order":
+            first, last = 1, 0
+        elif wrong == "unheld" and full and self.unheld("free_blocks") is not None:
+            blocks[full - 1] = self.unheld("free_blocks")
+        elif wrong == "other" and sequence.cached > 1 and -1 not in blocks[:2]:
+            blocks[:2] = reversed(blocks[:2])
+        else:
+            return
+        kind, error = self.attempt("cache_full_blocks", blocks, tokens, first, last, sequence.hashes)
+        assert ("raised", ValueError) == (kind, error)
+
+    # What always holds
+
+    @invariant()
+    def the_counts_are_those_of_the_oracle(self):
+        statistics = self.pool.statistics()
+        assert self.oracle.statistics() == statistics
+        assert self.total == statistics.free + statistics.evictable + statistics.referenced
+        assert statistics.free + statistics.evictable == self.pool.available
+        assert (statistics.free, statistics.evictable) == (self.pool.free, self.pool.evictable)
+        assert statistics.cached_requests <= min(len(KEYS), self.total)
+        assert (statistics.cached_requests > 0) == (statistics.cached_tokens > 0)
+
+    @invariant()
+    def references_are_those_of_the_running_sequences(self):
+        for block in range(self.total):
+            assert self.references[block] == self.pool.reference_count(block)
+
+    # How it is done
+
+    def new_sequence(self, story, length, salt):
+        options = {"hash_key": HASH_KEY, "block_size": self.block_size, "salt": salt}
+        hashes = Hashes(BlockHashesOracle(**options), self.new_hashes(**options))
+        sequence = Running(story, min(length, len(story)), salt, hashes)
+        for chain in (hashes.oracle, hashes.pool):
+            full = chain.extend(array("i", sequence.tokens))
+            assert sequence.length // self.block_size == full == len(chain)
+        return sequence
+
+    def chosen(self, which):
+        return self.running[which % len(self.running)]
+
+    def match(self, sequence, limit, window):
+        """What is said to hold a prefix holds it, and somebody needs it still."""
+        found = self.succeed("match_prefix", sequence.hashes, limit, window=window)
+        assert len(found) <= limit
+        for i, block in enumerate(found):
+            if window is not None and i < len(found) - window:
+                assert -1 == block
+            else:
+                assert (sequence.salt, sequence.tokens[: (i + 1) * self.block_size]) == self.contents[block]
+        return found
+
+    def read(self, sequence, limit, window, form):
+        found = self.match(sequence, limit, window)
+        self.succeed("touch", form(found))
+        self.references.update(block for block in found if block != -1)
+        sequence.blocks, sequence.cached = found, len(found)
+
+    def give_back(self, blocks, form):
+        self.succeed("free_blocks", form(blocks))
+        self.unreference(blocks)
+
+    def fill(self, sequence, form):
+        needed = self.pool.blocks_for(sequence.length) - len(sequence.blocks)
+        assert self.oracle.blocks_for(sequence.length) - len(sequence.blocks) == needed
+        if needed > self.oracle.available:
+            assert ("raised", OutOfBlocks) == self.attempt("get_new_blocks", needed)
+            sequence.length = len(sequence.blocks) * self.block_size
+            sequence.hashes = self.new_sequence(sequence.story, sequence.length, sequence.salt).hashes
+        else:
+            sequence.blocks = sequence.blocks + self.take(needed)
+        self.mark_full(sequence, sequence.cached, sequence.length // self.block_size, form)
+
+    def pressing(self, more):
+        return min(self.oracle.free + more, self.oracle.available)
+
+    def take(self, count):
+        taken = self.succeed("get_new_blocks", count)
+        assert len(set(taken)) == count
+        for block in taken:
+            assert 0 == self.references[block], "a block that is read was given out"
+            self.contents.pop(block, None)
+            self.references[block] = 1
+        return taken
+
+    def mark_full(self, sequence, first, last, form):
+        tokens = array("i", sequence.tokens)
+        self.succeed("cache_full_blocks", form(sequence.blocks), tokens, first, last, sequence.hashes)
+        sequence.cached = max(sequence.cached, last)
+        for i in range(first, last):
+            if sequence.blocks[i] != -1:
+                written = (sequence.salt, sequence.tokens[: (i + 1) * self.block_size])
+                assert written == self.contents.setdefault(sequence.blocks[i], written)
+
+    def unreference(self, blocks):
+        self.references.subtract(block for block in blocks if block != -1)
+
+    def unheld(self, method):
+        """A block that this method may not be given: free, or without a reference."""
+        if method == "touch":
+            return next(iter(self.oracle.free_list), None)
+        return next((block for block in range(self.total) if not self.references[block]), None)
+
+    def succeed(self, method, *arguments, **options):
+        kind, value = self.attempt(method, *arguments, **options)
+        assert "returned" == kind, value
+        return value
+
+    def attempt(self, method, *arguments, **options):
+        before = self.snapshot()
+        expected, actual = (
+            outcome(
+                getattr(getattr(self, side), method),
+                *[getattr(value, side) if isinstance(value, Hashes) else value for value in arguments],
+                **options,
+            )
+            for side in ("oracle", "pool")
+        )
+        assert expected == actual
+        if actual[0] == "raised":
+            assert before == self.snapshot(), "what failed has changed something"
+        return actual
+
+    def snapshot(self):
+        counts = [self.pool.reference_count(block) for block in range(self.total)]
+        return self.pool.statistics(), counts
+
+
+def outcome(call, *arguments, **options):
+    """What a call comes to, in a form that can be compared."""
+    try:
+        return "returned", call(*arguments, **options)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is the outcome)
+        return "raised", type(error)

@@ -1,0 +1,641 @@
+"""Drives any batch and the oracle through the same life, and compares whatever can be seen of them.
+
+What a step promises is checked beside that: on a shadow of the device, which knows only what steps told it.
+"""
+
+from array import array
+from itertools import count, pairwise
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cext.input_batch_oracle import HEADER, InputBatchOracle, Offsets, SequenceStateOracle
+
+MACHINE_SETTINGS = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    deadline=None,  # a loaded machine is not a bug
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+VOCABULARY = 12
+EOS = (2, 3)
+SECTIONS = (
+    "input_ids",
+    "positions",
+    "query_starts",
+    "sequence_lengths",
+    "slots",
+    "sample_rows",
+    "sample_slots",
+)
+COLUMNS = (
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    ),
+    *("seed", "logprobs", "max_tokens", "min_tokens"),
+    *("num_tokens", "num_prompt_tokens", "num_computed_tokens", "output_tokens"),
+)
+STATE_FACTS = (
+    *("key", "slot", "prompt_length", "num_tokens", "output_length", "computed", "committed"),
+    *("max_tokens", "min_tokens", "stop_token_ids", "sampling"),
+)
+
+token_ids = st.integers(0, VOCABULARY - 1)
+slots = st.integers(0, 5)
+samplings = st.fixed_dictionaries(
+    {"max_tokens": st.sampled_from([1, 2, 3, 5, 8, 8, 20, 2**31 - 1])},
+    optional={
+        "min_tokens": st.sampled_from([1, 2, 4]),
+        "temperature": st.sampled_from([0.0, 0.5]),
+        "top_p": st.sampled_from([0.5, 0.0]),
+        "top_k": st.sampled_from([1, 5, VOCABULARY, 2**31 - 1]),
+        "min_p": st.sampled_from([0.25]),
+        "presence_penalty": st.sampled_from([-0.5]),
+        "frequency_penalty": st.sampled_from([0.5]),
+        "repetition_penalty": st.sampled_from([1.5]),
+        "seed": st.sampled_from([7, -1, 2**64 - 1]),
+        "logprobs": st.sampled_from([None, 0, 5]),
+        "ignore_eos": st.just(True),
+        "stop_token_ids": st.lists(st.integers(-1, VOCABULARY), max_size=3),
+        "biased": st.just(True),
+    },
+)
+impossible_samplings = st.sampled_from(
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 2**31},
+        {"max_tokens": 2**70},
+        {"max_tokens": "1"},
+        {"min_tokens": -1},
+        {"temperature": -0.5},
+        {"temperature": float("nan")},
+        {"top_p": 1.5},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"logprobs": -1},
+        {"stop_token_ids": [2**31]},
+        {"prompt": []},
+        {"prompt": [-1]},
+        {"prompt": [2**31]},
+        {"prompt": ["1"]},
+        {"prompt": b"1234"},
+        {"prompt": array("q", [1])},
+    ]
+)
+impossible_counts = st.dictionaries(slots, st.sampled_from([-1, 1, 1, 2, 3, 100, 2**31 - 1]), max_size=4)
+
+
+def outcome(method, *arguments, **options):
+    """What came of it: the value, or the kind of error."""
+    try:
+        return "returned", method(*arguments, **options)
+    except (ValueError, OverflowError):
+        return "raised", ValueError
+    except (TypeError, RuntimeError) as error:
+        return "raised", type(error)
+
+
+class Pair:
+    """The same sequence twice: the batch's and the oracle's."""
+
+    def __init__(self, actual, expected, options):
+        self.actual, self.expected, self.options = actual, expected, options
+
+
+class InputBatchMachine(RuleBasedStateMachine):
+    """`new_batch` and `new_state` are what a subclass puts to the test."""
+
+    new_batch, new_state = InputBatchOracle, SequenceStateOracle
+    always = {}  # options that are not left to chance  # noqa: RUF012
+
+    @initialize(
+        size=st.sampled_from([1, 3, 6, 6]),
+        max_batched_tokens=st.sampled_from([3, 8, 100, 100]),
+        max_model_len=st.sampled_from([9, 16, 23]),
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        windows=st.sampled_from([(None,), (3,), (None, 5), (4, None, 1)]),
+        arenas=st.sampled_from([1, 2, 2, 3]),
+    )
+    def begin(self, size, **options):
+        options |= {"slots": size, "vocab_size": VOCABULARY, "eos_token_ids": EOS} | self.always
+        self.size, self.groups = options["slots"], len(options["windows"])
+        self.block_size = options["block_size"]
+        self.columns = -(-options["max_model_len"] // self.block_size)
+        self.max_model_len = options["max_model_len"]
+        self.batch = self.new_batch(**options)
+        self.oracle = InputBatchOracle(**options)
+        self.keys, self.blocks = count(), count(1)
+        self.inside, self.outside = {}, []  # pairs, the former by slot
+        self.steps = []  # of those under way: (actual, expected)
+        self.ended = set()  # slots of sequences that should be removed
+        self.shadow = [[[None] * self.columns for _ in range(self.size)] for _ in range(self.groups)]
+
+    def both(self, method, *arguments):
+        """The same call of both; they must agree."""
+        expected = outcome(getattr(self.oracle, method), *arguments)
+        actual = outcome(getattr(self.batch, method), *arguments)
+        assert expected == actual, method
+        return expected
+
+    def new_blocks(self, amount):
+        return [next(self.blocks) for _ in range(amount)]
+
+    # Coming
+
+    @rule(
+        slot=slots,
+        prompt=st.lists(token_ids, min_size=1, max_size=7),
+        options=samplings,
+        extra=st.integers(0, 2),
+        as_buffer=st.booleans(),
+    )
+    def admit(self, slot, prompt, options, extra, as_buffer):
+        self.admit_one(slot, prompt, options, extra, as_buffer=as_buffer)
+
+    def admit_one(self, slot, prompt, options, extra, *, as_buffer):
+        pair = self.new_pair(array("i", prompt) if as_buffer else prompt, options)
+        self.enter(slot, pair, extra, as_buffer=as_buffer)
+
+    def new_pair(self, prompt, options):
+        key, options = next(self.keys), options | {"sampling": object()}
+        return Pair(
+            self.new_state(key, prompt, **options), SequenceStateOracle(key, prompt, **options), options
+        )
+
+    @rule(slot=slots, chosen=st.integers(0, 9), extra=st.integers(0, 2), computed=st.integers(-1, 8))
+    def admit_again(self, slot, chosen, extra, computed):
+        """A preempted one, with what the prefix cache still has."""
+        if not self.outside:
+            return
+        pair = self.outside.pop(chosen % len(self.outside))
+        assert outcome(pair.expected.rewind, computed) == outcome(pair.actual.rewind, computed)
+        self.enter(slot, pair, extra, as_buffer=False)
+
+    def enter(self, slot, pair, extra, *, as_buffer):
+        amount = -(-pair.expected.computed // self.block_size) + extra
+        lists = [self.new_blocks(amount) for _ in range(self.groups)]
+        for group, ids in enumerate(lists):
+            hidden = self.oracle.hidden(pair.expected.committed, self.oracle.windows[group])
+            ids[:hidden] = [-1] * hidden
+        block_ids = tuple(array("i", ids) if as_buffer else ids for ids in lists)
+        expected = outcome(self.oracle.add_request, slot, pair.expected, block_ids)
+        assert expected == outcome(self.batch.add_request, slot, pair.actual, block_ids)
+        if expected[0] == "returned":
+            self.inside[slot] = pair
+        else:
+            self.outside.append(pair)
+
+    @rule(crowd=st.lists(st.tuples(st.integers(1, 7), samplings), min_size=2, max_size=6))
+    def admit_a_crowd(self, crowd):
+        empty = [slot for slot in range(self.size) if slot not in self.inside]
+        for slot, (length, options) in zip(empty, crowd, strict=False):
+            self.admit_one(slot, [length] * length, options, 1, as_buffer=False)
+
+    @rule(
+        crowd=st.lists(st.tuples(slots, st.integers(1, 7), samplings), max_size=6),
+        less=st.sampled_from([0, 0, 0, 1]),
+    )
+    def admit_all_or_none(self, crowd, less):
+        """A slot may be taken, or named twice: then none of them comes in."""
+        pairs = [self.new_pair([1] * length, options) for _, length, options in crowd]
+        chosen = [slot for slot, *_ in crowd]
+        lists = [tuple(self.new_blocks(1) for _ in range(self.groups)) for _ in crowd][less:]
+        expected = outcome(self.oracle.add_requests, chosen, [pair.expected for pair in pairs], lists)
+        assert expected == outcome(self.batch.add_requests, chosen, [pair.actual for pair in pairs], lists)
+        if expected[0] == "returned":
+            self.inside.update(zip(chosen, pairs, strict=True))
+        else:
+            self.outside += pairs
+
+    @rule(
+        chosen=st.lists(slots, max_size=4),
+        amounts=st.lists(st.integers(-1, 3), min_size=4, max_size=4),
+        less=st.sampled_from([0, 0, 0, 1]),
+    )
+    def schedule(self, chosen, amounts, less):
+        self.both("schedule", chosen, amounts[less : len(chosen)])
+
+    def admit_wrongly(self, slot, block_ids, chosen):
+        """A sequence that may be in the batch already, in a slot that may not exist, with odd blocks."""
+        pairs = [*self.inside.values(), *self.outside]
+        if not pairs:
+            return
+        pair = pairs[chosen % len(pairs)]
+        expected = outcome(self.oracle.add_request, slot, pair.expected, block_ids)
+        assert expected[0] == outcome(self.batch.add_request, slot, pair.actual, block_ids)[0]
+        if expected[0] == "returned":
+            self.outside.remove(pair)
+            self.inside[slot] = pair
+
+    def describe_what_cannot_be(self, options):
+        options = {"key": 1, "prompt": [1], "max_tokens": 1} | options
+        expected = outcome(SequenceStateOracle, **options)
+        assert "raised" == expected[0]
+        assert expected == outcome(self.new_state, **options)
+
+    # Leaving
+
+    @rule(slot=slots)
+    def remove(self, slot):
+        self.remove_one(slot)
+
+    def remove_one(self, slot):
+        if self.both("remove_request", slot)[0] == "returned":
+            self.left(slot)
+
+    @rule(chosen=st.lists(slots, max_size=4), as_buffer=st.booleans())
+    def remove_several(self, chosen, as_buffer):
+        if self.both("remove_requests", array("i", chosen) if as_buffer else chosen)[0] == "returned":
+            for slot in chosen:
+                self.left(slot)
+
+    def left(self, slot):
+        self.outside.append(self.inside.pop(slot))
+        self.ended.discard(slot)
+
+    @rule()
+    def condense(self):
+        order = self.batch.order()
+        _, moves = self.both("condense")
+        for source, target in moves:
+            assert source > target
+            assert order[source] != -1 == order[target]
+            order[source], order[target] = -1, order[source]
+        assert order[: len(self.inside)] == self.batch.order()
+        assert sorted(self.inside) == sorted(self.batch.order())
+
+    # Blocks
+
+    @rule(slot=st.integers(-1, 6), amounts=st.lists(st.integers(0, 3), min_size=3, max_size=3))
+    def append(self, slot, amounts):
+        self.both(
+            "append_block_ids", slot, tuple(self.new_blocks(amount) for amount in amounts[: self.groups])
+        )
+
+    def append_wrongly(self, slot, block_ids):
+        expected = outcome(self.oracle.append_block_ids, slot, block_ids)
+        assert expected[0] == outcome(self.batch.append_block_ids, slot, block_ids)[0]
+
+    @rule(
+        chosen=st.lists(slots, max_size=4, unique=True),
+        less=st.sampled_from([0, 0, 0, 1]),
+        as_buffer=st.booleans(),
+    )
+    def append_one_each(self, chosen, less, as_buffer):
+        lists = [self.new_blocks(max(len(chosen) - less, 0)) for _ in range(self.groups)]
+        if as_buffer:
+            chosen, lists = array("i", chosen), [array("i", ids) for ids in lists]
+        self.both("append_one_each", chosen, tuple(lists))
+
+    @rule(slot=slots, group=st.integers(0, 2))
+    def slide(self, slot, group):
+        self.slide_one(slot, group % self.groups)
+
+    def slide_one(self, slot, group):
+        before = self.batch.block_ids(slot) if slot in self.inside else None
+        result = self.both("slide", slot, group)
+        if result[0] == "returned":
+            freed = [block for block in before[group] if block not in self.batch.block_ids(slot)[group]]
+            assert result[1] == freed
+            assert -1 not in freed
+
+    # Steps
+
+    @precondition(lambda self: self.inside)
+    @rule(
+        max_rows=st.sampled_from([0, 1, 2, 3, 100, 100, 100, 100]),
+        chunk=st.sampled_from([1, 2, 5, 100, 100]),
+        left_out=st.sets(slots, max_size=2),
+        from_buffer=st.booleans(),
+    )
+    def step(self, max_rows, chunk, left_out, from_buffer):
+        self.step_once(max_rows, chunk, left_out, from_buffer=from_buffer)
+
+    def step_once(self, max_rows, chunk, left_out, *, from_buffer):
+        """As a scheduler does it: survey, find blocks, fill in prefills, prepare."""
+        _, survey = self.both("survey", max_rows)
+        self.check_survey(survey, max_rows)
+        for slot in survey.short:
+            self.both("append_block_ids", slot, tuple(self.new_blocks(1) for _ in range(self.groups)))
+        budget = self.oracle.max_batched_tokens - survey.decodes
+        for slot in survey.prefills:
+            state = self.oracle.state(slot)
+            amount = max(min(chunk, budget, state.num_tokens - state.computed), 0)
+            budget -= amount
+            need = -(-(state.computed + amount) // self.block_size)
+            missing = [max(need - held, 0) for held in self.oracle.block_counts(slot)]
+            self.both("append_block_ids", slot, tuple(map(self.new_blocks, missing)))
+            self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = amount
+        for slot in left_out & self.inside.keys():
+            self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = 0
+        counts = array("i", self.oracle.num_scheduled)
+        self.prepare(*[counts] * from_buffer)
+
+    def check_survey(self, survey, max_rows):
+        assert survey.decodes + len(survey.prefills) <= max_rows
+        for slot in self.inside:
+            assert self.oracle.num_scheduled[slot] == self.batch.num_scheduled[slot]
+            assert not (slot in self.ended and self.batch.num_scheduled[slot])
+
+    @rule(counts=impossible_counts, from_buffer=st.booleans())
+    def prepare_whatever(self, counts, from_buffer):
+        """Mostly what cannot be."""
+        values = array("i", [counts.get(slot, 0) for slot in range(self.size)])
+        if from_buffer:
+            self.prepare(values)
+        else:
+            for slot in self.inside:
+                self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = values[slot]
+            self.prepare()
+
+    def prepare_from_something_else(self, wrong):
+        assert "raised" == outcome(self.batch.prepare_inputs, wrong)[0]
+
+    def prepare(self, *arguments):
+        order = self.batch.order()
+        expected = outcome(self.oracle.prepare_inputs, *arguments)
+        actual = outcome(self.batch.prepare_inputs, *arguments)
+        if expected[0] == "raised" or expected[1] is None:
+            assert expected == actual
+            assert order == self.batch.order()
+            return
+        assert "returned" == actual[0]
+        self.steps.append((actual[1], expected[1]))
+        self.check_equal(*self.steps[-1])
+        self.check_step(actual[1])
+        self.replay_writes(actual[1])
+
+    def check_equal(self, actual, expected):
+        for name in ("number", "tokens", "rows", "decodes", "samples", "arena_index", *SECTIONS):
+            assert plain(getattr(expected, name)) == plain(getattr(actual, name)), name
+        assert plain(expected.slot_mapping) == plain(actual.slot_mapping)
+        assert plain(expected.block_writes) == plain(actual.block_writes)
+        assert plain(expected.arena) == plain(actual.arena)
+        assert tuple(expected.offsets) == tuple(actual.offsets)
+
+    def check_step(self, step):
+        """What any step promises, whatever the oracle says."""
+        starts = step.query_starts
+        assert all(start <= end for start, end in pairwise(starts))
+        assert (0, step.tokens) == (starts[0], starts[-1])
+        assert list(range(step.decodes + 1)) == list(starts[: step.decodes + 1])
+        assert list(range(step.decodes)) == list(step.sample_rows[: step.decodes])
+        assert len(set(step.slots)) == step.rows
+        for row, slot in enumerate(step.slots):
+            ids = self.batch.state(slot).token_ids()
+            for at in range(starts[row], starts[row + 1]):
+                position = step.positions[at]
+                assert position - step.sequence_lengths[row] == at - starts[row + 1]
+                if position < len(ids):
+                    assert ids[position] == step.input_ids[at]
+                else:
+                    earlier = self.steps[-2][0]
+                    assert slot == earlier.sample_slots[-1 - step.input_ids[at]]
+                for group, mapping in enumerate(step.slot_mapping):
+                    block = self.batch.block_ids(slot)[group][position // self.block_size]
+                    assert block * self.block_size + position % self.block_size == mapping[at]
+
+    def replay_writes(self, step):
+        """As the device does, from nothing but the arena."""
+        arena = list(step.arena)
+        offsets = Offsets(*arena[HEADER - len(Offsets._fields) : HEADER])
+        at, seen = offsets.block_writes, set()
+        while at < len(arena):
+            group, slot, first, amount = arena[at : at + 4]
+            assert (group, slot) not in seen
+            seen.add((group, slot))
+            self.shadow[group][slot][first : first + amount] = arena[at + 4 : at + 4 + amount]
+            at += 4 + amount
+        assert (len(arena) - offsets.block_writes, len(seen)) == tuple(arena[4:6])
+        for slot in self.inside:
+            for group, ids in enumerate(self.batch.block_ids(slot)):
+                for column, block in enumerate(ids):
+                    assert block in (-1, self.shadow[group][slot][column])
+
+    @precondition(lambda self: self.steps)
+    @rule(
+        picks=st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
+        odd=st.sampled_from([None, None, None, -1, VOCABULARY, 2, 3]),
+        removes=st.booleans(),
+    )
+    def commit(self, picks, odd, removes):
+        self.commit_one(picks, odd, removes=removes)
+
+    def commit_one(self, picks, odd, *, removes):
+        actual, expected = self.steps.pop(0)
+        sampled = array("i", (picks * expected.samples)[: expected.samples])
+        if odd is not None and expected.samples:
+            sampled[len(picks) % expected.samples] = odd
+        wanted = self.oracle.commit_tokens(expected, sampled)
+        found = self.batch.commit_tokens(actual, sampled)
+        assert plain(wanted[:-1]) == plain(found[:-1])
+        assert sorted(wanted.filled) == sorted(found.filled)
+        assert ("q", "i", "i") == (found.keys.format, found.tokens.format, found.samples.format)
+        assert [sampled[sample] for sample in found.samples] == list(found.tokens)
+        for slot, *_ in wanted.finished + wanted.failed:
+            self.ended.add(slot)
+        if removes:
+            for slot in list(self.ended):
+                self.remove_one(slot)
+
+    @precondition(lambda self: self.steps)
+    @rule(which=st.integers(0, 1))
+    def cancel(self, which):
+        self.cancel_one(which)
+
+    @precondition(lambda self: len(self.steps) == 2)
+    @rule(options=samplings)
+    def fail_to_launch(self, options):
+        """The later step is given up, its sequences go, and others are prepared beside the earlier one."""
+        self.cancel_one(1)
+        for slot in list(self.ended):
+            self.remove_one(slot)
+        empty = next((slot for slot in range(self.size) if slot not in self.inside), None)
+        if empty is not None:
+            self.admit_one(empty, [1, 1], options, 2, as_buffer=False)
+            self.step_once(100, 100, set(), from_buffer=False)
+
+    @precondition(lambda self: self.steps and self.inside)
+    @rule(chosen=st.integers(0, 5), options=samplings, picks=st.lists(token_ids, min_size=1, max_size=6))
+    def abort_while_a_step_is_under_way(self, chosen, options, picks):
+        """And let another have the slot before the results are there."""
+        slot = sorted(self.inside)[chosen % len(self.inside)]
+        self.remove_one(slot)
+        self.admit_one(slot, [1, 1], options, 1, as_buffer=False)
+        self.commit_one(picks, None, removes=False)
+
+    def cancel_one(self, which):
+        actual, expected = self.steps.pop(which % len(self.steps))
+        wanted = self.oracle.cancel_step(expected)
+        assert wanted == self.batch.cancel_step(actual)
+        self.ended.update(wanted)
+        for row in [row for table in self.shadow for row in table]:
+            row[:] = [None] * self.columns  # as if nothing of what is under way had ever arrived
+        assert "raised" == outcome(self.batch.cancel_step, actual)[0]
+        assert "raised" == outcome(self.batch.commit_tokens, actual, array("i", bytes(4 * actual.samples)))[0]
+
+    def commit_wrongly(self, more):
+        if not self.steps:
+            return
+        actual, _ = self.steps[0]
+        assert "raised" == outcome(self.batch.commit_tokens, actual, [0] * actual.samples)[0]
+        wrong = array("i", bytes(4 * max(actual.samples + more, 0)))
+        if len(wrong) != actual.samples:
+            assert "raised" == outcome(self.batch.commit_tokens, actual, wrong)[0]
+        if len(self.steps) > 1:
+            later, _ = self.steps[1]
+            right = array("i", bytes(4 * later.samples))
+            assert "raised" == outcome(self.batch.commit_tokens, later, right)[0]
+
+    @precondition(lambda self: self.inside)
+    @rule(
+        overlap=st.booleans(), picks=st.lists(st.sampled_from(range(1, VOCABULARY)), min_size=1, max_size=9)
+    )
+    def run_on(self, overlap, picks):
+        """As an engine does it, which keeps all that it can in the batch, and one step under way."""
+        for start in range(min(len(picks), 5)):
+            if len(self.steps) < (2 if overlap else 1) and self.inside:
+                self.step_once(100, 100, set(), from_buffer=False)
+            while len(self.steps) > overlap:
+                self.commit_one(picks[start:], None, removes=True)
+            for slot in self.inside:
+                for group in range(self.groups):
+                    self.slide_one(slot, group)
+
+    @rule(
+        misuse=st.one_of(
+            st.tuples(
+                st.just("admit_wrongly"),
+                st.integers(-2, 7),
+                st.sampled_from(
+                    [
+                        None,
+                        (),
+                        ([],),
+                        ([0],),
+                        ([-1],),
+                        ([2**31],),
+                        (["1"],),
+                        ([1.0],),
+                        ([0], [0]),
+                        ([0], []),
+                        [[0]],
+                    ]
+                ),
+                st.integers(0, 9),
+            ),
+            st.tuples(st.just("describe_what_cannot_be"), impossible_samplings),
+            st.tuples(
+                st.just("append_wrongly"),
+                st.integers(-1, 6),
+                st.sampled_from(
+                    [
+                        None,
+                        (),
+                        ([-1],),
+                        ([2**31 - 1],),
+                        (["1"],),
+                        ([0], [0], [0], [0]),
+                        ([], [-1]),
+                        ([], [], ["1"]),
+                    ]
+                ),
+            ),
+            st.tuples(st.just("slide_one"), st.integers(-1, 6), st.sampled_from([-1, 3])),
+            st.tuples(
+                st.just("prepare_from_something_else"),
+                st.sampled_from([array("q", [0]), array("i", [0] * 9), [0], b"0000", 1]),
+            ),
+            st.tuples(st.just("commit_wrongly"), st.sampled_from([-1, 1])),
+        )
+    )
+    def misuse(self, misuse):
+        """It is refused, and by the invariants nothing has changed."""
+        method, *arguments = misuse
+        getattr(self, method)(*arguments)
+
+    # What can be seen
+
+    @invariant()
+    def all_that_can_be_seen_is_equal(self):
+        assert self.oracle.num_reqs == self.batch.num_reqs == len(self.inside)
+        assert self.oracle.steps_under_way == self.batch.steps_under_way == len(self.steps)
+        assert self.oracle.order() == self.batch.order()
+        assert list(self.oracle.num_scheduled) == list(self.batch.num_scheduled)
+        assert tuple(self.oracle.counters) == tuple(self.batch.counters) == self.recounted()
+        for name in COLUMNS:
+            expected, actual = getattr(self.oracle, name), getattr(self.batch, name)
+            assert len(expected) == len(actual) == self.size
+            for slot in self.inside:
+                assert expected[slot] == actual[slot], name
+        for pair in [*self.inside.values(), *self.outside]:
+            for fact in STATE_FACTS:
+                assert getattr(pair.expected, fact) == getattr(pair.actual, fact), fact
+            assert pair.expected.token_ids() == pair.actual.token_ids()
+            assert pair.expected.token_ids(1) == pair.actual.token_ids(1)
+            assert list(pair.expected.tokens_view()) == list(pair.actual.tokens_view())
+
+    @invariant()
+    def slots_and_rows_map_to_each_other(self):
+        for slot, pair in self.inside.items():
+            assert slot == self.batch.order()[self.batch.row_of(slot)]
+            assert pair.actual is self.batch.state(slot)
+        for slot in set(range(-1, self.size + 1)) - self.inside.keys():
+            assert ("raised", ValueError) == outcome(self.batch.row_of, slot)
+            assert ("raised", ValueError) == outcome(self.batch.state, slot)
+
+    @invariant()
+    def tables_are_equal(self):
+        for slot in self.inside:
+            block_ids = self.batch.block_ids(slot)
+            assert self.oracle.block_ids(slot) == block_ids
+            assert tuple(map(len, block_ids)) == self.batch.block_counts(slot)
+            for group, ids in enumerate(block_ids):
+                assert ids == self.batch.block_table(group).tolist()[slot][: len(ids)]
+
+    @invariant()
+    def no_block_is_needed_and_gone(self):
+        """All that a token from the last committed one on sees is there."""
+        for slot, pair in self.inside.items():
+            committed = pair.expected.committed
+            for ids, window in zip(self.batch.block_ids(slot), self.oracle.windows, strict=True):
+                first = 0 if window is None else max(committed - window + 1, 0)
+                assert -1 not in ids[first // self.block_size :]
+
+    def recounted(self):
+        options = [
+            {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | pair.options for pair in self.inside.values()
+        ]
+        drawn = [option for option in options if option["temperature"] > 0]
+        penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        return (
+            len(drawn),
+            sum(option["top_p"] < 1 for option in drawn),
+            sum(0 < option["top_k"] < VOCABULARY for option in drawn),
+            sum(option.get("min_p", 0) > 0 for option in drawn),
+            sum(any(penalty in option for penalty in penalties) for option in options),
+            sum(option.get("biased", False) for option in options),
+            sum(
+                pair.actual.output_length < pair.options.get("min_tokens", 0) for pair in self.inside.values()
+            ),
+            sum(option.get("logprobs") is not None for option in options),
+        )
+
+
+def plain(value):
+    """Views as lists, however deep."""
+    if isinstance(value, memoryview):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

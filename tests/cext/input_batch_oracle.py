@@ -1,0 +1,661 @@
+"""What an InputBatch does, in Python so plain that it is obviously right. Slow on purpose."""
+
+from array import array
+from typing import NamedTuple
+
+INT32_MAX = 2**31 - 1
+HEADER = 16
+STEPS_AT_ONCE = 2
+STOP, LENGTH = 1, 2
+
+
+class Counters(NamedTuple):
+    sampled: int
+    top_p: int
+    top_k: int
+    min_p: int
+    penalties: int
+    biased: int
+    min_tokens: int
+    logprobs: int
+
+
+class Survey(NamedTuple):
+    decodes: int
+    prefills: list[int]
+    short: list[int]
+
+
+class Offsets(NamedTuple):
+    input_ids: int
+    positions: int
+    slot_mapping: int
+    query_starts: int
+    sequence_lengths: int
+    slots: int
+    sample_rows: int
+    sample_slots: int
+    block_writes: int
+
+
+class Committed(NamedTuple):
+    keys: memoryview
+    tokens: memoryview
+    samples: memoryview
+    finished: list[tuple[int, int, int]]
+    failed: list[tuple[int, int]]
+    filled: list[int]
+
+
+class SequenceStateOracle:
+    """The interface of `SequenceState`. `tokens` are the committed ones, `pending` counts those under way."""
+
+    def __init__(
+        self,
+        key,
+        prompt,
+        *,
+        max_tokens,
+        min_tokens=0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        seed=0,
+        logprobs=None,
+        ignore_eos=False,
+        stop_token_ids=(),
+        biased=False,
+        sampling=None,
+    ):
+        self.tokens = whole_numbers(prompt, 0)
+        check(len(self.tokens) >= 1)
+        check(1 <= max_tokens <= INT32_MAX and 0 <= min_tokens <= INT32_MAX)
+        check(temperature >= 0 and 0 <= top_p <= 1 and 0 <= min_p <= 1 and 0 <= top_k <= INT32_MAX)
+        check(logprobs is None or 0 <= logprobs <= INT32_MAX)
+        self.key, self.sampling = key, sampling
+        self.prompt_length = len(self.tokens)
+        self.max_tokens, self.min_tokens = max_tokens, min_tokens
+        self.columns = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed % 2**64,
+            "logprobs": -1 if logprobs is None else logprobs,
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+        }
+        self.ignore_eos, self.biased = ignore_eos, biased
+        self.stop_token_ids = tuple(whole_numbers(stop_token_ids, -INT32_MAX - 1))
+        self.computed = self.committed = self.pending = 0
+        self.slot = -1
+
+    @property
+    def num_tokens(self):
+        return len(self.tokens) + self.pending
+
+    @property
+    def output_length(self):
+        return len(self.tokens) - self.prompt_length
+
+    def token_ids(self, start=0):
+        check(0 <= start <= len(self.tokens))
+        return array("i", self.tokens[start:])
+
+    def tokens_view(self):
+        return memoryview(self.token_ids()).toreadonly()
+
+    def rewind(self, computed):
+        check(self.slot == -1 and 0 <= computed < len(self.tokens))
+        self.computed = self.committed = computed
+
+    def needs(self, vocab_size):
+        """Which of the counters count this one."""
+        columns = self.columns
+        sampled = columns["temperature"] > 0
+        return Counters(
+            sampled=sampled,
+            top_p=sampled and columns["top_p"] < 1,
+            top_k=sampled and 0 < columns["top_k"] < vocab_size,
+            min_p=sampled and columns["min_p"] > 0,
+            penalties=(0, 0, 1)
+            != (columns["presence_penalty"], columns["frequency_penalty"], columns["repetition_penalty"]),
+            biased=self.biased,
+            min_tokens=self.output_length < self.min_tokens,
+            logprobs=columns["logprobs"] >= 0,
+        )
+
+
+class Stay:
+    """One sequence's time in a slot."""
+
+    def __init__(self, state, serial, blocks, latest):
+        self.state, self.serial = state, serial
+        self.last_scheduled = latest  # as if it were in the latest step
+        self.blocks = blocks  # by group
+        self.staged = [0] * len(
+            blocks
+        )  # by group: the first column the device has not seen; None: it has all
+        self.over = False  # finished, failed or cancelled: takes no part any more, and is to be removed
+        self.sample = 0  # where the token under way, if there is one, is among its step's samples
+
+
+class StepOracle:
+    """The interface of `Step`: views into an arena."""
+
+    def __init__(self, number, arena_index, arena, sections, members):
+        self.number, self.arena_index = number, arena_index
+        self.members = members  # (slot, stay, count, samples) by row
+        offsets, words = [], []
+        for section in sections[:-1]:
+            offsets.append(HEADER + len(words))
+            words += section
+        offsets.append(HEADER + len(words))
+        words += [word for write in sections[-1] for word in write]
+        self.offsets = Offsets(*offsets)
+        self.tokens, self.rows = len(sections[0]), len(members)
+        self.samples = len(sections[-3])
+        self.decodes = sum(count == 1 and samples for _, _, count, samples in members)
+        self.groups = len(sections[2]) // self.tokens
+        sizes = [self.tokens, self.rows, self.decodes, self.samples]
+        header = [*sizes, HEADER + len(words) - offsets[-1], len(sections[-1]), self.groups, *offsets]
+        for i, word in enumerate(header + words):
+            arena[i] = word
+        self.arena = arena[: HEADER + len(words)]
+
+    def section(self, name, length):
+        start = getattr(self.offsets, name)
+        return self.arena[start : start + length]
+
+    @property
+    def input_ids(self):
+        return self.section("input_ids", self.tokens)
+
+    @property
+    def positions(self):
+        return self.section("positions", self.tokens)
+
+    @property
+    def slot_mapping(self):
+        every = self.section("slot_mapping", self.groups * self.tokens)
+        return tuple(every[group * self.tokens : (group + 1) * self.tokens] for group in range(self.groups))
+
+    @property
+    def query_starts(self):
+        return self.section("query_starts", self.rows + 1)
+
+    @property
+    def sequence_lengths(self):
+        return self.section("sequence_lengths", self.rows)
+
+    @property
+    def slots(self):
+        return self.section("slots", self.rows)
+
+    @property
+    def sample_rows(self):
+        return self.section("sample_rows", self.samples)
+
+    @property
+    def sample_slots(self):
+        return self.section("sample_slots", self.samples)
+
+    @property
+    def block_writes(self):
+        return self.arena[self.offsets.block_writes :]
+
+
+class InputBatchOracle:
+    """The interface of `InputBatch`, over `SequenceStateOracle`."""
+
+    def __init__(
+        self,
+        *,
+        slots,
+        max_batched_tokens,
+        max_model_len,
+        block_size,
+        vocab_size,
+        windows=(None,),
+        eos_token_ids=(),
+        arenas=2,
+    ):
+        check(slots >= 1 and max_batched_tokens >= 1 and block_size >= 1 and vocab_size >= 1)
+        check(max_model_len >= 2 and len(windows) >= 1)
+        check(all(window is None or window >= 1 for window in windows))
+        self.slots, self.max_batched_tokens, self.max_model_len = slots, max_batched_tokens, max_model_len
+        self.block_size, self.vocab_size, self.windows = block_size, vocab_size, tuple(windows)
+        self.eos_token_ids = set(eos_token_ids)
+        self.columns = -(-max_model_len // block_size)
+        self.largest_block = (INT32_MAX + 1) // block_size - 1  # so that an index into the cache is an int32
+        size = self.arena_size(
+            slots=slots,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            groups=len(windows),
+        )
+        if isinstance(arenas, int):
+            arenas = [bytearray(size) for _ in range(arenas)]
+        self.arenas = [memoryview(arena).cast("B").cast("i") for arena in arenas]
+        check(len(self.arenas) >= 1)
+        check(all(arena.nbytes >= size and not arena.readonly for arena in self.arenas))
+        self.stays = {}  # slot -> Stay
+        self.rows = []  # slot by row; -1: a hole
+        self.under_way = []
+        self.steps = self.serials = 0
+        self.last_served = self.last_chosen = 0  # serials; 0: all could be chosen
+        self.arena_last = len(self.arenas) - 1
+        self.num_scheduled = memoryview(array("i", bytes(4 * slots)))
+        self.tables = [
+            memoryview(bytearray(4 * slots * self.columns)).cast("i", (slots, self.columns)) for _ in windows
+        ]
+        for name in ("temperature", "top_p", "min_p"):
+            setattr(self, name, memoryview(array("f", bytes(4 * slots))))
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            setattr(self, name, memoryview(array("f", bytes(4 * slots))))
+        self.seed = memoryview(bytearray(8 * slots)).cast("Q")
+        for name in ("top_k", "logprobs", "max_tokens", "min_tokens"):
+            setattr(self, name, memoryview(array("i", bytes(4 * slots))))
+
+    @staticmethod
+    def arena_size(*, slots, max_batched_tokens, max_model_len, block_size, groups=1):
+        rows = min(slots, max_batched_tokens)
+        columns = -(-max_model_len // block_size)
+        words = HEADER + (2 + groups) * max_batched_tokens + 5 * rows + 1 + groups * slots * (4 + columns)
+        return 4 * words
+
+    # Membership
+
+    @property
+    def num_reqs(self):
+        return len(self.stays)
+
+    @property
+    def steps_under_way(self):
+        return len(self.under_way)
+
+    @property
+    def counters(self):
+        needs = [stay.state.needs(self.vocab_size) for stay in self.stays.values()]
+        return Counters(*map(sum, zip(*needs, strict=True))) if needs else Counters(*[0] * 8)
+
+    def add_request(self, slot, state, block_ids):
+        check(0 <= slot < self.slots and slot not in self.stays and state.slot == -1)
+        check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
+        blocks = [whole_numbers(ids, -1, self.largest_block) for ids in block_ids]
+        for ids, window in zip(blocks, self.windows, strict=True):
+            check(len(ids) <= self.columns and len(ids) * self.block_size >= state.computed)
+            hidden = self.hidden(state.committed, window)
+            check(all(block >= 0 or column < hidden for column, block in enumerate(ids)))
+        check(state.num_tokens < self.max_model_len and state.output_length < state.max_tokens)
+        check(state.computed < len(state.tokens) and max(state.tokens) < self.vocab_size)
+        self.serials += 1
+        self.stays[slot] = Stay(state, self.serials, blocks, self.steps)
+        state.slot = slot
+        for name, value in state.columns.items():
+            getattr(self, name)[slot] = value
+        for group, ids in enumerate(blocks):
+            for column, block in enumerate(ids):
+                self.tables[group][slot, column] = block
+        self.num_scheduled[slot] = 0
+        return self.enter_row(slot)
+
+    def add_requests(self, slots, states, block_ids):
+        slots = whole_numbers(slots, -INT32_MAX - 1)
+        check(len(slots) == len(states) == len(block_ids))
+        before, done = list(self.rows), []
+        try:
+            for slot, state, lists in zip(slots, states, block_ids, strict=True):
+                self.add_request(slot, state, lists)
+                done.append(slot)
+        except (ValueError, TypeError):
+            self.remove_requests(done)
+            self.rows = before
+            raise
+
+    def enter_row(self, slot):
+        if -1 in self.rows:
+            row = self.rows.index(-1)
+            self.rows[row] = slot
+        else:
+            row = len(self.rows)
+            self.rows.append(slot)
+        return row
+
+    def remove_request(self, slot):
+        self.remove_requests([slot])
+
+    def remove_requests(self, slots):
+        slots = whole_numbers(slots, -INT32_MAX - 1)
+        check(len(set(slots)) == len(slots) and all(slot in self.stays for slot in slots))
+        for slot in slots:
+            state = self.stays.pop(slot).state
+            state.pending, state.slot = 0, -1
+            state.computed = state.committed
+            self.num_scheduled[slot] = 0
+            self.rows[self.rows.index(slot)] = -1
+
+    def condense(self):
+        moves = []
+        while True:
+            while self.rows and self.rows[-1] == -1:
+                self.rows.pop()
+            if -1 not in self.rows:
+                return moves
+            target = self.rows.index(-1)
+            moves.append((len(self.rows) - 1, target))
+            self.rows[target] = self.rows.pop()
+
+    def order(self):
+        return list(self.rows)
+
+    def row_of(self, slot):
+        self.stay(slot)
+        return self.rows.index(slot)
+
+    def state(self, slot):
+        return self.stay(slot).state
+
+    def stay(self, slot):
+        check(slot in self.stays)
+        return self.stays[slot]
+
+    # Block tables
+
+    def append_block_ids(self, slot, block_ids):
+        stay = self.stay(slot)
+        check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
+        appended = [whole_numbers(ids, 0, self.largest_block) for ids in block_ids]
+        for blocks, ids in zip(stay.blocks, appended, strict=True):
+            check(len(blocks) + len(ids) <= self.columns)
+        for group, ids in enumerate(appended):
+            for block in ids:
+                self.append(slot, group, block)
+
+    def append_one_each(self, slots, block_ids):
+        slots = whole_numbers(slots, -INT32_MAX - 1)
+        check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
+        appended = [whole_numbers(ids, 0, self.largest_block) for ids in block_ids]
+        check(len(set(slots)) == len(slots))
+        check(all(len(ids) == len(slots) for ids in appended))
+        for slot in slots:
+            check(all(len(blocks) < self.columns for blocks in self.stay(slot).blocks))
+        for group, ids in enumerate(appended):
+            for slot, block in zip(slots, ids, strict=True):
+                self.append(slot, group, block)
+
+    def append(self, slot, group, block):
+        stay = self.stays[slot]
+        column = len(stay.blocks[group])
+        stay.blocks[group].append(block)
+        self.tables[group][slot, column] = block
+        if stay.staged[group] is None:
+            stay.staged[group] = column
+
+    def block_ids(self, slot):
+        return tuple(list(blocks) for blocks in self.stay(slot).blocks)
+
+    def block_counts(self, slot):
+        return tuple(len(blocks) for blocks in self.stay(slot).blocks)
+
+    def block_table(self, group):
+        check(0 <= group < len(self.windows))
+        return self.tables[group]
+
+    def slide(self, slot, group):
+        stay = self.stay(slot)
+        check(0 <= group < len(self.windows))
+        freed = []
+        for column in range(self.hidden(stay.state.committed, self.windows[group])):
+            if stay.blocks[group][column] >= 0:
+                freed.append(stay.blocks[group][column])
+                stay.blocks[group][column] = -1
+                self.tables[group][slot, column] = -1
+        return freed
+
+    def hidden(self, committed, window):
+        """How many blocks no token from `committed` on can see."""
+        return 0 if window is None else max(0, committed - window + 1) // self.block_size
+
+    # A step
+
+    def left(self, stay):
+        return stay.state.num_tokens - stay.state.computed
+
+    def limit(self, state):
+        """The number of tokens at which a sequence ends."""
+        return min(state.prompt_length + state.max_tokens, self.max_model_len)
+
+    def takes_part(self, stay):
+        return not stay.over and stay.state.num_tokens < self.limit(stay.state)
+
+    def holds(self, stay, tokens):
+        return all(len(blocks) * self.block_size >= tokens for blocks in stay.blocks)
+
+    def survey(self, max_rows):
+        check(max_rows >= 0)
+        able = [slot for slot in self.rows if slot != -1 and self.takes_part(self.stays[slot])]
+        chosen = self.most_urgent(able)[:max_rows]
+        self.last_chosen = self.stays[chosen[-1]].serial if 0 < len(chosen) < len(able) else 0
+        decodes = [slot for slot in able if slot in chosen and self.left(self.stays[slot]) == 1]
+        prefills = [slot for slot in chosen if self.left(self.stays[slot]) > 1]
+        for slot in self.stays:
+            self.num_scheduled[slot] = int(slot in decodes)
+        return Survey(
+            decodes=len(decodes),
+            prefills=sorted(prefills, key=lambda slot: self.stays[slot].serial),
+            short=[s for s in decodes if not self.holds(self.stays[s], self.stays[s].state.computed + 1)],
+        )
+
+    def most_urgent(self, slots):
+        """Scheduled longest ago; of equals, in the order of admission, round from after `last_served`."""
+
+        def urgency(slot):
+            stay = self.stays[slot]
+            return stay.last_scheduled, stay.serial <= self.last_served, stay.serial
+
+        return sorted(slots, key=urgency)
+
+    def schedule(self, slots, counts):
+        slots, counts = whole_numbers(slots, -INT32_MAX - 1), whole_numbers(counts, 0)
+        check(len(set(slots)) == len(slots) == len(counts) and set(slots) <= self.stays.keys())
+        for slot, amount in zip(slots, counts, strict=True):
+            self.num_scheduled[slot] = amount
+
+    def prepare_inputs(self, num_scheduled=None):
+        if len(self.under_way) == min(STEPS_AT_ONCE, len(self.arenas)):
+            raise RuntimeError
+        counts = self.num_scheduled if num_scheduled is None else memoryview(num_scheduled)
+        check(counts.format == "i" and counts.shape == (self.slots,))
+        counts = {slot: counts[slot] for slot in self.stays}
+        for slot, count in counts.items():
+            stay = self.stays[slot]
+            if count:
+                check(0 < count <= self.left(stay))
+                check(self.takes_part(stay) and self.holds(stay, stay.state.computed + count))
+        check(sum(counts.values()) <= self.max_batched_tokens)
+        if not any(counts.values()):
+            return None
+        self.condense()
+        self.last_served = self.last_chosen or self.last_served
+        step = self.new_step(self.step_rows({slot: count for slot, count in counts.items() if count}))
+        self.under_way.append(step)
+        return step
+
+    def step_rows(self, counts):
+        scheduled = [slot for slot in self.rows if slot in counts]
+        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.left(self.stays[slot])]
+        others = [slot for slot in scheduled if slot not in decodes]
+        return [
+            (slot, self.stays[slot], counts[slot], counts[slot] == self.left(self.stays[slot]))
+            for slot in decodes + others
+        ]
+
+    def new_step(self, members):
+        input_ids, positions, slot_mapping = [], [], [[] for _ in self.windows]
+        query_starts, sequence_lengths, sample_rows, sample_slots = [0], [], [], []
+        self.steps += 1
+        for row, (slot, stay, count, samples) in enumerate(members):
+            state = stay.state
+            known = self.known(stay)
+            for position in range(state.computed, state.computed + count):
+                input_ids.append(known[position])
+                positions.append(position)
+                for group, mapping in enumerate(slot_mapping):
+                    mapping.append(self.cache_slot(stay.blocks[group], position))
+            state.computed += count
+            query_starts.append(len(input_ids))
+            sequence_lengths.append(state.computed)
+            stay.last_scheduled = self.steps
+            if samples:
+                stay.sample = len(sample_rows)
+                state.pending += 1
+                sample_rows.append(row)
+                sample_slots.append(slot)
+        sections = [
+            input_ids,
+            positions,
+            [word for mapping in slot_mapping for word in mapping],
+            query_starts,
+            sequence_lengths,
+            [member[0] for member in members],
+            sample_rows,
+            sample_slots,
+            self.take_staged(),
+        ]
+        index = self.next_arena()
+        return StepOracle(self.steps, index, self.arenas[index], sections, members)
+
+    def known(self, stay):
+        """Its token ids as far as they are known, then what stands for the others."""
+        return stay.state.tokens + [-1 - stay.sample] * stay.state.pending
+
+    def next_arena(self):
+        taken = [step.arena_index for step in self.under_way]
+        while True:
+            self.arena_last = (self.arena_last + 1) % len(self.arenas)
+            if self.arena_last not in taken:
+                return self.arena_last
+
+    def cache_slot(self, blocks, position):
+        return blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+    def take_staged(self):
+        """Slots in the order of their numbers; of a row, only what is still seen."""
+        writes = []
+        for group in range(len(self.windows)):
+            for slot, stay in sorted(self.stays.items()):
+                first, blocks = stay.staged[group], stay.blocks[group]
+                stay.staged[group] = None
+                if first is None:
+                    continue
+                while first < len(blocks) and blocks[first] == -1:
+                    first += 1
+                ids = blocks[first:]
+                if ids:
+                    writes.append([group, slot, first, len(ids), *ids])
+        return writes
+
+    def commit_tokens(self, step, sampled):
+        check(self.under_way and step is self.under_way[0])
+        sampled = memoryview(sampled)
+        check(sampled.format == "i" and sampled.shape == (step.samples,))
+        self.under_way.pop(0)
+        keys, tokens, which, finished, failed, filled = array("q"), array("i"), array("i"), [], [], []
+        picks = iter(enumerate(sampled))
+        for slot, stay, count, samples in step.members:
+            index, token = next(picks) if samples else (None, None)
+            if not self.is_present(slot, stay):
+                continue
+            state = stay.state
+            if (state.committed + count) // self.block_size > state.committed // self.block_size:
+                filled.append(slot)
+            state.committed += count
+            if not samples:
+                continue
+            if not 0 <= token < self.vocab_size:
+                failed.append((slot, index))
+                self.end(stay)
+                continue
+            state.pending -= 1
+            state.tokens.append(token)
+            keys.append(state.key)
+            tokens.append(token)
+            which.append(index)
+            reason = self.reason_to_end(state, token)
+            if reason:
+                finished.append((slot, reason, len(keys) - 1))
+                self.end(stay)
+        return Committed(memoryview(keys), memoryview(tokens), memoryview(which), finished, failed, filled)
+
+    def is_present(self, slot, stay):
+        return self.stays.get(slot) is stay and not stay.over
+
+    def end(self, stay):
+        stay.over = True
+        stay.state.pending = 0
+
+    def reason_to_end(self, state, token):
+        ends = token in state.stop_token_ids or (token in self.eos_token_ids and not state.ignore_eos)
+        if ends and state.output_length >= state.min_tokens:
+            return STOP
+        return LENGTH if len(state.tokens) >= self.limit(state) else None
+
+    def cancel_step(self, step):
+        check(step in self.under_way)
+        self.under_way.remove(step)
+        present = [(slot, stay) for slot, stay, _, _ in step.members if self.is_present(slot, stay)]
+        for _, stay in present:
+            self.end(stay)
+        for stay in self.stays.values():
+            stay.staged = [0 for _ in self.windows]  # who knows which of its writes arrived
+        return [slot for slot, _ in present]
+
+    # Columns that change
+
+    def column(self, value_of):
+        values = [value_of(self.stays[slot].state) if slot in self.stays else 0 for slot in range(self.slots)]
+        return memoryview(array("i", values))
+
+    @property
+    def num_tokens(self):
+        return self.column(lambda state: state.num_tokens)
+
+    @property
+    def num_prompt_tokens(self):
+        return self.column(lambda state: state.prompt_length)
+
+    @property
+    def num_computed_tokens(self):
+        return self.column(lambda state: state.computed)
+
+    @property
+    def output_tokens(self):
+        return self.column(lambda state: state.output_length)
+
+
+def whole_numbers(values, least, most=INT32_MAX):
+    """The numbers of a list, or of a buffer of int32; ValueError unless each is `least` … `most`."""
+    if not isinstance(values, (list, tuple, range)):
+        view = memoryview(values)
+        if view.format not in ("i", "l") or view.itemsize != 4 or view.ndim != 1 or not view.c_contiguous:
+            raise TypeError
+        values = view
+    values = list(values)
+    if not all(type(value) is int for value in values):
+        raise TypeError
+    check(all(least <= value <= most for value in values))
+    return values
+
+
+def check(condition):
+    if not condition:
+        raise ValueError

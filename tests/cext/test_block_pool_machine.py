@@ -1,0 +1,267 @@
+"""The kernel lives as the oracle does; and pools that are wrong in one way each are found out."""
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from cext.block_pool_machine import MACHINE_SETTINGS, BlockPoolMachine
+from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle, Request, check
+from fairlead._cext.blockpool import BlockHashes, BlockPool, OutOfBlocks
+
+
+def run_machine(new_pool, new_hashes=BlockHashesOracle, **changes):
+    always = getattr(new_pool, "shows_with", {})
+    attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "always": always}
+    machine = type(f"{new_pool.__name__}Machine", (BlockPoolMachine,), attributes)
+    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+
+
+def test_the_kernel_lives_as_the_oracle_does():
+    run_machine(BlockPool, BlockHashes)
+
+
+def test_the_oracle_agrees_with_itself():
+    """Or the mutants below could be failing for a fault of the machine."""
+    run_machine(BlockPoolOracle, max_examples=50)
+
+
+# References ----------------------------------------------------------------------------------------
+
+
+class DoubleFreeIsForgiven(BlockPoolOracle):
+    def drop_references(self, block_ids):
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            block.references = max(block.references - 1, 0)
+
+
+class HalfAFailureStays(BlockPoolOracle):
+    def drop_references(self, block_ids):
+        for block_id in block_ids:
+            check(self.blocks[block_id].references > 0)
+            self.blocks[block_id].references -= 1
+
+
+class FreeBlocksCanBeTouched(BlockPoolOracle):
+    def in_use(self, block_id):
+        return super().in_use(block_id) or self.touching
+
+    touching = False
+
+    def touch(self, block_ids):
+        self.touching = True
+        try:
+            super().touch(block_ids)
+        finally:
+            self.touching = False
+
+
+class EvictionTakesReferencedBlocks(BlockPoolOracle):
+    def release(self, request):
+        super().release(request)
+        taken = [block_id for block_id in request.held if block_id not in self.free_list]
+        self.free_list[:0] = taken
+
+
+class OutOfBlocksComesTooLate(BlockPoolOracle):
+    def get_new_blocks(self, count):
+        while count > self.free and self.requests:
+            self.evict_oldest()
+        return super().get_new_blocks(count)
+
+
+class LastBlockIsNeverGivenOut(BlockPoolOracle):
+    def get_new_blocks(self, count):
+        if count and count == self.available:
+            raise OutOfBlocks
+        return super().get_new_blocks(count)
+
+
+# Contents ------------------------------------------------------------------------------------------
+
+
+class FreeBlocksStayInTheIndex(BlockPoolOracle):
+    def forget(self, block_id):
+        self.blocks[block_id].hash = None
+
+
+class DuplicateTakesOverTheIndex(BlockPoolOracle):
+    def cache_full_blocks(self, block_ids, token_ids, first, last, hashes):
+        super().cache_full_blocks(block_ids, token_ids, first, last, hashes)
+        for i in range(first, last):
+            if list(block_ids)[i] != -1:
+                self.index[hashes[i]] = list(block_ids)[i]
+
+
+class DuplicateIsKeptItself(BlockPoolOracle):
+    def holder(self, block_id):
+        super().holder(block_id)
+        return block_id
+
+
+class FreeingADuplicateClearsTheIndex(BlockPoolOracle):
+    def forget(self, block_id):
+        self.index.pop(self.blocks[block_id].hash, None)
+        super().forget(block_id)
+
+
+class WindowLooksAtTheStart(BlockPoolOracle):
+    def match_prefix(self, hashes, limit, *, window=None):
+        found = super().match_prefix(hashes, limit)
+        seen_from = 0 if window is None else max(len(found) - window, 0)
+        return [-1] * seen_from + found[seen_from:]
+
+
+class HashesForgetTheParent(BlockHashesOracle):
+    def digest(self, message):
+        return super().digest(message if message.startswith(b"salt") else message[16:])
+
+
+class HashesForgetTheSalt(BlockHashesOracle):
+    def __init__(self, hash_key, block_size, salt=b""):
+        super().__init__(hash_key, block_size)
+
+
+class LastBlockIsNotHashed(BlockHashesOracle):
+    def extend(self, token_ids):
+        return super().extend(memoryview(token_ids)[:-1])
+
+
+# Requests that have ended --------------------------------------------------------------------------
+
+
+class EvictsTheNewest(BlockPoolOracle):
+    def evict_oldest(self):
+        newest = list(self.requests.values())[-1]
+        self.release(newest)
+        self.evicted_requests += 1
+        return newest.key
+
+
+class TouchIsNoUse(BlockPoolOracle):
+    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def use(self, request):
+        pass
+
+
+class FirstOwnerIsUsed(BlockPoolOracle):
+    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def touch(self, block_ids):
+        super().touch(block_ids)
+        for block_id in self.checked(block_ids)[:1]:
+            if self.blocks[block_id].owner:
+                self.use(self.blocks[block_id].owner)
+
+
+class EvictsOneMoreThanNeeded(BlockPoolOracle):
+    def get_new_blocks(self, count):
+        evicts = self.free < count <= self.available
+        taken = super().get_new_blocks(count)
+        if evicts and self.requests:
+            self.evict_oldest()
+        return taken
+
+
+class SharedBlocksAreDroppedWithTheFirst(BlockPoolOracle):
+    def release(self, request):
+        for block_id in request.held:
+            self.forget(block_id)
+        super().release(request)
+
+
+class CoveredRequestsStay(BlockPoolOracle):
+    def keep(self, request):
+        for block_id in request.held:
+            self.blocks[block_id].tip_of = None
+        super().keep(request)
+
+
+class CoverIgnoresTheBeginning(BlockPoolOracle):
+    def keep(self, request):
+        for block_id in request.held:
+            if self.blocks[block_id].tip_of and self.blocks[block_id].tip_of.key != request.key:
+                self.release(self.blocks[block_id].tip_of)
+        super().keep(request)
+
+
+class OwnerOutlivesItsRequest(BlockPoolOracle):
+    """As if its place in the order were taken by the oldest."""
+
+    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def release(self, request):
+        owned = [block_id for block_id in request.held if self.blocks[block_id].owner is request]
+        super().release(request)
+        for block_id in owned:
+            if self.blocks[block_id].kept:
+                self.blocks[block_id].owner = next(iter(self.requests.values()))
+
+    def use(self, request):
+        if request.key in self.requests:
+            super().use(request)
+
+
+class NothingReplacesSomething(BlockPoolOracle):
+    def retire(self, key, block_ids):
+        if not any(self.blocks[block_id].hash for block_id in self.checked(block_ids)):
+            super().retire(key, block_ids)
+            if key in self.requests:
+                self.release(self.requests[key])
+        else:
+            super().retire(key, block_ids)
+
+
+class SameKeyIsKeptTwice(BlockPoolOracle):
+    def keep(self, request):
+        earlier = self.requests.pop(request.key, None)
+        super().keep(request)
+        if earlier:
+            self.requests[(earlier.key, len(self.requests))] = earlier
+
+    def release(self, request):
+        key = next(key for key, value in self.requests.items() if value is request)
+        self.requests[request.key] = self.requests.pop(key)
+        super().release(request)
+
+
+class PartialBlocksAreKept(BlockPoolOracle):
+    def retire(self, key, block_ids):
+        partial = [block_id for block_id in self.checked(block_ids) if not self.blocks[block_id].hash]
+        super().retire(key, block_ids)
+        kept = self.requests.get(key)
+        if isinstance(kept, Request) and partial and partial[-1] in self.free_list:
+            self.free_list.remove(partial[-1])
+            self.blocks[partial[-1]].kept += 1
+            kept.held.insert(0, partial[-1])
+
+
+class TrimGoesBelowTheThreshold(BlockPoolOracle):
+    shows_with = {"blocks": 4, "threshold": 0.5, "max_entries": None}  # noqa: RUF012
+
+    def is_over(self):
+        return (self.total - self.free) >= self.threshold * self.total or super().is_over()
+
+
+class TrimForgetsTheEntries(BlockPoolOracle):
+    def is_over(self):
+        return (self.total - self.free) > self.threshold * self.total
+
+
+class TrimGivesUpOnReferencedBlocks(BlockPoolOracle):
+    def trim(self):
+        return [] if self.referenced else super().trim()
+
+
+@pytest.mark.parametrize("mutant", BlockPoolOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+def test_a_broken_pool_is_found_out(mutant):
+    with pytest.raises(AssertionError):
+        # That there is a failure is enough; how small it could be is not asked.
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
+
+
+@pytest.mark.parametrize("mutant", BlockHashesOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+def test_broken_hashes_are_found_out(mutant):
+    with pytest.raises(AssertionError):
+        run_machine(BlockPoolOracle, mutant, phases=[Phase.generate], report_multiple_bugs=False)

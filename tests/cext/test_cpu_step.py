@@ -1,0 +1,148 @@
+"""The CPU step's logits against the same network in numpy: every shape, every instruction set there is."""
+
+import numpy as np
+import pytest
+
+from cext.cpu_step_oracle import Network, Oracle, World, draw_weights, relative_error
+from fairlead._cext.cpustep import variants
+
+KERNELS = [(dtype, variant) for dtype in ("float32", "bfloat16") for variant in variants(dtype)]
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+SHAPES = {
+    "llama": Network(),
+    "one head for all": Network(heads=6, kv_heads=1),
+    "as many kv heads as heads": Network(heads=3, kv_heads=3),
+    "nine query heads a kv head": Network(heads=18, kv_heads=2),
+    "forty query heads a kv head": Network(heads=40, kv_heads=1, layers=1),
+    "heads of 64": Network(head_dim=64, heads=9, kv_heads=3),
+    "heads of 80": Network(head_dim=80),
+    "heads of 128, more than the hidden size": Network(head_dim=128),
+    "heads of 256": Network(head_dim=256, heads=2, kv_heads=1),
+    "odd sizes": Network(
+        vocab_size=77, hidden_size=50, intermediate_size=45, heads=3, kv_heads=1, head_dim=18
+    ),
+    "one layer": Network(layers=1),
+    "tied": Network(tied=True),
+    "qwen2": Network(qkv_bias=True, tied=True),
+    "all biases": Network(qkv_bias=True, output_bias=True, mlp_bias=True, intermediate_size=70),
+    "qwen3": Network(query_key_norm=True, head_dim=48),
+    "a window": Network(windows=(37,)),
+    "a window of one": Network(windows=(1,)),
+    "two groups": Network(layers=4, windows=(None, 21), groups=(1, 1, 0, 1)),
+    "part of a head turns": Network(head_dim=40, rotated=(20,)),
+    "nothing turns": Network(rotated=(0,)),
+    "stretched rope": Network(rope_scale=1.2),
+    "caps": Network(attention_cap=5.0, logit_cap=3.0),
+    "gemma 3": Network(
+        layers=4,
+        head_dim=64,
+        windows=(None, 30),
+        groups=(1, 1, 0, 1),
+        thetas=(10_000.0, 1_000_000.0),
+        rotated=(None, None),
+        rope_of=(0, 0, 1, 0),
+        query_key_norm=True,
+        post_norms=True,
+        gelu=True,
+        embedding_scale=8.0,
+        attention_scale=0.11,
+        tied=True,
+    ),
+}
+
+
+def teach(world, lengths):
+    """Sequences of these lengths, nothing of them computed yet."""
+    return [world.enter(world.rng.integers(0, world.network.vocab_size, length)) for length in lengths]
+
+
+def check(world, said, speakers, tolerance):
+    oracle = Oracle(world.network, world.weights)
+    for speaker in speakers:
+        expected = oracle.logits(np.array(speaker.token_ids))[-1]
+        assert relative_error(said[speaker.slot], expected) <= tolerance
+
+
+def speak(world, speakers):
+    for speaker in speakers:
+        speaker.token_ids.append(int(world.rng.integers(world.network.vocab_size)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_logits_are_those_of_the_network_in_numpy(kernel, shape):
+    dtype, variant = kernel
+    world = World(SHAPES[shape], dtype, variant=variant, threads=2)
+    short, middle, long = speakers = teach(world, (1, 33, 150))
+    check(world, world.step([(short, 1), (middle, 33)]), [short, middle], TOLERANCE[dtype])
+    speak(world, [short, middle])
+    said = world.step([(short, 1), (middle, 1), (long, 70)])  # decodes beside the first chunk of a prompt
+    check(world, said, [short, middle], TOLERANCE[dtype])
+    speak(world, [short, middle])
+    check(world, world.step([(short, 1), (long, 80)]), [short, long], TOLERANCE[dtype])
+    speak(world, [short, long])
+    check(world, world.step([(short, 1), (middle, 1), (long, 1)]), speakers, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [None, 140])
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window):
+    dtype, variant = kernel
+    # Sharp enough that one key too many is seen.
+    network = Network(layers=2, heads=4, kv_heads=1, windows=(window,), attention_scale=0.6)
+    world = World(network, dtype, variant=variant, threads=2, columns=60, slots=2, max_batched_tokens=1024)
+    [speaker] = teach(world, [420])
+    check(world, world.step([(speaker, 420)]), [speaker], TOLERANCE[dtype])
+    speak(world, [speaker])
+    check(world, world.step([(speaker, 1)]), [speaker], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 513])
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
+    dtype, variant = kernel
+    network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
+    world = World(network, dtype, variant=variant, columns=40, slots=2, max_batched_tokens=520)
+    [speaker] = teach(world, [tokens])
+    check(world, world.step([(speaker, tokens)]), [speaker], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_what_a_former_owner_left_in_a_block_does_no_harm(kernel):
+    """Weights are finite, but a step can overflow: whoever has the block next must not see it."""
+    dtype, variant = kernel
+    network = Network(layers=2, hidden_size=32, heads=2, kv_heads=1)
+    weights = draw_weights(network, dtype)
+    # Only token 7 has anything in channel 3, and only the first layer's values look at it: they overflow.
+    weights[None, "embedding"][:, 3] = 0
+    weights[None, "embedding"][7, 3] = 100
+    weights[0, "value"][:, 3] = 3e38
+    world = World(network, dtype, variant=variant, slots=2, columns=2, weights=weights)
+    bad = world.enter([7] * 32)
+    assert np.isnan(world.step([(bad, 32)])[bad.slot]).any()
+    blocks = [int(block) for block in world.tables[0][bad.slot]]
+    world.leave(bad)
+    world.free = [blocks]  # the next one gets these very ones
+    good = world.enter([1, 2, 3])
+    check(world, world.step([(good, 3)]), [good], TOLERANCE[dtype])
+    speak(world, [good])
+    check(world, world.step([(good, 1)]), [good], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_without_samples_fills_the_cache_and_writes_no_logits(dtype):
+    world = World(Network(), dtype)
+    [speaker] = teach(world, [60])
+    assert {} == world.step([(speaker, 40)])
+    check(world, world.step([(speaker, 20)]), [speaker], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_shared_prefix_is_read_by_both(dtype):
+    world = World(Network(), dtype)
+    prompt = [int(token) for token in world.rng.integers(0, world.network.vocab_size, 40)]
+    first, second = world.enter(prompt), world.enter([*prompt[:32], 5, 6, 7])
+    world.step([(first, 40)])
+    world.tables[0][second.slot, :2] = world.tables[0][first.slot, :2]
+    second.computed = 32
+    check(world, world.step([(second, 3)]), [second], TOLERANCE[dtype])

@@ -1,0 +1,230 @@
+"""The kernel lives as the oracle does; and batches that are wrong in one way each are found out."""
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from cext.input_batch_machine import MACHINE_SETTINGS, InputBatchMachine
+from cext.input_batch_oracle import InputBatchOracle, SequenceStateOracle
+from fairlead._cext.inputbatch import InputBatch, SequenceState
+
+
+def run_machine(new_batch, new_state=SequenceStateOracle, **changes):
+    attributes = {
+        "new_batch": new_batch,
+        "new_state": new_state,
+        "always": getattr(new_batch, "shows_with", {}),
+    }
+    machine = type(f"{new_batch.__name__}Machine", (InputBatchMachine,), attributes)
+    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+
+
+def test_the_kernel_lives_as_the_oracle_does():
+    run_machine(InputBatch, SequenceState)
+
+
+def test_the_oracle_agrees_with_itself():
+    """Or the mutants below could be failing for a fault of the machine."""
+    run_machine(InputBatchOracle, max_examples=50)
+
+
+# Rows ----------------------------------------------------------------------------------------------
+
+
+class NewcomersGoToTheEnd(InputBatchOracle):
+    def enter_row(self, slot):
+        self.rows.append(slot)
+        return len(self.rows) - 1
+
+
+class CondenseFillsTheHighestHole(InputBatchOracle):
+    def condense(self):
+        moves = []
+        while -1 in self.rows:
+            slot = self.rows.pop()
+            if slot != -1:
+                target = max(row for row, other in enumerate(self.rows) if other == -1)
+                moves.append((len(self.rows), target))
+                self.rows[target] = slot
+        return moves
+
+
+class CondenseKeepsTheOrder(InputBatchOracle):
+    def condense(self):
+        before = list(self.rows)
+        self.rows = [slot for slot in self.rows if slot != -1]
+        return [(before.index(slot), row) for row, slot in enumerate(self.rows) if before[row] != slot]
+
+
+class RemovalKeepsThePlaceholders(InputBatchOracle):
+    def remove_requests(self, slots):
+        before = {slot: self.stays[slot].state.pending for slot in slots if slot in self.stays}
+        states = {slot: self.stays[slot].state for slot in before}
+        super().remove_requests(slots)
+        for slot in slots:
+            states[slot].pending = before[slot]
+
+
+class RemovalKeepsWhatIsUnderWay(InputBatchOracle):
+    def remove_requests(self, slots):
+        before = {slot: self.stays[slot].state.computed for slot in slots if slot in self.stays}
+        states = {slot: self.stays[slot].state for slot in before}
+        super().remove_requests(slots)
+        for slot in slots:
+            states[slot].computed = before[slot]
+
+
+class OccupiedSlotIsTaken(InputBatchOracle):
+    def add_request(self, slot, state, block_ids):
+        if slot in self.stays and state.slot == -1:
+            self.remove_request(slot)
+        return super().add_request(slot, state, block_ids)
+
+
+class MinTokensAreCountedForever(InputBatchOracle):
+    @property
+    def counters(self):
+        lower_bounds = sum(stay.state.min_tokens > 0 for stay in self.stays.values())
+        return super().counters._replace(min_tokens=lower_bounds)
+
+
+# Block tables --------------------------------------------------------------------------------------
+
+
+class AppendedBlocksAreNotStaged(InputBatchOracle):
+    def append(self, slot, group, block):
+        before = self.stays[slot].staged[group]
+        super().append(slot, group, block)
+        self.stays[slot].staged[group] = before
+
+
+class ReusedSlotIsStagedTwice(InputBatchOracle):
+    def remove_requests(self, slots):
+        stale = [slot for slot in slots if slot in self.stays and self.stays[slot].staged[0] is not None]
+        super().remove_requests(slots)
+        self.stale = stale
+
+    def take_staged(self):
+        writes = super().take_staged()
+        again = [write for write in writes if write[1] in getattr(self, "stale", ())]
+        return again + writes
+
+
+class OnlyTheFirstGroupIsStaged(InputBatchOracle):
+    shows_with = {"windows": (None, 5)}  # noqa: RUF012
+
+    def take_staged(self):
+        return [write for write in super().take_staged() if write[0] == 0]
+
+
+class CancelledWritesAreLost(InputBatchOracle):
+    def cancel_step(self, step):
+        before = {slot: list(stay.staged) for slot, stay in self.stays.items()}
+        present = super().cancel_step(step)
+        for slot, staged in before.items():
+            self.stays[slot].staged = staged
+        return present
+
+
+class SlidesATokenTooEarly(InputBatchOracle):
+    shows_with = {"windows": (3,)}  # noqa: RUF012
+
+    def hidden(self, committed, window):
+        return super().hidden(committed + 1, window)
+
+
+class SlidesWhatIsStillUnderWay(InputBatchOracle):
+    shows_with = {"windows": (3,), "block_size": 1, "max_batched_tokens": 100, "arenas": 2}  # noqa: RUF012
+
+    def slide(self, slot, group):
+        state = self.stay(slot).state
+        committed, state.committed = state.committed, state.computed
+        try:
+            return super().slide(slot, group)
+        finally:
+            state.committed = committed
+
+
+class SlotMappingForgetsTheOffset(InputBatchOracle):
+    def cache_slot(self, blocks, position):
+        return blocks[position // self.block_size] * self.block_size
+
+
+# Steps ---------------------------------------------------------------------------------------------
+
+
+class PrefillsComeFirst(InputBatchOracle):
+    def step_rows(self, counts):
+        return super().step_rows(counts)[::-1]
+
+
+class SurveyPrefersTheFirstAdmitted(InputBatchOracle):
+    shows_with = {"slots": 4, "max_batched_tokens": 100}  # noqa: RUF012
+
+    def most_urgent(self, slots):
+        return sorted(slots, key=lambda slot: self.stays[slot].serial)
+
+
+class PlaceholderIsTheTokenBefore(InputBatchOracle):
+    shows_with = {"arenas": 2}  # noqa: RUF012
+
+    def known(self, stay):
+        return stay.state.tokens + stay.state.tokens[-1:]
+
+
+class ArenaOfAStepUnderWayIsUsed(InputBatchOracle):
+    shows_with = {"arenas": 2}  # noqa: RUF012
+
+    def next_arena(self):
+        return (self.steps - 1) % len(self.arenas)
+
+
+class LateResultsGoToTheNextOccupant(InputBatchOracle):
+    shows_with = {"slots": 1, "arenas": 2}  # noqa: RUF012
+
+    def is_present(self, slot, stay):
+        return super().is_present(slot, self.stays.get(slot, stay))
+
+
+class FinishedSequencesGoOn(InputBatchOracle):
+    def end(self, stay):
+        stay.state.pending = 0
+
+
+class MinTokensDoNotHoldBackAnEnd(InputBatchOracle):
+    def reason_to_end(self, state, token):
+        before, state.min_tokens = state.min_tokens, 0
+        try:
+            return super().reason_to_end(state, token)
+        finally:
+            state.min_tokens = before
+
+
+class EosCannotBeIgnored(InputBatchOracle):
+    def reason_to_end(self, state, token):
+        before, state.ignore_eos = state.ignore_eos, False
+        try:
+            return super().reason_to_end(state, token)
+        finally:
+            state.ignore_eos = before
+
+
+class OneTokenMoreThanAllowed(InputBatchOracle):
+    def limit(self, state):
+        return super().limit(state) + 1
+
+
+class FailedTokenIsAToken(InputBatchOracle):
+    def commit_tokens(self, step, sampled):
+        return super().commit_tokens(step, memoryview(bytes(4 * len(sampled))).cast("i"))
+
+
+MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__module__ == __name__]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_batch_that_is_wrong_is_found_out(mutant):
+    with pytest.raises(AssertionError):
+        # That there is a failure is enough; how small it could be is not asked.
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=600)

@@ -1,0 +1,210 @@
+"""What a slot map promises, tried on the kernel and on its oracle; then machines, with mutants they catch."""
+
+import sys
+from random import Random
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from cext.slot_map_machine import MACHINE_SETTINGS, SlotMapMachine
+from cext.slot_map_oracle import LAST_GENERATION, SlotMapOracle
+from fairlead._cext.slotmap import NoSlotFree, SlotMap, StaleHandle
+
+both = pytest.mark.parametrize("new_map", [SlotMap, SlotMapOracle], ids=["kernel", "oracle"])
+
+
+def slot_of(handle):
+    return handle & 0xFFFFFFFF
+
+
+@both
+def test_ids_are_given_out_from_zero_and_each_to_one_owner(new_map):
+    slots = new_map(3)
+    handles = [slots.alloc(key) for key in (70, 80, 90)]
+    assert [0, 1, 2] == [slot_of(handle) for handle in handles]
+    assert [70, 80, 90] == [slots.get(handle) for handle in handles]
+    assert (3, 0) == (len(slots), slots.available)
+
+
+@both
+def test_a_handle_is_never_a_bare_id(new_map):
+    slots = new_map(2)
+    assert slots.alloc(1) == 1 << 32
+    assert not slots.is_valid(0)
+
+
+@both
+def test_the_id_given_back_last_is_the_first_to_be_given_out(new_map):
+    slots = new_map(4)
+    handles = slots.alloc_many([1, 2, 3, 4])
+    slots.free(handles[1])
+    slots.free_many([handles[3], handles[0]])
+    assert [0, 3, 1] == [slot_of(handle) for handle in slots.alloc_many([5, 6, 7])]
+
+
+@both
+def test_a_departed_owners_handle_is_refused_whoever_has_the_id_now(new_map):
+    slots = new_map(1)
+    stale = slots.alloc(1)
+    slots.free(stale)
+    heir = slots.alloc(2)
+    assert slot_of(stale) == slot_of(heir)
+    assert not slots.is_valid(stale)
+    for refuse in (slots.get, slots.free, lambda handle: slots.free_many([handle])):
+        with pytest.raises(StaleHandle):
+            refuse(stale)
+    assert 2 == slots.get(heir)
+
+
+@both
+def test_a_full_map_raises_and_changes_nothing(new_map):
+    slots = new_map(2)
+    first = slots.alloc(1)
+    with pytest.raises(NoSlotFree):
+        slots.alloc_many([2, 3])
+    assert [slot_of(first)] == slots.slots()
+    second = slots.alloc(2)
+    with pytest.raises(NoSlotFree):
+        slots.alloc(3)
+    assert [1, 2] == [slots.get(first), slots.get(second)]
+
+
+@both
+def test_of_several_handles_all_are_freed_or_none(new_map):
+    slots = new_map(3)
+    handles = slots.alloc_many([1, 2, 3])
+    for wrong in (handles[0], handles[0] + (1 << 32), -1, 2**100):
+        with pytest.raises(StaleHandle):
+            slots.free_many([*handles, wrong])
+        assert [1, 2, 3] == [slots.get(handle) for handle in handles]
+    slots.free_many(handles)
+    assert [] == slots.slots()
+
+
+@both
+def test_an_id_outlives_its_last_generation(new_map):
+    slots = new_map(1, first_generation=LAST_GENERATION)
+    last = slots.alloc(1)
+    assert LAST_GENERATION == last >> 32
+    slots.free(last)
+    assert 1 == slots.alloc(2) >> 32
+    assert not slots.is_valid(last)
+
+
+@both
+@pytest.mark.parametrize("number", [-1, 0, 2, 1 << 32, (1 << 32) + 5, -(1 << 63), 1 << 64, -(1 << 80)])
+def test_any_number_may_be_asked_about(new_map, number):
+    slots = new_map(2)
+    slots.alloc(1)
+    assert (number == 1 << 32) == slots.is_valid(number)
+
+
+@both
+def test_what_is_no_number_is_no_handle_and_no_key(new_map):
+    slots = new_map(2)
+    for call in (slots.get, slots.free, slots.alloc, lambda it: slots.free_many([it])):
+        for wrong in ("1", 1.5, None):
+            with pytest.raises(TypeError):
+                call(wrong)
+    with pytest.raises(OverflowError):
+        slots.alloc_many([1, 2**63])
+    assert 2 == slots.available
+
+
+@both
+@pytest.mark.parametrize("options", [{"capacity": 0}, {"capacity": -1}, {"capacity": 2**40}])
+def test_a_capacity_must_be_possible(new_map, options):
+    with pytest.raises(ValueError):
+        new_map(**options)
+
+
+@both
+@pytest.mark.parametrize("first_generation", [0, -1, 2**31])
+def test_a_generation_must_be_possible(new_map, first_generation):
+    with pytest.raises(ValueError):
+        new_map(1, first_generation=first_generation)
+
+
+def test_a_large_map_keeps_its_owners_apart():
+    slots, chance, owners = SlotMap(10_000), Random(1), {}
+    for round_number in range(20):
+        keys = [round_number * 10_000 + i for i in range(slots.available)]
+        owners |= dict(zip(slots.alloc_many(keys), keys, strict=True))
+        leaving = chance.sample(sorted(owners), 5_000)
+        slots.free_many(leaving)
+        for handle in leaving:
+            del owners[handle]
+        assert all(slots.get(handle) == key for handle, key in owners.items())
+
+
+def test_its_size_is_that_of_its_rows():
+    assert 1_000 * 16 <= sys.getsizeof(SlotMap(1_000)) <= 1_000 * 32
+
+
+# Machines ------------------------------------------------------------------------------------------
+
+
+def run_machine(new_map, **changes):
+    machine = type(f"{new_map.__name__}Machine", (SlotMapMachine,), {"new_map": new_map})
+    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+
+
+def test_the_kernel_lives_as_the_oracle_does():
+    run_machine(SlotMap)
+
+
+def test_the_oracle_agrees_with_itself():
+    """Or the mutants below could be failing for a fault of the machine."""
+    run_machine(SlotMapOracle, max_examples=50)
+
+
+class GenerationsStandStill(SlotMapOracle):
+    def release(self, handle):
+        super().release(handle)
+        self.generations[slot_of(handle)] = handle >> 32
+
+
+class OldestIdIsUsedFirst(SlotMapOracle):
+    def release(self, handle):
+        super().release(handle)
+        self.free_slots.insert(0, self.free_slots.pop())
+
+
+class StaleHandlesFreeTheHeir(SlotMapOracle):
+    def free(self, handle):
+        heir = [other for other in self.owners if slot_of(other) == slot_of(handle)]
+        super().free(*heir if isinstance(handle, int) and heir else [handle])
+
+
+class SomeAreFreedBeforeOneIsStale(SlotMapOracle):
+    def free_many(self, handles):
+        for handle in handles:
+            super().free_many([handle])
+
+
+class OneIdIsNeverUsed(SlotMapOracle):
+    def alloc_many(self, keys):
+        if len(keys) == self.available > 0:
+            raise NoSlotFree
+        return super().alloc_many(keys)
+
+
+class GenerationsRunIntoTheSign(SlotMapOracle):
+    def release(self, handle):
+        generation = self.generations[slot_of(handle)]
+        super().release(handle)
+        self.generations[slot_of(handle)] = generation + 1
+
+
+class HandlesAreTheIdsOfOthers(SlotMapOracle):
+    def get(self, handle):
+        heirs = [other for other in self.owners if slot_of(other) == slot_of(handle)]
+        return super().get(heirs[0] if heirs else handle)
+
+
+@pytest.mark.parametrize("mutant", SlotMapOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+def test_a_broken_map_is_found_out(mutant):
+    with pytest.raises(AssertionError):
+        # That there is a failure is enough; how small it could be is not asked.
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False)

@@ -1,0 +1,206 @@
+"""`fairlead serve --config FILE` and `fairlead config check FILE`. The server itself is a fake."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, QueueConfig
+
+FILE = """\
+host: localhost
+port: 9000
+apiKeys: [sk-file]
+queue: {capacity: 7, timeout: 5s}
+logJson: true
+models:
+  qwen: {path: small, slots: 4, kvCache: {maxEntries: 99}}
+"""
+
+
+class FakeApp(ModuleType):
+    """Takes the place of `fairlead.app`."""
+
+    def __init__(self) -> None:
+        super().__init__("fairlead.app")
+        self.configs: list[Config] = []
+
+    def run(self, config: Config, announcer: object) -> int:
+        self.configs.append(config)
+        return 0
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
+    fake = FakeApp()
+    monkeypatch.setitem(sys.modules, "fairlead.app", fake)
+    return fake
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "fairlead.yaml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> None:
+    (folder / "fairlead.yaml").write_text(text)
+
+
+def served(app: FakeApp, *arguments: str) -> Config:
+    assert 0 == main(["serve", "--config", "fairlead.yaml", *arguments])
+    return app.configs[-1]
+
+
+def refused(app: FakeApp, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert 2 == main(["serve", "--config", "fairlead.yaml", *arguments])
+    assert [] == app.configs
+    return capsys.readouterr().err
+
+
+def test_a_file_says_what_is_served(app, folder):
+    config = served(app)
+    assert ("localhost", 9000, True) == (config.host, config.port, config.log_json)
+    assert (ApiKey("sk-file"),) == config.api_keys
+    assert QueueConfig(capacity=7, timeout_s=5.0) == config.queue
+    assert [("qwen", folder / "small", 4)] == [
+        (model.name, model.path, model.slots) for model in config.models
+    ]
+
+
+def test_the_command_line_wins_over_the_file(app, folder):
+    options = (
+        "--port 1 --api-key sk-line --queue-capacity 3 --slots 2 --kv-cache-memory-mb 5 --served-model-name m"
+    )
+    config = served(app, *options.split(), "--drain-timeout", "9")
+    assert ("localhost", 1, 9.0) == (config.host, config.port, config.limits.drain_s)
+    assert (ApiKey("sk-line"),) == config.api_keys
+    assert QueueConfig(capacity=3, timeout_s=5.0) == config.queue
+    (model,) = config.models
+    assert ("m", 2, 5, 99) == (
+        model.name,
+        model.slots,
+        model.kv_cache.max_memory_mb,
+        model.kv_cache.max_entries,
+    )
+
+
+def test_the_environment_wins_over_the_file_as_well(app, folder, monkeypatch):
+    monkeypatch.setenv("FAIRLEAD_PORT", "77")
+    assert 77 == served(app).port
+
+
+def test_variables_of_the_environment_are_put_in(app, folder, monkeypatch):
+    monkeypatch.setenv("CAPACITY_OF_MINE", "12")
+    write(folder, "queue: {capacity: ${env.CAPACITY_OF_MINE}}\nmodels: {m: {path: small}}")
+    assert 12 == served(app).queue.capacity
+
+
+def test_a_file_without_models_leaves_the_model_to_the_command_line(app, folder):
+    write(folder, "port: 9000")
+    assert (ModelConfig(folder / "small", "small", slots=3),) == served(app, "small", "--slots", "3").models
+    assert ["fairlead-demo"] == [model.name for model in served(app).models]
+
+
+def test_nodes_alone_are_enough_to_serve(app, folder):
+    write(folder, "nodes: [{id: a, url: 'http://a'}]")
+    assert () == served(app).models
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "culprit"),
+    [
+        (FILE, ["small"], "MODEL: the models are those of --config"),
+        (
+            "models: {a: {path: small}, b: {path: small}}",
+            ["--slots", "1"],
+            "--slots: --config must have one model",
+        ),
+        (
+            "models: {a: {cmd: 'x ${PORT}'}}",
+            ["--served-model-name", "x"],
+            "--served-model-name: --config must have",
+        ),
+        (
+            "models: {a: {cmd: 'x ${PORT}'}}",
+            ["--kv-cache-memory-mb", "1"],
+            "--kv-cache-memory-mb: --config must",
+        ),
+        (FILE, ["--max-batch", "9"], "maxBatch: must be at most slots, which is 4"),
+        (FILE, ["--port", "x"], "--port"),
+    ],
+)
+def test_options_that_do_not_go_with_the_file_are_refused(app, folder, capsys, text, arguments, culprit):
+    write(folder, text)
+    assert culprit in refused(app, capsys, *arguments)
+
+
+def test_a_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder, capsys):
+    write(folder, "models:\n  qwen:\n    path: small\n    slots: 0\nport: x\n")
+    assert (
+        "fairlead.yaml:4: models.qwen.slots: must be at least 1\n"
+        "fairlead.yaml:5: port: must be a whole number, not text\n"
+    ) == refused(app, capsys)
+
+
+def test_a_file_that_is_not_there_is_bad_usage(app, folder, capsys):
+    assert 2 == main(["serve", "--config", "nowhere.yaml"])
+    assert "--config" in capsys.readouterr().err
+    assert 2 == main(["config", "check", "nowhere.yaml"])
+    assert "FILE" in capsys.readouterr().err
+    assert 2 == main(["config", "check", "small"])
+
+
+def test_settings_without_effect_are_mentioned_when_serving(app, folder, capsys):
+    write(folder, "logToStdout: both\nmodels: {m: {cmd: 'x ${PORT}'}}")
+    assert (CommandConfig("m", ("x", "5800"), proxy="http://localhost:5800"),) == served(app).models
+    assert GroupSwap() == app.configs[-1].swap
+    assert "fairlead.yaml has settings without effect: 1" in capsys.readouterr().err
+
+
+def test_a_good_file_is_told_in_a_few_lines(folder, capsys):
+    write(folder, FILE + "logToStdout: none\nnodes: [{id: big, url: 'http://a'}]")
+    assert 0 == main(["config", "check", "fairlead.yaml"])
+    assert (
+        "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n  swap: keep\n  address: localhost:9000\n"
+        "  API keys: 1\n  without effect: logToStdout\n"
+    ) == capsys.readouterr().out
+
+
+def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
+    assert 0 == main(["config", "check", "fairlead.yaml", "--json"])
+    out = capsys.readouterr().out
+    assert {
+        "file": "fairlead.yaml",
+        "ok": True,
+        "models": [{"name": "qwen", "kind": "engine"}],
+        "nodes": [],
+        "swap": "keep",
+        "host": "localhost",
+        "port": 9000,
+        "api_keys": 1,
+        "without_effect": [],
+    } == json.loads(out)
+    assert "sk-file" not in out
+
+
+def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
+    write(folder, "prot: 1")
+    assert 2 == main(["config", "check", "fairlead.yaml"])
+    told = capsys.readouterr()
+    assert ("", "fairlead.yaml:1: prot: is no setting; did you mean port?\n") == (told.out, told.err)
+    assert 2 == main(["config", "check", "fairlead.yaml", "--json"])
+    fault = {"line": 1, "key": "prot", "message": "is no setting; did you mean port?"}
+    assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("text", ["nodes: [{id: a, url: 'http://a'}]", "models: {a: {cmd: 'x ${PORT}'}}"])
+def test_what_cannot_be_served_yet_is_refused_by_its_key(folder, capsys, text):
+    write(folder, text + "\nport: 0")
+    assert 2 == main(["serve", "--config", "fairlead.yaml"])
+    assert "yet" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""A whole server whose model hangs: what its clients and its load balancer are told."""
+
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+import trio
+
+from fairlead import app
+from fairlead.config import Config, ModelConfig, demonstration_model
+
+pytestmark = pytest.mark.slow
+
+
+class Silent:
+    """An announcer of nothing."""
+
+    def __getattr__(self, name: str):
+        return lambda *_: None
+
+
+@asynccontextmanager
+async def server(monkeypatch, **model: object):
+    """Serve the demonstration model on a free port; yield a client and a function for the child's pid."""
+    nodes = []
+    make = app.EngineNode
+
+    def remembered(*arguments, **options):
+        nodes.append(make(*arguments, **options))
+        return nodes[-1]
+
+    monkeypatch.setattr(app, "EngineNode", remembered)
+    config = Config(models=(ModelConfig(path=demonstration_model(), name="m", **model),), port=0)
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            url = await nursery.start(app.serve, config, Silent())
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                yield client, lambda: nodes[0].pid
+        nursery.cancel_scope.cancel()
+
+
+async def until(client: httpx.AsyncClient, path: str, status: int) -> httpx.Response:
+    with trio.fail_after(60):
+        while (reply := await client.get(path)).status_code != status:
+            await trio.sleep(0.05)
+    return reply
+
+
+async def test_a_stuck_model_turns_health_red_until_it_is_back(monkeypatch):
+    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 0.2)
+    ask = {"model": "m", "prompt": "one two", "max_tokens": 8, "temperature": 0}
+    async with server(monkeypatch, watchdog_s=0.5) as (client, pid):
+        assert 200 == (await client.get("/health")).status_code
+        first = (await client.post("/v1/completions", json=ask)).json()["choices"]
+        os.kill(pid(), signal.SIGSTOP)
+        replies = []
+        async with trio.open_nursery() as clients:
+            clients.start_soon(partial(_post, client, {**ask, "stream": True}, replies))
+            health = await until(client, "/health", 503)
+            assert "stuck" == health.json()["status"]
+            assert "no progress for 0.5 s" in health.json()["models"]["m"]
+            assert 503 == (await client.get("/ready")).status_code
+            assert [] == replies
+        assert [(200, [choice["text"] for choice in first])] == replies
+        await until(client, "/health", 200)
+        await until(client, "/ready", 200)
+        assert first == (await client.post("/v1/completions", json=ask)).json()["choices"]
+        (status,) = (await client.get("/running")).json()
+        assert (1, None) == (status["restarts"], status["problem"])
+        assert status["mean_step_ms"] > 0
+
+
+async def _post(client: httpx.AsyncClient, body: dict, replies: list) -> None:
+    reply = await client.post("/v1/completions", json=body)
+    chunks = [json.loads(event[6:]) for event in reply.text.split("\n\n") if event.startswith("data: {")]
+    texts = [choice["text"] for chunk in chunks for choice in chunk["choices"]]
+    replies.append((reply.status_code, ["".join(texts)]))

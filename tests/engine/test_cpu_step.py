@@ -1,0 +1,178 @@
+"""The compiled step in the runner's place for torch: the same logits and texts, for every native family."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from fairlead.engine.cpu_step import CpuStep, supports, variants
+from fairlead.engine.inputs import Inputs
+from fairlead.errors import LoadFailed
+from fairlead.job import Sampling
+from fairlead.models.config import Config
+from fairlead.models.registry import built_in
+from fairlead.models.weights import Weights
+from models.tiny import SIZES, Driver, generate, load, prompt_of, save
+
+LONG = {"rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONG}
+SQUARE = {**SIZES, "hidden_size": 96}  # Qwen2 has no head_dim of its own
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "llama, tied, llama3 rope": transformers.LlamaConfig(
+        **SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3
+    ),
+    "llama, biases, yarn": transformers.LlamaConfig(
+        **SIZES, attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "yarn", **LONG}
+    ),
+    "mistral, window": transformers.MistralConfig(**SIZES, sliding_window=19),
+    "qwen2, upper layers slide": transformers.Qwen2Config(
+        **SQUARE, use_sliding_window=True, sliding_window=21, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": transformers.Qwen3Config(**SIZES),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES,
+        sliding_window=23,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        query_pre_attn_scalar=30,
+        final_logit_softcapping=20.0,
+        attn_logit_softcapping=30.0,
+    ),
+}
+GREEDY = Sampling(max_tokens=30, temperature=0)
+PROMPTS = [prompt_of(length) for length in (1, 16, 17, 40, 90)]
+
+
+def load_step(directory, dtype, **options):
+    """The kernel's step over the checkpoint in `directory`, with blocks for the tests' driver."""
+    config = Config.read(directory / "config.json")
+    kind, shape = built_in(config)
+    assert supports(kind, shape, dtype)
+    with Weights(directory, dtype=dtype, device=torch.device("cpu")) as weights:
+        step = CpuStep.load(kind, shape, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
+        weights.finish()
+    return step
+
+
+class Recorder:
+    """Passes a forward's logits on, and keeps them."""
+
+    def __init__(self, forward):
+        self.forward = forward
+        self.device, self.vocab_size = forward.device, forward.vocab_size
+        self.said = []
+
+    def __call__(self, inputs):
+        logits = self.forward(inputs)
+        self.said += [row.clone() for row in logits]
+        return logits
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def directory(request, tmp_path_factory):
+    """A model whose weights are exact in bfloat16, so that what float32 says of it is the truth for both."""
+    path = tmp_path_factory.mktemp("model")
+    save(CONFIGS[request.param], path)
+    file = path / "model.safetensors"
+    rounded = {name: tensor.bfloat16().float() for name, tensor in load_file(file).items()}
+    save_file(rounded, file, metadata={"format": "pt"})
+    return path
+
+
+def both_ways(directory, dtype, **options):
+    """[(what was said, all logits)] of torch's forward and of the kernel's, teacher-forced by the prompts."""
+    results = []
+    for compiled in (False, True):
+        loaded = load(directory, dtype=dtype, kv_cache_bytes=4 << 20, compiled=False)
+        if compiled:
+            loaded.runner.forward = load_step(directory, getattr(torch, dtype), **options)
+            loaded.runner.forward.allocate_cache(loaded.blocks_total)
+        loaded.runner.forward = Recorder(loaded.runner.forward)
+        results.append((loaded, loaded.runner.forward))
+    return results
+
+
+def last_logits(loaded, recorder):
+    """What is said after each of the prompts, [prompts, V]."""
+    driver = Driver(loaded, max_batched_tokens=64)
+    for prompt in PROMPTS:
+        driver.add(prompt, Sampling(max_tokens=1, temperature=0))
+    driver.run()
+    return torch.stack(recorder.said).float()
+
+
+def test_the_kernel_says_what_torch_says(directory):
+    expected, said = (last_logits(*way) for way in both_ways(directory, "float32"))
+    assert relative_error(said, expected) <= 1e-4
+
+
+def test_in_bfloat16_the_kernel_is_nearer_to_float32_than_torch(directory):
+    exact = last_logits(*both_ways(directory, "float32")[0])
+    errors = [
+        float((last_logits(*way) - exact).norm() / exact.norm()) for way in both_ways(directory, "bfloat16")
+    ]
+    assert errors[1] < errors[0]
+
+
+def relative_error(said, expected):
+    return (said - expected).abs().max() / expected.abs().max()
+
+
+def test_the_kernels_greedy_text_is_torchs(directory):
+    texts = [generate(loaded, PROMPTS, GREEDY) for loaded, _ in both_ways(directory, "float32")]
+    assert texts[0] == texts[1]
+
+
+def test_the_kernels_greedy_text_is_what_each_says_alone(directory):
+    [_, (loaded, _)] = both_ways(directory, "float32")
+    together = generate(loaded, PROMPTS, GREEDY)
+    assert together == [generate(loaded, [prompt], GREEDY)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("variant", variants("float32"))
+def test_every_instruction_set_says_the_same_text(tmp_path, variant):
+    save(CONFIGS["gemma3"], tmp_path)
+    [(torch_loaded, _), (loaded, recorder)] = both_ways(tmp_path, "float32", variant=variant)
+    assert variant == recorder.forward.model.variant
+    assert generate(torch_loaded, PROMPTS[3:], GREEDY) == generate(loaded, PROMPTS[3:], GREEDY)
+
+
+def test_a_weight_that_is_no_number_is_named(tmp_path):
+    save(CONFIGS["llama"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(
+        LoadFailed, match=r"model.safetensors: tensor 'model.layers.1.mlp.up_proj.weight'.*\[3, 4\]"
+    ):
+        load_step(tmp_path, torch.float32)
+
+
+def test_weights_take_little_more_than_their_bytes(tmp_path):
+    save(transformers.Qwen2Config(**{**SQUARE, "vocab_size": 2000, "hidden_size": 192}), tmp_path)
+    step = load_step(tmp_path, torch.bfloat16)
+    numbers = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert step.model.weight_bytes <= 1.1 * 2 * numbers
+
+
+def test_logits_are_for_the_rows_that_sample_only(directory):
+    step = load_step(directory, torch.float32)
+    groups = len(step.shape.groups)
+    step.allocate_cache([8] * groups)
+    inputs = {
+        "token_ids": torch.arange(20, dtype=torch.int32),
+        "positions": torch.arange(20, dtype=torch.int32),
+        "slot_mapping": (torch.arange(20, dtype=torch.int32),) * groups,
+        "query_starts": np.array([0, 20], dtype=np.int32),
+        "sequence_lengths": np.array([20], dtype=np.int32),
+        "slots": np.array([0], dtype=np.int32),
+        "tables": (np.arange(8, dtype=np.int32)[None],) * groups,
+        "decodes": 0,
+    }
+    none = step(Inputs(sample_rows=np.array([], dtype=np.int32), **inputs))
+    one = step(Inputs(sample_rows=np.array([0], dtype=np.int32), **inputs))
+    assert (0, step.vocab_size) == tuple(none.shape)
+    assert (1, step.vocab_size) == tuple(one.shape)
+    assert torch.isfinite(one).all()

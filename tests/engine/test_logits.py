@@ -1,0 +1,202 @@
+"""What is remembered of sequences from step to step is what counting them again would say."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fairlead._cext.inputbatch import InputBatch
+from fairlead.engine.logits import Changes, Notes
+from fairlead.job import Sampling
+from models.tiny import state_of
+
+VOCABULARY = 12
+SLOTS = 3
+LENGTH = 64
+EOS = (2,)
+tokens = st.integers(0, VOCABULARY + 2)  # the tokenizer is larger than the model
+samplings = st.builds(
+    Sampling,
+    max_tokens=st.just(100),
+    repetition_penalty=st.sampled_from([1.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.25]),
+    presence_penalty=st.sampled_from([0.0, -0.5]),
+    logit_bias=st.dictionaries(st.integers(-2, VOCABULARY + 2), st.floats(-100, 100), max_size=3),
+    min_tokens=st.integers(0, 4),
+    ignore_eos=st.booleans(),
+)
+
+
+def oracle(state, output, sampling, logits):
+    """The changed logits of one sequence, one token at a time, in float64."""
+    changed = logits.astype(np.float64).copy()
+    prompt = list(state.tokens_view())[: state.prompt_length]
+    for token in range(VOCABULARY):
+        if token in [*prompt, *output]:
+            changed[token] *= (
+                1 / sampling.repetition_penalty if changed[token] > 0 else sampling.repetition_penalty
+            )
+        changed[token] -= sampling.frequency_penalty * output.count(token)
+        changed[token] -= sampling.presence_penalty * (token in output)
+        changed[token] += sampling.logit_bias.get(token, 0.0)
+        if token in EOS and len(output) < sampling.min_tokens and not sampling.ignore_eos:
+            changed[token] = -np.inf
+    return changed
+
+
+class RememberedSequences(RuleBasedStateMachine):
+    """Sequences come, talk, leave, and come back to other slots; the last token may still be under way."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch = InputBatch(
+            slots=SLOTS,
+            max_batched_tokens=SLOTS * LENGTH,
+            max_model_len=LENGTH,
+            block_size=LENGTH,
+            vocab_size=2**31 - 1,
+        )
+        self.notes = Notes()
+        self.running = {}
+        self.preempted = []
+        self.logits = torch.randn(SLOTS, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
+
+    @initialize(prompt=st.lists(tokens, min_size=1, max_size=6), sampling=samplings)
+    def first(self, prompt, sampling):
+        self.enter(prompt, sampling)
+
+    @precondition(lambda self: len(self.running) < SLOTS)
+    @rule(prompt=st.lists(tokens, min_size=1, max_size=6), sampling=samplings)
+    def enter(self, prompt, sampling):
+        self._put(state_of(prompt, sampling), [])
+
+    @precondition(lambda self: self.preempted and len(self.running) < SLOTS)
+    @rule()
+    def come_back(self):
+        self._put(*self.preempted.pop(0))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), keep=st.booleans())
+    def leave(self, data, keep):
+        slot = data.draw(st.sampled_from(sorted(self.running)))
+        state, output = self.running.pop(slot)
+        self.batch.remove_request(slot)
+        if keep:
+            state.rewind(0)
+            self.preempted.append((state, output))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def talk(self, data):
+        for slot, (state, _) in self.running.items():
+            self.batch.num_scheduled[slot] = (state.num_tokens - state.computed) * (
+                state.num_tokens < LENGTH - 2
+            )
+        step = self.batch.prepare_inputs()
+        if step is None:
+            return
+        said = [data.draw(tokens) for _ in step.sample_slots]
+        for slot, token in zip(step.sample_slots, said, strict=True):
+            self.running[slot][1].append(token)
+        self.batch.commit_tokens(step, np.array(said, dtype=np.int32))
+
+    @invariant()
+    def says_what_counting_again_would(self):
+        if not self.running:
+            return
+        slots = np.array(sorted(self.running), np.int32)
+        positions = np.array([self.running[slot][0].num_tokens for slot in slots], np.int32)
+        logits = self.logits[: len(slots)]
+        latest = torch.zeros(len(slots), dtype=torch.int32)
+        found = Changes.gather(self.batch, slots, positions, EOS, VOCABULARY, self.notes).apply(
+            logits, latest
+        )
+        for row, slot in enumerate(slots.tolist()):
+            state, output = self.running[slot]
+            expected = oracle(state, output, state.sampling, logits[row].numpy())
+            np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-5, atol=1e-5)
+
+    def _put(self, state, output):
+        slot = min(set(range(SLOTS)) - set(self.running))
+        self.running[slot] = state, output
+        self.batch.add_request(slot, state, ([slot],))
+
+
+TestRememberedSequences = RememberedSequences.TestCase
+TestRememberedSequences.settings = settings(deadline=None, max_examples=150, stateful_step_count=25)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda patch: patch.setattr("fairlead.engine.logits._Note._add", lambda *_: None),
+        lambda patch: patch.setattr(Notes, "of", _of_the_slot),
+    ],
+    ids=["tokens that came later are not counted", "a slot's next sequence inherits its notes"],
+)
+def test_the_machine_sees_notes_that_are_wrong(monkeypatch, mutate):
+    mutate(monkeypatch)
+    quickly = settings(
+        deadline=None,
+        max_examples=300,
+        stateful_step_count=25,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(RememberedSequences, settings=quickly)
+
+
+ORIGINAL = Notes.of
+
+
+def _of_the_slot(self, batch, slot, vocab_size):
+    note = self._notes.get(slot)
+    return ORIGINAL(self, batch, slot, vocab_size) if note is None else note
+
+
+def test_only_a_repetition_penalty_looks_at_the_prompt():
+    batch = InputBatch(slots=2, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
+    for slot, penalty in enumerate([{"presence_penalty": 1.0}, {"repetition_penalty": 1.5}]):
+        sampling = Sampling(max_tokens=5, **penalty)
+        batch.add_request(slot, state_of(range(1, 9), sampling), ([slot],))
+    slots, positions = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
+    penalties = Changes.gather(batch, slots, positions, (), VOCABULARY).penalties
+    assert [1] * 8 == penalties.rows.tolist()
+    assert list(range(1, 9)) == penalties.ids.tolist()
+
+
+def test_many_different_tokens_are_counted_in_arrays_that_grow():
+    said = [*range(500), *range(0, 500, 7), 3]
+    length = len(said) + 2
+    batch = InputBatch(
+        slots=1, max_batched_tokens=length, max_model_len=length, block_size=length, vocab_size=500
+    )
+    sampling = Sampling(max_tokens=len(said), frequency_penalty=0.5)
+    batch.add_request(0, state_of([1], sampling), ([0],))
+    notes, slots = Notes(), np.zeros(1, np.int32)
+    for position, token in enumerate(said, 1):
+        batch.num_scheduled[0] = 1
+        batch.commit_tokens(batch.prepare_inputs(), np.array([token], np.int32))
+        if position < len(said):
+            penalties = Changes.gather(batch, slots, slots + 1 + position, (), 500, notes).penalties
+            counts = np.bincount(penalties.ids, penalties.counts, minlength=500)
+            assert np.bincount(said[:position], minlength=500).tolist() == counts.tolist()
+
+
+def test_a_step_of_prompts_that_go_on_asks_for_nothing():
+    batch = InputBatch(slots=1, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
+    sampling = Sampling(max_tokens=5, logit_bias={1: 1.0}, min_tokens=2, presence_penalty=1.0)
+    batch.add_request(0, state_of([1, 2], sampling), ([0],))
+    nobody = np.empty(0, np.int32)
+    assert Changes() == Changes.gather(batch, nobody, nobody, EOS, VOCABULARY)

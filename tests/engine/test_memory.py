@@ -1,0 +1,171 @@
+"""The groups' blocks, all together: what enters takes all it needs or nothing, and gives all back."""
+
+from array import array
+
+import pytest
+
+from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.memory import Memory, blocks_ceiling, longest
+from fairlead.engine.sequence import MOST_PREEMPTIONS, Sequence
+
+SIZE = 4
+
+
+class Cache:
+    """A memory, its batch, and sequences that come and go."""
+
+    def __init__(self, *, blocks=(20,), windows=(None,), chunk=16, prefix_cache=True) -> None:
+        self.batch = InputBatch(
+            slots=8,
+            max_batched_tokens=chunk,
+            max_model_len=200,
+            block_size=SIZE,
+            vocab_size=100,
+            windows=windows,
+        )
+        self.memory = Memory(
+            self.batch,
+            blocks_total=blocks,
+            windows=windows,
+            block_size=SIZE,
+            max_batched_tokens=chunk,
+            hash_key=bytes(16),
+            prefix_cache=prefix_cache,
+        )
+
+    def new(self, key: int, tokens: int, max_tokens: int = 8, *, pinned=False, salt=b"") -> Sequence:
+        state = SequenceState(key, list(range(1, tokens + 1)), max_tokens=max_tokens)
+        sequence = Sequence(state, hashes=self.memory.new_hashes(salt))
+        sequence.preemptions = MOST_PREEMPTIONS if pinned else 0
+        return sequence
+
+    def enter(self, sequence: Sequence) -> int | None:
+        """Let it in, in the slot of its key; how many tokens it found, None when it has to wait."""
+        prefix = self.memory.enter(sequence)
+        if prefix is None:
+            return None
+        sequence.tokens.rewind(prefix.tokens)
+        sequence.handle = 1 << 32 | sequence.key
+        self.batch.add_request(sequence.key, sequence.tokens, prefix.blocks)
+        return prefix.tokens
+
+    def compute(self, sequence: Sequence, tokens: int) -> None:
+        self.batch.survey(0)
+        assert tokens == self.memory.hold_chunk(sequence, tokens)
+        self.batch.num_scheduled[sequence.slot] = tokens
+        step = self.batch.prepare_inputs()
+        self.batch.commit_tokens(step, array("i", [99] * step.samples))
+        self.memory.index(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        self.memory.leave(sequence, keep=True)
+        self.batch.remove_request(sequence.slot)
+
+    @property
+    def available(self) -> list[int]:
+        return [pool.available for pool in self.memory.pools]
+
+
+def test_all_of_a_prompts_blocks_are_taken_at_once_and_all_come_back():
+    cache = Cache()
+    sequence = cache.new(1, 10)
+    assert 0 == cache.enter(sequence)
+    assert [17] == cache.available
+    cache.leave(sequence)
+    assert [20] == cache.available
+
+
+def test_what_does_not_fit_takes_nothing_in_any_group():
+    for blocks, left in (((3, 20), [0, 17]), ((20, 5), [17, 2])):
+        cache = Cache(blocks=blocks, windows=(None, 6))
+        assert 0 == cache.enter(cache.new(1, 11))
+        assert left == cache.available
+        assert cache.enter(cache.new(2, 16)) is None
+        assert left == cache.available
+
+
+def test_a_prefix_that_was_found_is_given_back_when_the_rest_does_not_fit():
+    cache = Cache(blocks=(6,))
+    first = cache.new(1, 9)
+    cache.enter(first)
+    cache.compute(first, 9)
+    assert cache.enter(cache.new(2, 30)) is None
+    assert [3] == cache.available
+    assert [1, 1] == [
+        cache.memory.pools[0].reference_count(block) for block in cache.batch.block_ids(1)[0][:2]
+    ]
+
+
+def test_a_prefix_is_shared_and_counted_as_such():
+    cache = Cache()
+    first, second = cache.new(1, 9), cache.new(2, 13)
+    cache.enter(first)
+    cache.compute(first, 9)
+    assert 8 == cache.enter(second)
+    assert [20 - 3 - 2] == cache.available
+    assert 8 == cache.memory.shared_tokens(0)
+    cache.leave(first)
+    assert 0 == cache.memory.shared_tokens(0)
+
+
+def test_a_prefix_reaches_only_as_far_as_every_group_has_it():
+    cache = Cache(blocks=(20, 20), windows=(None, 6), chunk=40)
+    first = cache.new(1, 30)
+    cache.enter(first)
+    cache.compute(first, 30)
+    cache.leave(first)
+    assert 28 == cache.enter(cache.new(2, 40))
+    window = cache.batch.block_ids(2)[1]
+    assert [-1] * 5 == window[:5]  # of seven blocks found, the next token sees two
+    assert -1 not in window[5:]
+
+
+def test_a_pinned_sequence_takes_its_blocks_out_of_its_promise():
+    cache = Cache(blocks=(10,))
+    pinned, other = cache.new(1, 4, 20, pinned=True), cache.new(2, 12)
+    assert 0 == cache.enter(pinned)
+    assert ([9], 4) == (cache.available, cache.memory.spare(0))
+    assert 0 == cache.enter(other)
+    assert (6, 1) == (cache.available[0], cache.memory.spare(0))
+    assert cache.memory.hold(pinned, 24)
+    assert (1, 1, [0]) == (cache.available[0], cache.memory.spare(0), pinned.promised)
+    assert not cache.memory.hold(other, 24)
+    cache.leave(pinned)
+    assert (7, 7) == (cache.available[0], cache.memory.spare(0))
+
+
+def test_a_pinned_sequence_waits_for_all_it_can_need():
+    cache = Cache(blocks=(10,))
+    cache.enter(cache.new(1, 20))
+    assert cache.enter(cache.new(2, 4, 20, pinned=True)) is None
+    assert 0 == cache.enter(cache.new(3, 4, 16, pinned=True))
+
+
+def test_with_the_prefix_cache_off_nothing_is_hashed_or_kept():
+    cache = Cache(prefix_cache=False)
+    first = cache.new(1, 9)
+    assert first.hashes is None
+    cache.enter(first)
+    cache.compute(first, 9)
+    cache.leave(first)
+    assert 0 == cache.enter(cache.new(2, 9))
+    assert 0 == cache.memory.pools[0].evictable
+
+
+@pytest.mark.parametrize(
+    ("blocks", "windows", "tokens"),
+    [
+        ((10,), (None,), 40),
+        ((10, 4), (None, 6), 40),
+        ((10, 2), (None, 6), 8),  # two blocks do not hold a window of 6 wherever it begins
+        ((10, 3), (None, 6), 40),
+        ((3,), (6,), 2**31 - 1),
+    ],
+)
+def test_the_longest_sequence_is_what_no_group_bounds(blocks, windows, tokens):
+    assert tokens == longest(blocks, windows, SIZE)
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(None, 50), (6, 11), (1000, 50)])
+def test_a_window_bounds_what_one_sequence_holds(window, blocks):
+    assert blocks == blocks_ceiling(50, window, SIZE, 16)

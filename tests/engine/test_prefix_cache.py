@@ -1,0 +1,143 @@
+"""What is computed once is not computed again: on counts of tokens that went through the model."""
+
+import pytest
+
+from engine.fake_model import FakeRunner, Loop, answer
+from fairlead.engine.engine import Engine
+from fairlead.job import Sampling
+
+VOCABULARY = 13
+WINDOWS = [(None,), (None, 100), (100,)]
+SYSTEM = [(place * place) % 11 + 1 for place in range(480)]
+
+
+def sampling(tokens: int) -> Sampling:
+    return Sampling(max_tokens=tokens, ignore_eos=True)
+
+
+def loop(*, windows=(None,), blocks=400, overlaps=False, slots=8, **more) -> Loop:
+    runner = FakeRunner(16, windows=windows, overlaps=overlaps)
+    engine = Engine(
+        runner,
+        slots=slots,
+        max_batch=slots,
+        max_batched_tokens=512,
+        max_model_len=4096,
+        blocks_total=[blocks] * len(windows),
+        windows=windows,
+        block_size=16,
+        vocab_size=VOCABULARY,
+        eos_token_ids=[0],
+        draw_seed=lambda: 1,
+        hash_key=bytes(16),
+        **more,
+    )
+    return Loop(engine, runner)
+
+
+def computed(tested: Loop, key: int, prompt: list[int], tokens: int = 1, **more) -> int:
+    """Run a sequence to its end; how many tokens went through the model for it."""
+    before = tested.runner.computed
+    tested.engine.submit(key, prompt, sampling(tokens), **more)
+    tested.run()
+    assert answer(prompt, sampling(tokens), 4096, tested.runner.windows)[0] == tested.told[key]
+    return tested.runner.computed - before
+
+
+def text(seed: int, length: int) -> list[int]:
+    return [(seed * 7 + place * (seed + 3)) % 12 + 1 for place in range(length)]
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_second_turn_of_a_conversation_of_2000_tokens_prefills_only_what_is_new(windows, overlaps):
+    tested = loop(windows=windows, overlaps=overlaps)
+    first = text(1, 1900)
+    assert 1900 + 99 == computed(tested, 1, first, 100)
+    second = [*first, *tested.told[1], *text(2, 30)]
+    # The last token said was never computed, nor is a block found that is not full: 1999 // 16 · 16 = 1984.
+    assert len(second) - 1984 == computed(tested, 2, second)
+    counts = tested.engine.statistics()
+    assert (1984, 1900 + len(second)) == (counts.prefix_hits, counts.prefix_queries)
+    assert 1900 + len(second) - 1984 == counts.prompt_tokens
+
+
+def test_the_same_prompt_again_computes_one_token_at_least():
+    tested = loop()
+    assert 480 == computed(tested, 1, SYSTEM)
+    assert 16 == computed(tested, 2, SYSTEM)  # of 480 all blocks are full, but something must be computed
+    assert 1 == computed(tested, 3, [*SYSTEM, 5])
+
+
+def test_what_runs_is_shared_with_those_who_come_meanwhile():
+    tested = loop()
+    tested.engine.submit(1, [*SYSTEM, 3], sampling(50))
+    tested.turn()
+    before = tested.engine.statistics().blocks_free
+    for key in range(2, 6):
+        tested.engine.submit(key, [*SYSTEM, key], sampling(2))
+    tested.turn()
+    assert before - 4 == tested.engine.statistics().blocks_free
+    tested.run()
+    assert 480 + 1 + 49 + 4 * 2 == tested.runner.computed
+
+
+def test_hits_survive_other_traffic_below_the_threshold():
+    tested = loop(blocks=100)  # 80 of them may stay
+    computed(tested, 1, SYSTEM)  # 30
+    for key in range(2, 5):
+        computed(tested, key, text(key, 160))  # 10 each
+        tested.turn(5.0)
+    assert 1 == computed(tested, 9, [*SYSTEM, 5])
+
+
+def test_the_least_recently_used_requests_go_when_the_threshold_is_passed():
+    tested = loop(blocks=100)
+    computed(tested, 1, SYSTEM)
+    computed(tested, 2, text(2, 320))
+    computed(tested, 3, [*SYSTEM, 5])  # the first one's blocks are used again
+    computed(tested, 4, text(4, 640))  # 30 + 20 + 40 blocks, and 80 may stay
+    tested.turn(5.0)
+    assert 1 == computed(tested, 5, [*SYSTEM, 6])
+    assert 321 == computed(tested, 6, [*text(2, 320), 6])
+
+
+def test_requests_of_different_salt_never_share():
+    tested = loop()
+    computed(tested, 1, SYSTEM, salt=b"tenant A")
+    assert 481 == computed(tested, 2, [*SYSTEM, 5], salt=b"tenant B")
+    assert 1 == computed(tested, 3, [*SYSTEM, 6], salt=b"tenant A")
+
+
+def test_an_aborted_request_leaves_what_it_computed():
+    tested = loop()
+    tested.engine.submit(1, SYSTEM, sampling(50))
+    tested.turn()
+    tested.engine.abort(1)
+    assert 1 == computed(tested, 2, [*SYSTEM, 5])
+
+
+def test_with_a_window_only_its_last_blocks_have_to_be_there():
+    tested = loop(windows=(None, 100), blocks=400)
+    first = text(1, 1000)
+    computed(tested, 1, first)
+    everything, window = tested.engine._memory.pools
+    assert 62 == everything.evictable > window.evictable
+    assert 1007 - 992 == computed(tested, 2, [*first, *text(5, 7)])
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_outputs_are_the_same_with_the_cache_on_and_off_also_when_memory_is_short(windows, overlaps):
+    told = []
+    for prefix_cache in (False, True):
+        tested = loop(windows=windows, overlaps=overlaps, blocks=60, slots=8, prefix_cache=prefix_cache)
+        for key in range(24):
+            prompt = SYSTEM[: 60 + 17 * (key % 7)] + text(key % 5, 3 * key + 1)
+            tested.engine.submit(key, prompt, sampling(20 + 5 * (key % 11)))
+            tested.turn()
+        tested.run()
+        told.append(tested.told)
+        assert {"length"} == {end.finish_reason for end in tested.ends.values()}
+    assert told[0] == told[1]
+    assert (tested.engine.statistics().prefix_hits > 0) or windows != (None,)

@@ -1,0 +1,148 @@
+"""The demonstration model under everything at once for 20,000 steps: who finishes says what it says alone."""
+
+import random
+import struct
+from collections import Counter
+
+import pytest
+from tokenizers import Tokenizer
+
+from fairlead.config import demonstration_model
+from fairlead.engine.engine import Engine
+from fairlead.engine.runner import load_runner
+from fairlead.job import Sampling
+from fairlead.worker.wire import WorkerSpec
+
+STEPS = 20_000
+SEQUENCES = 24
+NOTHING = [-1]  # no answer is this
+STEP_S = 0.01  # of the engine's clock
+WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "model", "token", "plan", "count")
+
+
+def engine_over(loaded, **limits) -> Engine:
+    """An engine over the model with fewer blocks, or slots, than it was loaded with."""
+    return Engine(
+        loaded.runner,
+        **{
+            "slots": SEQUENCES,
+            "max_batch": 16,
+            "max_batched_tokens": 96,
+            "max_model_len": loaded.max_model_len,
+            "blocks_total": loaded.blocks_total,
+            "windows": loaded.windows,
+            "block_size": loaded.block_size,
+            "vocab_size": loaded.vocab_size,
+            "eos_token_ids": loaded.eos_token_ids,
+            "draw_seed": lambda: 0,
+            **limits,
+        },
+    )
+
+
+def requests(tokenizer, chance: random.Random) -> list[tuple[list[int], Sampling]]:
+    """Fifty of all lengths, greedy; some begin alike, some go on past the end of their answer."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    begin = encode("<|user|>" + " ".join(chance.choices(WORDS, k=60)))
+    made = []
+    for _ in range(50):
+        text = "<|user|>" + " ".join(chance.choices(WORDS, k=chance.choice([2, 8, 30, 90]))) + "<|assistant|>"
+        prompt = begin[: chance.choice([0, 0, 32, 100])] + encode(text)
+        sampling = Sampling(
+            max_tokens=chance.choice([1, 5, 40, 150]), temperature=0, ignore_eos=chance.random() < 0.7
+        )
+        made.append((prompt, sampling))
+    return made
+
+
+class Soak:
+    """One engine, what was asked of it, and what became of each sequence."""
+
+    def __init__(self, loaded, asked) -> None:
+        self.runner = loaded.runner
+        # Room for a sixth of what 24 sequences of 400 tokens need.
+        self.engine = engine_over(loaded, blocks_total=[100 for _ in loaded.blocks_total])
+        self.asked = asked
+        self.now_s = 0.0
+        self.request_of: dict[int, int] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.ended = Counter()
+        self.wrong: list[tuple[int, list[int]]] = []
+
+    def submit(self, request: int, **options) -> None:
+        prompt, sampling = self.asked[request]
+        key = len(self.request_of)
+        self.request_of[key], self.texts[key] = request, []
+        self.engine.submit(key, list(prompt), sampling, **options)
+
+    def abort(self, key: int) -> None:
+        self.engine.abort(key)
+        del self.texts[key]
+        self.ended["aborted"] += 1
+
+    def step(self, expected) -> None:
+        self.now_s += STEP_S
+        step = self.engine.plan(self.now_s)
+        if step is None:
+            outcome = self.engine.settle()
+        else:
+            outcome = self.engine.commit(step, self.runner.launch(step, self.engine.batch).wait())
+        keys, tokens = struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens)
+        for (key,), (token,) in zip(keys, tokens, strict=True):
+            self.texts[key].append(token)
+        for output in outcome.outputs:
+            text = self.texts[output.key] + output.token_ids
+            if output.error is not None:
+                assert "request_timeout" == output.code
+                self.ended["timed out"] += 1
+            else:
+                assert output.finish_reason is not None
+                self.ended["finished"] += 1
+                if text != expected[self.request_of[output.key]]:
+                    self.wrong.append((self.request_of[output.key], text))
+            del self.texts[output.key]
+
+
+@pytest.mark.slow
+def test_twenty_thousand_random_steps_change_no_answer():
+    path = demonstration_model()
+    loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)
+    chance = random.Random(4)
+    asked = requests(Tokenizer.from_file(str(path / "tokenizer.json")), chance)
+    expected = [alone(loaded, request) for request in asked]
+    soak = Soak(loaded, asked)
+    for _ in range(STEPS):
+        if len(soak.texts) < SEQUENCES and chance.random() < 0.5:
+            options = {"priority": chance.choice([0, 1, 1, 2])}
+            if chance.random() < 0.1:
+                options["timeout_s"] = chance.choice([0.05, 0.5, 2.0])
+            soak.submit(chance.randrange(len(asked)), **options)
+        if soak.texts and chance.random() < 0.02:
+            soak.abort(chance.choice(list(soak.texts)))
+        soak.step(expected)
+    while not soak.engine.idle:
+        soak.step(expected)
+
+    statistics = soak.engine.statistics()
+    assert [] == soak.wrong
+    assert 0 == statistics.running + statistics.pending
+    assert statistics.slots_free == SEQUENCES
+    assert soak.ended.total() == len(soak.request_of)
+    # Or the steps were no test of what they are to test.
+    assert min(soak.ended.values()) > 50, soak.ended
+    assert statistics.preemptions > 100
+    assert statistics.prefix_hits > 1000
+
+
+def alone(loaded, request) -> list[int]:
+    """What one request says in an engine of its own."""
+    soak = Soak(loaded, [request])
+    soak.engine = engine_over(loaded, prefix_cache=False)
+    soak.submit(0)
+    while soak.texts:
+        soak.step([NOTHING])
+    [(_, text)] = soak.wrong
+    return text

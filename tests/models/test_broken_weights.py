@@ -1,0 +1,157 @@
+"""Weights that are not numbers, through the whole engine: who meets them fails, and nobody else notices."""
+
+import struct
+
+import pytest
+import transformers
+from safetensors.torch import load_file, save_file
+
+from fairlead.engine.engine import Engine
+from fairlead.errors import LoadFailed
+from fairlead.job import Sampling
+from models.tiny import SIZES, VOCABULARY, generate, load, prompt_of, save
+
+POISON = 7
+KINDS = [
+    {"temperature": 0},
+    {"seed": 3, "top_p": 0.9, "frequency_penalty": 0.4},
+    {"seed": 4, "min_p": 0.02, "logprobs": 2},
+]
+
+
+def innocent(length, seed):
+    return [token if token != POISON else POISON + 1 for token in prompt_of(length, seed=seed)]
+
+
+def requests():
+    """Twelve that never say the poisoned token, as it is banned, and twelve whose prompts have it."""
+    good = [
+        (
+            innocent(1 + 13 * row % 60, row),
+            Sampling(max_tokens=4 + 5 * row % 30, **KINDS[row % 3], logit_bias={POISON: -1000.0}),
+        )
+        for row in range(12)
+    ]
+    bad = [
+        (
+            [*innocent(9 * row % 40, row), POISON, *innocent(row % 5, row)],
+            Sampling(max_tokens=20, **KINDS[row % 3]),
+        )
+        for row in range(12)
+    ]
+    return good, bad
+
+
+@pytest.fixture
+def sound(tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path / "sound")
+    return tmp_path / "sound"
+
+
+@pytest.fixture
+def spoilt(tmp_path):
+    """A model one of whose tokens is no number, and whose blocks are soon used again."""
+    save(transformers.LlamaConfig(**SIZES), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    return tmp_path
+
+
+def serve(loaded, asked):
+    """Run all together; return what each said and what went wrong."""
+    engine = Engine(
+        loaded.runner,
+        slots=6,
+        max_batch=6,
+        max_batched_tokens=40,
+        max_model_len=loaded.max_model_len,
+        blocks_total=loaded.blocks_total,
+        windows=loaded.windows,
+        block_size=loaded.block_size,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        draw_seed=lambda: 0,
+    )
+    said = {key: [] for key in range(len(asked))}
+    errors = {}
+    for key, (prompt, sampling) in enumerate(asked):
+        engine.submit(key, prompt, sampling)
+    for now_s in range(1000):
+        if engine.idle:
+            return list(said.values()), errors
+        step = engine.plan(float(now_s))
+        outcome = engine.commit(step, loaded.runner.launch(step, engine.batch).wait())
+        for (key,), (token,) in zip(
+            struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens), strict=True
+        ):
+            said[key].append(token)
+        for output in outcome.outputs:
+            said[output.key] += output.token_ids
+            if output.error is not None:
+                errors[output.key] = output.error
+    raise AssertionError("no end")
+
+
+def test_a_sequence_that_meets_a_weight_of_nan_fails_alone(spoilt):
+    good, bad = requests()
+    loaded = load(spoilt, compiled=False, kv_cache_bytes=1 << 19)
+    expected = [
+        generate(loaded, [prompt], sampling, seeds=[sampling.seed or 0])[0] for prompt, sampling in good
+    ]
+    assert all(len(set(text)) > 1 for text in expected if len(text) > 8)
+    mixed = [one for pair in zip(bad, good, strict=True) for one in pair]
+    said, errors = serve(loaded, mixed)
+    assert expected == said[1::2]
+    assert {*range(0, 24, 2)} == set(errors)
+    assert {"the model's logits are not numbers (NaN)"} == set(errors.values())
+
+
+def test_a_model_that_is_nothing_but_nan_fails_every_sequence_and_stays(spoilt):
+    path = spoilt / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][:] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    loaded = load(spoilt, compiled=False, kv_cache_bytes=1 << 19)
+    for _ in range(2):
+        said, errors = serve(loaded, requests()[0])
+        assert [[]] * 12 == said
+        assert set(range(12)) == set(errors)
+
+
+def test_the_kernel_looks_for_such_weights_before_anybody_meets_them(spoilt):
+    with pytest.raises(LoadFailed) as caught:
+        load(spoilt, kv_cache_bytes=1 << 19)
+    assert str(spoilt / "model.safetensors") in caught.value.message
+    assert "model.embed_tokens.weight" in caught.value.message
+
+
+@pytest.mark.parametrize("stranger", [-1, VOCABULARY, VOCABULARY + 5, 2**31 - 1])
+def test_a_bias_beside_the_vocabulary_is_refused_and_harms_nobody(stranger, sound):
+    loaded = load(sound, kv_cache_bytes=1 << 19)
+    plain = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0})
+    biased = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0, stranger: 50.0})
+    [expected], _ = serve(loaded, [(innocent(20, 1), plain)])
+    said, errors = serve(loaded, [(innocent(20, 1), biased), (innocent(20, 1), plain)])
+    assert expected == said[1]
+    assert {0} == set(errors)
+    assert "logit_bias" in errors[0]
+
+
+def test_a_bias_at_the_edges_of_the_vocabulary_holds(sound):
+    loaded = load(sound, kv_cache_bytes=1 << 19)
+    for edge in (0, VOCABULARY - 1):
+        bias = {edge: 1e9}
+        [said], errors = serve(loaded, [(innocent(20, 1), Sampling(max_tokens=5, seed=1, logit_bias=bias))])
+        assert ([edge] * 5, {}) == (said, errors)
+
+
+def test_a_prompt_of_ids_beyond_the_logits_fails_alone(sound):
+    # The tokenizer is larger than the model: such ids come in as text that is quite all right.
+    loaded = load(sound, kv_cache_bytes=1 << 19)
+    asked = [([1, 2, VOCABULARY], Sampling(max_tokens=9, temperature=0)), requests()[0][0]]
+    expected = generate(loaded, [asked[1][0]], asked[1][1])
+    said, errors = serve(loaded, asked)
+    assert expected == said[1:]
+    assert {0} == set(errors)

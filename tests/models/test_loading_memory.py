@@ -1,0 +1,107 @@
+"""A model of two gigabytes is in memory once: what loading takes at its worst, in a process of its own."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+
+import pytest
+
+VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 64_000, 2048, 5632, 16, 8, 128
+SCRIPT = """
+import json, sys, torch
+from pathlib import Path
+from fairlead.engine.runner import load_runner
+from fairlead.worker.wire import WorkerSpec
+
+def peak():
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+small = torch.ones(64, 64, dtype=torch.bfloat16)
+torch.nn.functional.linear(small, small)  # what the libraries take for themselves
+before, told = peak(), [0.0]
+spec = WorkerSpec(path=sys.argv[1], device="cpu", dtype=sys.argv[2])
+loaded = load_runner(spec, lambda fraction, _: told.append(fraction), compiled=sys.argv[3] == "compiled")
+steps = max(later - sooner for sooner, later in zip(told, told[1:]))
+print(json.dumps([loaded.weight_bytes, peak() - before, steps, told[-1]]))
+"""
+
+
+def tensors_of(layers, *, tied):
+    """Names and shapes of a Llama's tensors."""
+    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
+    if not tied:
+        yield "lm_head.weight", (VOCABULARY, HIDDEN)
+    yield "model.norm.weight", (HIDDEN,)
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
+            yield f"{prefix}.self_attn.{name}_proj.weight", (heads * HEAD_DIM, HIDDEN)
+        yield f"{prefix}.self_attn.o_proj.weight", (HIDDEN, HEADS * HEAD_DIM)
+        yield f"{prefix}.mlp.gate_proj.weight", (INNER, HIDDEN)
+        yield f"{prefix}.mlp.up_proj.weight", (INNER, HIDDEN)
+        yield f"{prefix}.mlp.down_proj.weight", (HIDDEN, INNER)
+        yield f"{prefix}.input_layernorm.weight", (HIDDEN,)
+        yield f"{prefix}.post_attention_layernorm.weight", (HIDDEN,)
+
+
+def write(directory, dtype, layers, *, tied, shards):
+    """A checkpoint of zeros that takes no room on the disk."""
+    itemsize = {"BF16": 2, "F32": 4}[dtype]
+    shapes = list(tensors_of(layers, tied=tied))
+    places = {}
+    for shard in range(shards):
+        header, end = {}, 0
+        for name, shape in shapes[shard::shards]:
+            begin, end = end, end + itemsize * math.prod(shape)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        file = f"model-{shard}.safetensors" if shards > 1 else "model.safetensors"
+        places |= dict.fromkeys(header, file)
+        text = json.dumps(header).encode()
+        with (directory / file).open("wb") as opened:
+            opened.write(struct.pack("<Q", len(text)) + text)
+            opened.truncate(8 + len(text) + end)
+    if shards > 1:
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": tied,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize(
+    ("stored", "layers", "tied", "shards", "dtype", "runs"),
+    [
+        ("BF16", 16, False, 1, "bfloat16", "torch"),
+        ("BF16", 18, True, 3, "bfloat16", "torch"),
+        ("BF16", 18, True, 3, "bfloat16", "compiled"),
+        ("F32", 8, True, 1, "float32", "torch"),
+        ("F32", 8, True, 1, "float32", "compiled"),
+        ("F32", 18, True, 2, "bfloat16", "torch"),
+    ],
+)
+def test_two_gigabytes_of_weights_take_a_tenth_more_at_most(
+    stored, layers, tied, shards, dtype, runs, tmp_path
+):
+    write(tmp_path, stored, layers, tied=tied, shards=shards)
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, runs]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert 0 == ended.returncode, ended.stderr
+    weight_bytes, taken, step, last = json.loads(ended.stdout)
+    assert weight_bytes > 1.9e9
+    assert taken <= 1.1 * weight_bytes
+    assert step <= 0.05
+    assert 1 == last

@@ -1,0 +1,189 @@
+"""Files of tensors: what their headers may claim, and what is believed."""
+
+import json
+import os
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save
+
+from fairlead.errors import LoadFailed
+from fairlead.models.tensor_file import TensorFile
+
+TENSORS = {
+    "a": torch.arange(12, dtype=torch.float32).view(3, 4),
+    "b": torch.ones(5, dtype=torch.bfloat16),
+    "empty": torch.empty(0, 7, dtype=torch.float16),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "whole": torch.arange(3, dtype=torch.int64),
+}
+GOOD = save(TENSORS, metadata={"format": "pt"})
+
+
+def written(path, header, size, *, data=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + (bytes(size) if data is None else data))
+    return path
+
+
+def entry(begin=0, end=8, shape=(2,), dtype="F32", **other):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end], **other}
+
+
+def failure(path):
+    with pytest.raises(LoadFailed) as caught:
+        TensorFile(path)
+    assert str(path) in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("size", [1, 8, 10**6])
+def test_what_was_saved_is_read_in_pieces_of_any_size(tmp_path, size):
+    (tmp_path / "file").write_bytes(GOOD)
+    tensors = TensorFile(tmp_path / "file").tensors
+    assert set(TENSORS) == set(tensors)
+    for name in ("a", "b", "empty", "scalar"):
+        pieces = list(tensors[name].pieces(size))
+        found = torch.cat(pieces) if pieces else torch.empty(0, dtype=TENSORS[name].dtype)
+        assert torch.equal(TENSORS[name], found.view(TENSORS[name].shape))
+        assert torch.equal(TENSORS[name], tensors[name].mapped())
+
+
+def test_a_header_of_odd_length_shifts_the_tensors_and_nothing_else(tmp_path):
+    data = torch.arange(2, dtype=torch.float32)
+    header = json.dumps({"a": entry()}).encode()
+    for padding in range(8):
+        path = written(tmp_path / "file", header + b" " * padding, 0, data=data.numpy().tobytes())
+        assert torch.equal(data, torch.cat(list(TensorFile(path).tensors["a"].pieces(100))))
+
+
+def test_integers_are_listed_but_no_weights_are_made_of_them(tmp_path):
+    (tmp_path / "file").write_bytes(GOOD)
+    whole = TensorFile(tmp_path / "file").tensors["whole"]
+    with pytest.raises(LoadFailed, match="'whole' is of I64"):
+        whole.mapped()
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "said"),
+    [
+        ({"a": entry(), "b": entry(4, 12)}, 12, "overlaps another"),
+        ({"a": entry(), "b": entry()}, 8, "overlaps another"),
+        ({"a": entry(4, 12)}, 12, "gap"),
+        ({"a": entry(), "b": entry(16, 24)}, 24, "gap"),
+        ({"a": entry()}, 9, "1 bytes at its end"),
+        ({}, 100, "100 bytes at its end"),
+        ({"a": entry()}, 7, "cut short"),
+        ({"a": entry(-8, 0)}, 8, "cut short"),
+        ({"a": entry(8, 0)}, 8, "cut short"),
+        ({"a": entry(0, 1 << 62, (1 << 60,))}, 8, "cut short"),
+        ({"a": entry(shape=(3,))}, 8, "cannot take 8 bytes"),
+        ({"a": entry(shape=(1 << 62, 1 << 62))}, 8, "cannot take 8 bytes"),
+        ({"a": entry(shape=(-1, -2))}, 8, "shape"),
+        ({"a": entry(shape=(True, 2))}, 8, "shape"),
+        ({"a": entry(shape=(2.0,))}, 8, "shape"),
+        ({"a": entry(shape=[1] * 100)}, 8, "shape"),
+        ({"a": entry(dtype="F33")}, 8, "'F33', which is not known"),
+        ({"a": entry(dtype=None)}, 8, "does not say"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, 8, "does not say"),
+        ({"a": entry() | {"data_offsets": [0, 4, 8]}}, 8, "does not say"),
+        ({"a": entry() | {"data_offsets": [0, 8.0]}}, 8, "does not say"),
+        ({"a": entry() | {"shape": "2"}}, 8, "does not say"),
+        ({"a": [1]}, 8, "does not say"),
+        ([], 8, "no JSON object"),
+        (b"{", 8, "not valid JSON"),
+        (b"\xff\xfe{}", 8, "not valid JSON"),
+        (b"[" * 200_000, 8, "not valid JSON"),
+        (b'{"a":' + b"1" * 5000 + b"}", 8, "not valid JSON"),
+        (b"", 8, "not valid JSON"),
+        (
+            b'{"a": %(entry)s, "a": %(entry)s}' % {b"entry": json.dumps(entry()).encode()},
+            8,
+            "'a' twice",
+        ),
+    ],
+)
+def test_a_header_that_lies_is_refused_with_the_files_name(tmp_path, header, size, said):
+    assert said in failure(written(tmp_path / "lying", header, size))
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(GOOD), len(GOOD) - 7])
+def test_a_length_beyond_the_file_is_refused(tmp_path, length):
+    path = tmp_path / "file"
+    path.write_bytes(struct.pack("<Q", length) + GOOD[8:])
+    assert "header of" in failure(path)
+
+
+@pytest.mark.parametrize("size", range(0, len(GOOD), 7))
+def test_a_file_cut_short_anywhere_is_refused(tmp_path, size):
+    path = tmp_path / "file"
+    path.write_bytes(GOOD[:size])
+    failure(path)
+
+
+def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    assert "not a file" in failure(tmp_path / "pipe")
+    assert "not a file" in failure(tmp_path / "directory")
+    assert "No such file" in failure(tmp_path / "nothing")
+    failure(tmp_path / ("x" * 300))
+
+
+def test_a_link_to_a_file_elsewhere_is_a_file(tmp_path):
+    (tmp_path / "blob").write_bytes(GOOD)
+    (tmp_path / "link").symlink_to(tmp_path / "blob")
+    assert set(TENSORS) == set(TensorFile(tmp_path / "link").tensors)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+)
+def test_any_bytes_are_a_file_as_the_format_has_it_or_a_load_failure(tmp_path, changes):
+    spoilt = bytearray(GOOD)
+    for place, value in changes:
+        spoilt[place] = value
+    path = tmp_path / "file"
+    path.write_bytes(spoilt)
+    try:
+        tensors = TensorFile(path).tensors
+    except LoadFailed as error:
+        assert str(path) in error.message  # noqa: PT017  either outcome is right
+        return
+    # What we believe, the format's own library reads in the same way.
+    expected = load_bytes(bytes(spoilt))
+    assert set(expected) == set(tensors)
+    for name, tensor in tensors.items():
+        assert tuple(expected[name].shape) == tensor.shape
+        if tensor.dtype in {"F64", "F32", "F16", "BF16"}:
+            bytes_of = [
+                one.contiguous().view(-1).view(torch.uint8) for one in (expected[name], tensor.mapped())
+            ]
+            assert not tensor.nbytes or torch.equal(*bytes_of)
+
+
+def test_pages_that_were_read_leave_memory_again(tmp_path):
+    size = 64 << 20
+    with (tmp_path / "large").open("wb") as file:
+        header = json.dumps({"a": entry(0, size, (size // 4,))}).encode()
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+    tensor = TensorFile(tmp_path / "large").tensors["a"]
+    before = resident_bytes()
+    assert 0 == sum(float(piece.sum()) for piece in tensor.pieces(4 << 20))
+    assert resident_bytes() - before < size // 4
+    assert size == sum(tensor.read_ahead(4 << 20))
+    assert resident_bytes() - before > size // 2
+    tensor.let_go()
+    assert resident_bytes() - before < size // 4
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,146 @@
+"""A model of sliding and full layers through the whole engine: each says what it says alone."""
+
+import struct
+
+import pytest
+import transformers
+
+from fairlead.engine.engine import Engine
+from fairlead.job import Sampling
+from models.tiny import SIZES, generate, load, prompt_of, save
+
+KINDS = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 5},
+    {"seed": 6, "top_p": 0.9, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    {"temperature": 0, "logprobs": 1},
+]
+SHARED = prompt_of(80)
+
+
+def requests():
+    """Twenty of all lengths; every other one begins like all of those."""
+    made = []
+    for row in range(20):
+        begin = SHARED[: 16 * (row % 6)] if row % 2 else []
+        prompt = begin + prompt_of(1 + 37 * row % 110, seed=row)
+        made.append((prompt, Sampling(max_tokens=5 + 11 * row % 50, **KINDS[row % 4])))
+    return made
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = transformers.Gemma3TextConfig(
+        **SIZES, sliding_window=30, query_pre_attn_scalar=16, layer_types=kinds
+    )
+    save(config, directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "torch"])
+def compiled(request):
+    """Whether the whole step is our kernel's, where it is there at all."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def roomy(directory, compiled):
+    return load(directory, compiled=compiled, kv_cache_bytes=4 << 20)
+
+
+@pytest.fixture(scope="module")
+def block_bytes(roomy):
+    """What a block costs in one layer: one of the three sees all, the others slide."""
+    of_all, of_windows = roomy.blocks_total
+    return roomy.kv_cache_bytes // (of_all + 2 * of_windows)
+
+
+@pytest.fixture(scope="module")
+def expected(roomy):
+    loaded = roomy
+    return [
+        generate(loaded, [prompt], sampling, seeds=[sampling.seed or 0])[0] for prompt, sampling in requests()
+    ]
+
+
+class Served:
+    """An engine over a loaded model; `ask` runs requests together to their ends."""
+
+    def __init__(self, loaded, *, overlaps):
+        loaded.runner.overlaps = overlaps
+        self.runner, self.overlaps = loaded.runner, overlaps
+        self.engine = Engine(
+            loaded.runner,
+            slots=loaded.slots,
+            max_batch=loaded.max_batch,
+            max_batched_tokens=loaded.max_batched_tokens,
+            max_model_len=loaded.max_model_len,
+            blocks_total=loaded.blocks_total,
+            windows=loaded.windows,
+            block_size=loaded.block_size,
+            vocab_size=loaded.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            draw_seed=lambda: 0,
+        )
+        self.outputs = {}
+
+    def ask(self, asked):
+        first = len(self.outputs)
+        for key, (prompt, sampling) in enumerate(asked, first):
+            self.outputs[key] = []
+            self.engine.submit(key, prompt, sampling)
+        under_way = []
+        for now_s in range(2000):
+            if self.engine.idle and not under_way:
+                return [self.outputs[key] for key in range(first, len(self.outputs))]
+            step = self.engine.plan(float(now_s))
+            if step is not None:
+                under_way.append((step, self.runner.launch(step, self.engine.batch)))
+            if under_way and (not self.overlaps or step is None or len(under_way) == 2):
+                done, pending = under_way.pop(0)
+                self.note(self.engine.commit(done, pending.wait()))
+        raise AssertionError("no end after 2000 steps")
+
+    def note(self, outcome):
+        keys, tokens = struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens)
+        for (key,), (token,) in zip(keys, tokens, strict=True):
+            self.outputs[key].append(token)
+        for output in outcome.outputs:
+            assert output.error is None
+            self.outputs[output.key] += output.token_ids
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"blocks": 1000},
+        {"blocks": 70, "slots": 4, "max_batched_tokens": 32},
+        {"blocks": 60, "slots": 1, "max_batched_tokens": 40},
+        {"blocks": 48, "slots": 8, "max_batched_tokens": 64},
+    ],
+    ids=["plenty", "few blocks", "one slot", "many slots, few blocks"],
+)
+def test_a_hybrid_model_says_through_the_engine_what_each_sequence_says_alone(
+    directory, compiled, expected, block_bytes, limits, overlaps
+):
+    limits = {**limits, "kv_cache_bytes": limits["blocks"] * block_bytes}
+    del limits["blocks"]
+    served = Served(load(directory, compiled=compiled, **limits), overlaps=overlaps)
+    assert expected == served.ask(requests())
+    statistics = served.engine.statistics()
+    assert 0 == statistics.running + statistics.pending
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_second_turn_of_a_hybrid_model_computes_only_what_is_new(directory, compiled, overlaps):
+    served = Served(load(directory, compiled=compiled, kv_cache_bytes=2 << 20), overlaps=overlaps)
+    prompt, sampling = prompt_of(200), Sampling(max_tokens=40, temperature=0)
+    [answer] = served.ask([(prompt, sampling)])
+    prompt = prompt + answer + prompt_of(20)
+    alone = load(directory, compiled=compiled, kv_cache_bytes=2 << 20)
+    assert generate(alone, [prompt], sampling) == served.ask([(prompt, sampling)])
+    # The last token was never computed: of 239, all whole blocks.
+    assert 239 // 16 * 16 == served.engine.statistics().prefix_hits

@@ -1,0 +1,164 @@
+"""What tests of nodes share: a listener that remembers, a sink that does, jobs, and a stub in a nursery."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from fairlead.config import HealthConfig
+from fairlead.errors import FairleadError
+from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.nodes.remote_node import RemoteNode
+from fairlead.nodes.upstream import Upstream, UpstreamTimeouts
+from nodes.stub_server import StubServer
+
+CHAT = "/v1/chat/completions"
+
+
+class Listening:
+    """Keeps what a node reported, in order."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+        self.news = trio.Event()
+
+    def node_up(self, node, limits):
+        self._note(("up", node.id, limits.seats))
+
+    def node_down(self, node):
+        self._note(("down", node.id))
+
+    def seats_changed(self, node, limits):
+        self._note(("seats", node.id, limits.seats, sorted(node.models)))
+
+    def load_failed(self, node, error):
+        self._note(("failed", node.id, error.message))
+
+    def _note(self, report):
+        self.reports.append(report)
+        self.news.set()
+        self.news = trio.Event()
+
+    async def until(self, kind: str, times: int = 1) -> None:
+        """Wait until there were so many reports of that kind."""
+        while sum(report[0] == kind for report in self.reports) < times:
+            await self.news.wait()
+
+
+class Collected:
+    """A sink that keeps everything, and when each came."""
+
+    def __init__(self, choices: int = 1) -> None:
+        self.deltas: list[Delta] = []
+        self.error: FairleadError | None = None
+        self.first = trio.Event()
+        self.over = trio.Event()
+        self._open = choices
+
+    def put(self, delta: Delta) -> None:
+        assert not self.over.is_set(), "nothing comes after the end"
+        self.deltas.append(delta)
+        self._open -= delta.finish_reason is not None
+        self.first.set()
+        if not self._open:
+            self.over.set()
+
+    def fail(self, error: FairleadError) -> None:
+        self.error = error
+        self.first.set()
+        self.over.set()
+
+    @property
+    def raw(self) -> bytes:
+        """All that would be passed on."""
+        return b"".join(piece for delta in self.deltas for piece in delta.raw)
+
+    @property
+    def tokens(self) -> int:
+        return sum(delta.relayed_tokens + len(delta.token_ids) for delta in self.deltas)
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+
+def relayed_job(
+    path: str = CHAT,
+    *,
+    stream: bool = True,
+    n: int = 1,
+    request_id: str = "r1",
+    model: str = "m",
+    **body: Any,
+) -> Job:
+    """A job as a client wrote it; `stub` in its body says how it is to be answered."""
+    document = {"model": model, "messages": [], "stream": stream, **({"n": n} if n > 1 else {}), **body}
+    return Job(
+        id="chatcmpl-1",
+        tenant="A",
+        model=model,
+        prompts=(),
+        sampling=Sampling(max_tokens=10),
+        n=n,
+        stream=stream,
+        request_id=request_id,
+        relay=Relay(path, msgspec.json.encode(document), stream),
+    )
+
+
+@asynccontextmanager
+async def stub() -> AsyncIterator[StubServer]:
+    """A stub server on a free port, gone at the end. No pool may have an exchange open then."""
+    server = StubServer()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        yield server
+        for upstream in _upstreams.pop(server.url, []):
+            counts = upstream.statistics()
+            assert (0, 0) == (counts.busy, counts.waiting)
+            upstream.close()
+            assert 0 == upstream.statistics().idle
+        nursery.cancel_scope.cancel()
+
+
+_upstreams: dict[str, list[Upstream]] = {}
+
+
+def upstream_of(server: StubServer, **options: Any) -> Upstream:
+    """A pool of connections to the stub; time limits as options, in seconds."""
+    names = {"connect_s", "first_byte_s", "between_bytes_s", "idle_s"}
+    timeouts = UpstreamTimeouts(**{name: options.pop(name) for name in names & options.keys()})
+    upstream = Upstream(server.url, name="stub", timeouts=timeouts, **options)
+    _upstreams.setdefault(server.url, []).append(upstream)
+    return upstream
+
+
+def ready_node(server: StubServer, listener: Listening | None = None, **options: Any) -> RemoteNode:
+    """A node on the stub that is up, and that nobody probes."""
+    names = options.pop("names", {"m": "m"})
+    seats = options.pop("seats", 4)
+    filters = options.pop("filters", None)
+    node = RemoteNode(
+        "stub",
+        upstream_of(server, **options),
+        listener or Listening(),
+        names=names,
+        seats=seats,
+        filters=filters,
+    )
+    node.came_up()
+    return node
+
+
+def quick_health(**options: Any) -> HealthConfig:
+    """Probing as often as a test without a virtual clock can wait for."""
+    return HealthConfig(**{"interval_s": 0.05, "timeout_s": 1.0, **options})
+
+
+async def generated(node: RemoteNode, job: Job) -> Collected:
+    """Have a job run to its end."""
+    into = Collected(job.sequences)
+    async with node.generate(job, into):
+        await into.over.wait()
+    return into

@@ -1,0 +1,414 @@
+"""A small server of OpenAI's dialect, and of others', that misbehaves on demand.
+
+The answer has `words` words, a token each: "w0 w1 …". A request says how it is to be answered, in a member of
+its body named `stub`: {"words", "chunk_words", "delay_s", "how", "after"}. `how` is one of:
+
+    well        as it should be                   stall       nothing more after `after` events
+    reset       a reset after `after` events      end         a clean end after `after` events, no finish
+    half        half an event, then a clean end   broken      half a chunk of the body, then a clean close
+    no_done     all, but no [DONE]                close       well, but its length is the connection's end
+    unfinished  no finish_reason, but [DONE]      error       an error event after `after` events
+    status      an answer with status `after`     kind        a stream that says it is text/html
+    garbage     no HTTP at all                    gzip        says that it is compressed
+    silent      no byte of an answer              gone        closes the connection without an answer
+    bad_chunk   a chunk size that is none         endless     never ends, as fast as it can
+    slow_end    all at once, but the body's end comes 60 s later
+
+`after` 0 with a streaming `how` comes after the head. Standing settings are attributes of the server.
+
+    python stub_server.py --port N [--healthy-after S] [--fairlead] [--exit-after S]
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+WORDS = 8
+
+
+@dataclass
+class Asked:
+    """One request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    stub: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The body as JSON."""
+        return json.loads(self.body or b"{}")
+
+
+class _Leave(Exception):
+    """The connection is to end; `reset` as rudely as can be."""
+
+    def __init__(self, *, reset: bool = False) -> None:
+        super().__init__()
+        self.reset = reset
+
+
+class StubServer:
+    """Serves until cancelled. `requests` are those that came; `connections` the open ones, `accepted` all.
+
+    `behaviour` is what `stub` is where a request has none. `healthy` False: `/health` answers 503; `health`
+    False: it answers 404. `seats` not None: it looks like Fairlead, with that many seats and `load` of them
+    taken, true or not. `refuses`: every connection is closed as soon as it comes.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Asked] = []
+        self.connections = 0
+        self.accepted = 0
+        self.behaviour: dict[str, Any] = {}
+        self.healthy = True
+        self.health = True
+        self.stalls_probes = False
+        self.refuses = False
+        self.seats: int | None = None
+        self.load = 0
+        self.models = ["m"]
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def jobs(self) -> list[Asked]:
+        """The requests that were no probes."""
+        return [asked for asked in self.requests if asked.method == "POST"]
+
+    async def serve(
+        self, port: int = 0, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen on loopback; report the port."""
+        listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
+        self.port = listeners[0].socket.getsockname()[1]
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(trio.serve_listeners, self._connection, listeners)
+                task_status.started(self.port)
+        finally:
+            for listener in listeners:
+                listener.socket.close()
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        self.accepted += 1
+        try:
+            buffer = bytearray()
+            while not self.refuses:
+                asked = await _read_request(stream, buffer)
+                if asked is None:
+                    return
+                self.requests.append(asked)
+                await self._answer(stream, asked)
+        except _Leave as leave:
+            if leave.reset:
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            stream.socket.close()
+            self.connections -= 1
+
+    async def _answer(self, stream: trio.SocketStream, asked: Asked) -> None:
+        if asked.method == "GET":
+            await self._about_itself(stream, asked.path)
+            return
+        document = asked.document
+        asked.stub = {**self.behaviour, **document.get("stub", {})}
+        await _Misbehaviour(stream, asked.stub).answer(asked.path, document)
+
+    async def _about_itself(self, stream: trio.SocketStream, path: str) -> None:
+        if self.stalls_probes:
+            await trio.sleep_forever()
+        status, answer = 404, {"error": "no such route"}
+        if path == "/health" and self.health:
+            status, answer = (200, {}) if self.healthy else (503, {"error": "loading"})
+        elif path == "/v1/models":
+            status, answer = 200, {"object": "list", "data": [{"id": name} for name in self.models]}
+        elif path == "/running" and self.seats is not None:
+            entry = {"model": self.models[0], "state": "ready", "seats": self.seats, "sequences": self.load}
+            status, answer = 200, [{**entry, "waiting": 0}]
+        await stream.send_all(whole(status, json.dumps(answer).encode()))
+
+
+class _Misbehaviour:
+    """One answer, as its request wants it."""
+
+    def __init__(self, stream: trio.SocketStream, stub: dict[str, Any]) -> None:
+        self.stream = stream
+        self.how = stub.get("how", "well")
+        self.after = stub.get("after", 0)
+        self.words = stub.get("words", WORDS)
+        self.chunk_words = stub.get("chunk_words", 1)
+        self.delay_s = stub.get("delay_s", 0)
+        self.at_once = stub.get("at_once", False)
+
+    async def answer(self, path: str, document: dict[str, Any]) -> None:
+        if self.how == "silent":
+            await trio.sleep_forever()
+        if self.how == "gone":
+            raise _Leave
+        if self.how == "reset" and not self.after:
+            raise _Leave(reset=True)
+        if self.how == "garbage":
+            await self.stream.send_all(b"220 smtp.example.org ready\r\n\r\n")
+            raise _Leave
+        if self.how == "status":
+            body = json.dumps({"error": {"message": f"status {self.after}", "code": "of the stub"}}).encode()
+            await self.stream.send_all(whole(self.after, body))
+        elif document.get("stream"):
+            await self._stream(path, document)
+        else:
+            await self._whole(path, document)
+
+    async def _whole(self, path: str, document: dict[str, Any]) -> None:
+        if self.delay_s:
+            await trio.sleep(self.delay_s)
+        body = json.dumps(whole_answer(path, document, self.words)).encode()
+        answer = whole(200, body, encoding="gzip" if self.how == "gzip" else None)
+        if self.how in ("half", "broken", "end"):
+            await self.stream.send_all(answer[: -len(body) // 2])
+            raise _Leave
+        if self.how == "close":
+            await self.stream.send_all(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + body
+            )
+            raise _Leave
+        await self.stream.send_all(answer)
+
+    async def _stream(self, path: str, document: dict[str, Any]) -> None:
+        kind = "text/html" if self.how == "kind" else "text/event-stream; charset=utf-8"
+        framing = "Connection: close" if self.how == "close" else "Transfer-Encoding: chunked"
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{framing}\r\n\r\n".encode()
+        await self.stream.send_all(head)
+        events = list(stream_events(path, document, self.words, self.chunk_words))
+        if self.how == "unfinished":
+            events = [event for event in events if b'"stop"' not in event]
+        if self.how == "no_done":
+            events.pop()
+        if self.how == "endless":
+            del events[-2:]
+        if self.at_once or self.how == "slow_end":
+            await self.stream.send_all(b"".join(self._framed(event) for event in events))
+        else:
+            await self._one_by_one(events)
+        if self.how == "slow_end":
+            await trio.sleep(60)
+        if self.how == "close":
+            raise _Leave
+        await self.stream.send_all(b"0\r\n\r\n")
+
+    async def _one_by_one(self, events: list[bytes]) -> None:
+        for number, event in enumerate(events):
+            if number == self.after:
+                await self._strike(event)
+            if self.delay_s:
+                await trio.sleep(self.delay_s)
+            await self.stream.send_all(self._framed(event))
+        while self.how == "endless":
+            await self.stream.send_all(self._framed(events[1]) * 1000)
+
+    async def _strike(self, event: bytes) -> None:
+        if self.how == "stall":
+            await trio.sleep_forever()
+        if self.how == "reset":
+            await trio.sleep(0.05)  # or what was sent before is lost with it
+            raise _Leave(reset=True)
+        if self.how == "end":
+            await self.stream.send_all(b"0\r\n\r\n")
+            raise _Leave
+        if self.how == "half":
+            await self.stream.send_all(self._framed(event[: len(event) // 2]) + b"0\r\n\r\n")
+            raise _Leave
+        if self.how == "broken":
+            await self.stream.send_all(self._framed(event)[: len(event) // 2])
+            raise _Leave
+        if self.how == "bad_chunk":
+            await self.stream.send_all(b"0x10\r\n" + event + b"\r\n")
+            raise _Leave
+        if self.how == "error":
+            await self.stream.send_all(self._framed(b'data: {"error": {"message": "out of order"}}\n\n'))
+            raise _Leave
+
+    def _framed(self, event: bytes) -> bytes:
+        return event if self.how == "close" else b"%x\r\n%s\r\n" % (len(event), event)
+
+
+# What it says ----------------------------------------------------------------------------------------
+
+
+def word(number: int) -> str:
+    """The text of one token."""
+    return f"w{number} "
+
+
+def text(words: int = WORDS) -> str:
+    """The text of a whole answer."""
+    return "".join(map(word, range(words)))
+
+
+def pieces(words: int, chunk_words: int) -> list[str]:
+    """The text in chunks."""
+    return [
+        "".join(map(word, range(start, min(start + chunk_words, words))))
+        for start in range(0, words, chunk_words)
+    ]
+
+
+def stream_events(path: str, document: dict[str, Any], words: int, chunk_words: int) -> list[bytes]:
+    """All events of a streamed answer in the dialect of the path."""
+    if path == "/v1/messages":
+        return _message_events(pieces(words, chunk_words))
+    if path == "/v1/responses":
+        return _response_events(pieces(words, chunk_words), words)
+    return _chunk_events(path, document, pieces(words, chunk_words), words)
+
+
+def whole_answer(path: str, document: dict[str, Any], words: int) -> dict[str, Any]:
+    """A whole answer in the dialect of the path, with members that nobody knows."""
+    answer: dict[str, Any] = {"id": "stub", "model": document.get("model"), "unheard_of": [1, {"of": None}]}
+    if path == "/v1/embeddings":
+        return {**answer, "data": [{"index": 0, "embedding": [0.25, -1.0]}], "usage": {"prompt_tokens": 3}}
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    if path == "/v1/completions":
+        choice["text"] = text(words)
+    else:
+        choice["message"] = {"role": "assistant", "content": text(words)}
+    choices = [{**choice, "index": index} for index in range(document.get("n") or 1)]
+    return {**answer, "choices": choices, "usage": {"completion_tokens": words, "prompt_tokens": 3}}
+
+
+def _chunk_events(path: str, document: dict[str, Any], parts: list[str], words: int) -> list[bytes]:
+    is_chat = path != "/v1/completions"
+    indexes = range(document.get("n") or 1)
+
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return _data({"id": "stub", "object": "chunk", "unheard_of": True, "choices": choices, **more})
+
+    def said(index: int, part: str | None, **more: Any) -> dict[str, Any]:
+        saying = {"delta": {} if part is None else {"content": part}} if is_chat else {"text": part or ""}
+        return {"index": index, **saying, "finish_reason": None, **more}
+
+    events = []
+    if is_chat:
+        events += [
+            chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+            for index in indexes
+        ]
+    events += [chunk([said(index, part)]) for part in parts for index in indexes]
+    events += [chunk([said(index, None, finish_reason="stop")]) for index in indexes]
+    if (document.get("stream_options") or {}).get("include_usage"):
+        usage = {"completion_tokens": words * len(indexes), "prompt_tokens": 3}
+        events.append(chunk([], usage=usage))
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def _message_events(parts: list[str]) -> list[bytes]:
+    def event(kind: str, **more: Any) -> bytes:
+        return f"event: {kind}\n".encode() + _data({"type": kind, **more})
+
+    deltas = [
+        event("content_block_delta", index=0, delta={"type": "text_delta", "text": part}) for part in parts
+    ]
+    return [
+        event("message_start", message={"id": "stub", "content": [], "usage": {"output_tokens": 1}}),
+        event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+        *deltas,
+        event("content_block_stop", index=0),
+        event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 8}),
+        event("message_stop"),
+    ]
+
+
+def _response_events(parts: list[str], words: int) -> list[bytes]:
+    def event(kind: str, **more: Any) -> bytes:
+        return f"event: {kind}\n".encode() + _data({"type": kind, **more})
+
+    return [
+        event("response.created", response={"id": "stub", "usage": None}),
+        *(event("response.output_text.delta", item_id="i", delta=part) for part in parts),
+        event("response.output_text.done", text="".join(parts)),
+        event("response.completed", response={"id": "stub", "usage": {"output_tokens": words}}),
+    ]
+
+
+def _data(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def whole(status: int, body: bytes, *, encoding: str | None = None) -> bytes:
+    """A whole HTTP answer."""
+    extra = f"Content-Encoding: {encoding}\r\n" if encoding else ""
+    head = f"HTTP/1.1 {status} Stub\r\nContent-Type: application/json\r\n{extra}Content-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def _read_request(stream: trio.SocketStream, buffer: bytearray) -> Asked | None:
+    while (end := buffer.find(b"\r\n\r\n")) < 0:
+        data = await stream.receive_some()
+        if not data:
+            return None
+        buffer += data
+    first, *lines = buffer[:end].decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    method, path, _ = first.split(" ")
+    length = end + 4 + int(headers.get("content-length", "0"))
+    while len(buffer) < length:
+        data = await stream.receive_some()
+        if not data:
+            return None
+        buffer += data
+    body = bytes(buffer[end + 4 : length])
+    del buffer[:length]
+    return Asked(method, path, headers, body)
+
+
+# As a command ----------------------------------------------------------------------------------------
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def _main(options: argparse.Namespace) -> None:
+    server = StubServer()
+    server.healthy = options.healthy_after <= 0
+    server.seats = 4 if options.fairlead else None
+    say(f"stub on port {options.port}, process {os.getpid()}")
+    if options.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, options.port)
+        if not server.healthy:
+            await trio.sleep(options.healthy_after)
+            server.healthy = True
+        await trio.sleep(options.exit_after)
+        say("stub ends, as it was told")
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--healthy-after", type=float, default=0)
+    parser.add_argument("--exit-after", type=float, default=float("inf"))
+    parser.add_argument("--fairlead", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    trio.run(_main, parser.parse_args())

@@ -1,0 +1,203 @@
+"""A server that a command starts: loaded, used, stopped, and gone without a trace."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.config import CommandConfig, FiltersConfig
+from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.nodes.command_node import CommandNode
+from nodes.listening import Collected, Listening, generated, relayed_job
+from nodes.stub_server import text
+
+STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
+
+
+def command(*options, **settings):
+    """A stub as a command on a free port."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    given = {
+        "cmd": (*STUB, str(port), *options),
+        "proxy": f"http://127.0.0.1:{port}",
+        "unload_timeout_s": 5.0,
+    }
+    return CommandConfig(name="m", **(given | settings))
+
+
+def sleeping(**settings):
+    """A command that serves nothing and is never asked."""
+    return command(cmd=("sleep", "1000"), check_endpoint="none", **settings)
+
+
+def is_free(url):
+    """Whether nobody listens there."""
+    with socket.socket() as visitor:
+        return bool(visitor.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))))
+
+
+async def test_it_loads_serves_and_stops():
+    listener, progress = Listening(), []
+    node = CommandNode(
+        command(
+            use_model_name="own-name", filters=FiltersConfig(strip_params=("seed",)), concurrency_limit=3
+        ),
+        listener,
+        on_progress=lambda fraction, stage: progress.append((fraction, stage)),
+    )
+    assert "stopped" == node.status().state
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        assert node.is_ready
+        assert [("up", "command:m", 3)] == listener.reports
+        got = await generated(node, relayed_job(seed=5))
+        assert text() == got.text()
+        assert node.status().output[0].endswith(f"process {node.pid}")
+        nursery.cancel_scope.cancel()
+    assert [("up", "command:m", 3), ("down", "command:m")] == listener.reports
+    assert "stopped" == node.status().state
+    assert not Path(f"/proc/{node.pid}").exists()
+    assert is_free(node._config.proxy)
+    assert (1.0, "ready") == progress[-1]
+    assert sorted(progress) == progress
+
+
+async def test_it_is_ready_only_when_its_server_says_so():
+    node = CommandNode(command("--healthy-after", "0.3"), Listening())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        with trio.fail_after(10):
+            while not node.status().output:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert "loading" == node.status().state
+        with pytest.raises(NodeFailed, match="is down"):
+            async with node.generate(relayed_job(), Collected()):
+                pass
+        with trio.fail_after(10):
+            while not node.is_ready:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def _fails(node) -> FairleadError:
+    """What the node's life ends with."""
+    with trio.fail_after(20):
+        try:
+            await node.run()
+        except FairleadError as error:
+            return error
+    raise AssertionError("it did not fail")
+
+
+async def test_one_that_ends_while_loading_says_its_last_words():
+    listener = Listening()
+    script = "import sys\nfor n in range(30): print('line', n)\nsys.exit('no such file: model.gguf')"
+    error = await _fails(CommandNode(command(cmd=(sys.executable, "-c", script)), listener))
+    assert isinstance(error, LoadFailed)
+    assert error.message.startswith("m ended with exit status 1 while loading\nline 21\n")
+    assert error.message.endswith("no such file: model.gguf")
+    assert [] == listener.reports
+
+
+async def test_one_that_never_answers_has_so_much_time():
+    node = CommandNode(command("--healthy-after", "100", health_check_timeout_s=1.0), Listening())
+    error = await _fails(node)
+    assert isinstance(error, LoadFailed)
+    assert error.message.startswith("m did not answer /health within 1 s\nstub on port")
+    assert not Path(f"/proc/{node.pid}").exists()
+    assert is_free(node._config.proxy)
+
+
+async def test_one_that_cannot_be_started_says_why():
+    error = await _fails(CommandNode(command(cmd=("/no/such/program",)), Listening()))
+    assert isinstance(error, LoadFailed)
+    assert "m cannot be started" in error.message
+
+
+async def test_one_that_dies_takes_its_jobs_along_and_tells_the_listener_first():
+    listener, order, errors = Listening(), [], []
+
+    class Failing(Collected):
+        def fail(self, error):
+            order.append([report[0] for report in listener.reports])
+            super().fail(error)
+
+    node = CommandNode(command(), listener)
+
+    async def live(task_status):
+        try:
+            await node.run(task_status=task_status)
+        except NodeFailed as error:
+            errors.append(error)
+
+    into = Failing()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(live)
+        async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
+            await into.first.wait()
+            import os
+            import signal
+
+            os.kill(node.pid, signal.SIGKILL)
+            await into.over.wait()
+    assert isinstance(into.error, NodeFailed)
+    assert [["up", "down"]] == order or "broke off" in into.error.message
+    assert ["up", "down"] == [report[0] for report in listener.reports]
+    assert errors[0].message.startswith("m was killed by SIGKILL\n")
+
+
+async def test_one_that_is_stopped_fails_its_jobs_before_its_process_is_asked_to_end():
+    listener = Listening()
+    node = CommandNode(command("--ignore-sigterm", unload_timeout_s=0.3), listener)
+    into = Collected()
+    life = trio.CancelScope()
+
+    async def live(task_status):
+        with life:
+            await node.run(task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(live)
+        async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
+            await into.first.wait()
+            life.cancel()
+            await into.over.wait()
+            assert Path(f"/proc/{node.pid}").exists()
+    assert isinstance(into.error, NodeFailed)
+    assert not Path(f"/proc/{node.pid}").exists()
+
+
+async def test_one_that_is_never_asked_is_ready_at_once():
+    listener = Listening()
+    node = CommandNode(sleeping(), listener)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        assert node.is_ready
+        nursery.cancel_scope.cancel()
+    assert ["up", "down"] == [report[0] for report in listener.reports]
+
+
+def _open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
+    async def one_life(number):
+        node = CommandNode(sleeping(), Listening())
+        with trio.move_on_after(0.0005 * (number % 4)) if number % 3 else trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.run)
+                scope.cancel()
+        assert "stopped" == node.status().state
+        assert node.pid is None or not Path(f"/proc/{node.pid}").exists()
+        return node.pid is not None
+
+    await one_life(0)
+    before = _open_files()
+    started = [await one_life(number) for number in range(200)]
+    assert sum(started) > 60
+    assert before == _open_files()

@@ -1,0 +1,201 @@
+"""Events, however they are cut into reads, and what they say in each dialect."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.nodes.event_splitter import EventSplitter, split_events
+from fairlead.nodes.events import (
+    DONE,
+    NOTHING,
+    UNKNOWN,
+    read_event,
+    read_plain,
+    read_usage,
+    without_beginning,
+)
+from nodes.stub_server import stream_events, text
+
+ENDS = ["\n\n", "\r\n\r\n", "\r\r"]
+
+lines = st.text(
+    st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"]), min_size=1, max_size=12
+)
+
+
+def said(document, line="data: "):
+    """An event with a document."""
+    return f"{line}{json.dumps(document)}\n\n".encode()
+
+
+@given(
+    events=st.lists(st.tuples(lines, st.sampled_from(ENDS)), max_size=8),
+    rest=st.sampled_from(["", "data: half"]),
+    places=st.lists(st.integers(0, 200), max_size=8),
+)
+@settings(deadline=None)
+def test_events_are_whole_however_they_come(events, rest, places):
+    whole = [(line + end).encode() for line, end in events]
+    stream = b"".join(whole) + rest.encode()
+    ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
+    splitter = EventSplitter(1000)
+    got = []
+    for start, end in pairwise(ends):
+        got += split_events(splitter.feed(stream[start:end]))
+    assert stream == b"".join(got) + bytes(splitter._rest)
+    assert bool(rest) == splitter.has_rest
+    assert len(whole) == len(got)
+    assert [event.strip() for event in whole] == [event.strip() for event in got]
+
+
+def test_an_event_that_grows_too_long_is_refused():
+    splitter = EventSplitter(100)
+    assert b"" == splitter.feed(b"data: " + b"x" * 90)
+    with pytest.raises(OverflowError, match="more than 100 bytes"):
+        splitter.feed(b"x" * 10)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_says_its_text_and_how_it_ended(path):
+    events = [read_event(event) for event in stream_events(path, {}, 8, 1)]
+    assert text() == "".join(event.text for event in events)
+    assert events[-1].is_end
+    assert 1 == sum(event.finished is not None for event in events)
+    assert not any(event.is_beginning for event in events[2:-4])
+    assert all(event.is_known for event in events)
+
+
+@pytest.mark.parametrize(
+    ("event", "meaning"),
+    [
+        (b": queued position=3\n\n", NOTHING),
+        (b"event: x\nid: 3\n\n", NOTHING),
+        (b"data: [DONE]\n\n", DONE),
+        (b"data:[DONE]\r\n\r\n", DONE),
+        (b"data: {half\n\n", UNKNOWN),
+        (b"data: 5\n\n", UNKNOWN),
+        (b'data: {"some": "thing"}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', UNKNOWN),
+        (b"data: \xff\n\n", UNKNOWN),
+    ],
+)
+def test_what_says_nothing_is_told_from_what_cannot_be_read(event, meaning):
+    assert meaning == read_event(event)
+
+
+@pytest.mark.parametrize(
+    ("delta", "says"),
+    [
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm"}, "hm"),
+        ({"reasoning_content": "hm", "reasoning": "hm"}, "hm"),
+        ({"refusal": "no"}, "no"),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, "f"),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]}, '{"a"'),
+        ({"content": None, "role": "assistant"}, ""),
+    ],
+)
+def test_everything_that_is_generated_counts_as_text(delta, says):
+    event = said({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
+    assert says == read_event(event).text
+    assert 2 == read_event(event).index
+    assert (not says) == read_event(event).is_beginning
+
+
+def test_an_event_of_several_lines_is_read():
+    event = b'event: x\r\ndata: {"choices":\r\ndata: [{"text": "a"}]}\r\n\r\n'
+    assert "a" == read_event(event).text
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"error": {"message": "no", "code": 5}}, "no"),
+        ({"error": "no"}, "no"),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "no"}}, "no"),
+        ({"type": "error", "code": "x", "message": "no"}, "no"),
+    ],
+)
+def test_an_error_is_heard(event, message):
+    assert message == read_event(said(event)).error
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b'{"usage": {"completion_tokens": 5}}', 5),
+        (b'{"usage": {"output_tokens": 6}}', 6),
+        (b'{"usage": null}', 0),
+        (b'{"usage": 5}', 0),
+        (b"[]", 0),
+    ],
+)
+def test_a_whole_answer_says_what_it_used(body, tokens):
+    assert tokens == read_usage(body)
+
+
+def test_a_whole_answer_that_is_cut_is_no_json():
+    with pytest.raises(ValueError, match="no JSON"):
+        read_usage(b'{"usage": ')
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"id": 1, "choices": [{"index": 0, "delta": {"content": "hello"}, "odd": 1.50}], "u": None},
+        {"choices": [{"index": 0, "text": "hello"}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "hello"}}]}}]},
+        {"type": "response.output_text.delta", "delta": "hello"},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hello"}},
+    ],
+)
+def test_an_event_can_lose_its_beginning_and_nothing_else(document):
+    event = b"event: e\n" + said(document)
+    cut = without_beginning(event, "lo")
+    assert cut.startswith(b"event: e\ndata: ")
+    assert "lo" == read_event(cut).text
+    assert json.dumps(document).replace('"hello"', '"lo"') == json.dumps(json.loads(cut.split(b"data: ")[1]))
+
+
+def test_an_event_that_says_it_in_pieces_cannot_be_cut():
+    event = said({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
+    with pytest.raises(ValueError, match="several pieces"):
+        without_beginning(event, "lo")
+
+
+def chunk(content, index=0, **more):
+    """A chat chunk."""
+    choice = {"index": index, "delta": {"content": content}, "finish_reason": None}
+    return said({"choices": [{**choice, **more.pop("choice", {})}], **more})
+
+
+def test_events_that_are_nothing_but_text_are_read_at_once():
+    assert (0, ["a", "\n\ndata: "]) == read_plain(chunk("a") + chunk("\n\ndata: "))
+    assert (3, ["x"]) == read_plain(said({"choices": [{"index": 3, "text": "x"}]}))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        b"",
+        chunk("a") + chunk("b", 1),
+        chunk("a") + chunk(""),
+        chunk("a") + chunk("b", choice={"finish_reason": "stop"}),
+        chunk("a") + chunk("b", usage={"completion_tokens": 3}),
+        chunk("a") + chunk("b", error={"message": "x"}),
+        chunk("a") + chunk(None, choice={"delta": {"tool_calls": [{"index": 0}]}}),
+        chunk("a") + said({"choices": []}),
+        chunk("a") + b": comment\n\n",
+        chunk("a") + b"data: [DONE]\n\n",
+        chunk("a").replace(b"\n\n", b"\r\n\r\n"),
+        chunk("a").replace(b"data: ", b"data:"),
+        chunk("a")[:-2] + b"," + chunk("b")[6:],
+        b"data: {broken}\n\n",
+        b"event: x\n" + chunk("a"),
+    ],
+)
+def test_all_others_are_read_one_by_one(events):
+    assert read_plain(events) is None

@@ -1,0 +1,178 @@
+"""The breaker against a plain account of its rules, the account against mutants, and the probes' clock."""
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead.config import HealthConfig
+from fairlead.nodes.health import Breaker, watch
+
+LIMIT = 3
+
+# (whether it was a probe, whether it went well)
+stories = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
+
+
+def account(story, limit):
+    """The changes that a story makes, from the whole story each time instead of from counts."""
+    changes = []
+    since_up = None  # what happened since the breaker closed; None while it is open
+    burnt = False  # whether requests opened it last, and none has gone well since
+    probes = []
+    for is_probe, well in story:
+        change = None
+        probes += [well] if is_probe else []
+        if since_up is None:
+            if is_probe and well:
+                since_up, change = [], "up"
+        else:
+            since_up.append((is_probe, well))
+            requests = [went for probe, went in since_up if not probe]
+            if not is_probe and well:
+                burnt = False
+            if is_probe and probes[-limit:] == [False] * limit:
+                change = "down"
+            elif not is_probe and not well and (burnt or requests[-limit:] == [False] * limit):
+                change, burnt = "down", True
+            if change == "down":
+                since_up = None
+        changes.append(change)
+    return changes
+
+
+def told(breaker, story):
+    """The changes that the breaker reports."""
+    return [
+        breaker.probed(well=well) if is_probe else breaker.requested(well=well) for is_probe, well in story
+    ]
+
+
+@given(story=stories, limit=st.integers(1, 4))
+@settings(max_examples=400, deadline=None)
+def test_the_breaker_does_what_its_rules_say(story, limit):
+    breaker = Breaker(limit)
+    changes = told(breaker, story)
+    assert account(story, limit) == changes
+    assert breaker.is_up == ("up" == ([change for change in changes if change] or ["down"])[-1])
+
+
+class _StartsClosed(Breaker):
+    def __init__(self, failures):
+        super().__init__(failures)
+        self._is_up = True
+
+
+class _NeverForgetsRequests(Breaker):
+    def requested(self, *, well):
+        return None if well else super().requested(well=False)
+
+
+class _NeverForgetsProbes(Breaker):
+    def probed(self, *, well):
+        missed = self._probes
+        change = super().probed(well=well)
+        self._probes += missed if well else 0
+        return change
+
+
+class _ProbesForgiveRequests(Breaker):
+    def probed(self, *, well):
+        if well:
+            self._requests = 0
+        return super().probed(well=well)
+
+
+class _NoProbation(Breaker):
+    def requested(self, *, well):
+        self._on_probation = False
+        return super().requested(well=well)
+
+
+class _RequestsClose(Breaker):
+    def requested(self, *, well):
+        if well and not self.is_up:
+            return self.probed(well=True)
+        return super().requested(well=well)
+
+
+class _OneTooMany(Breaker):
+    def __init__(self, failures):
+        super().__init__(failures + 1)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        _StartsClosed,
+        _NeverForgetsRequests,
+        _NeverForgetsProbes,
+        _ProbesForgiveRequests,
+        _NoProbation,
+        _RequestsClose,
+        _OneTooMany,
+    ],
+)
+def test_a_breaker_that_breaks_a_rule_is_caught(mutant):
+    @given(story=stories)
+    @settings(
+        max_examples=2000,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(story):
+        assert account(story, LIMIT) == told(mutant(LIMIT), story)
+
+    with pytest.raises(AssertionError):
+        check()
+
+
+async def _watched(autojump_clock, probe, seconds, **config):
+    """What was reported, and when, in seconds from the start."""
+    began = trio.current_time()
+    reports = []
+    with trio.move_on_after(seconds):
+        await watch(
+            probe,
+            lambda well: reports.append((round(trio.current_time() - began, 3), well)),
+            HealthConfig(**{"interval_s": 5.0, "timeout_s": 2.0, **config}),
+        )
+    return reports
+
+
+async def test_it_probes_at_once_and_then_every_interval(autojump_clock):
+    async def probe():
+        await trio.sleep(0.5)
+        return True
+
+    assert [(0.5, True), (5.5, True), (10.5, True)] == await _watched(autojump_clock, probe, 12)
+
+
+async def test_a_probe_that_takes_too_long_is_a_failure(autojump_clock):
+    assert [(2.0, False), (7.0, False)] == await _watched(autojump_clock, trio.sleep_forever, 9)
+
+
+async def test_a_probe_that_takes_longer_than_the_interval_delays_the_next(autojump_clock):
+    reports = await _watched(autojump_clock, trio.sleep_forever, 18, timeout_s=8.0)
+    assert [(8.0, False), (16.0, False)] == reports
+
+
+async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump_clock):
+    breaker = Breaker(3)
+    changes = []
+
+    async def probe():
+        if trio.current_time() - began > 11:
+            await trio.sleep_forever()
+        return True
+
+    def report(well):
+        if change := breaker.probed(well=well):
+            changes.append((change, round(trio.current_time() - began, 3)))
+
+    began = trio.current_time()
+    with trio.move_on_after(60):
+        await watch(probe, report, HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0))
+    assert [("up", 0.0), ("down", 27.0)] == changes

@@ -1,0 +1,194 @@
+"""Answers pass as they came, in every dialect, and what must be known of them is known."""
+
+import json
+
+import pytest
+
+from fairlead.config import FiltersConfig
+from fairlead.errors import InvalidRequest, NodeFailed
+from fairlead.nodes.relay import _Stream, rewritten
+from nodes.listening import CHAT, Collected, generated, ready_node, relayed_job, stub
+from nodes.stub_server import stream_events, text, whole_answer
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("how", ["well", "close"])
+async def test_every_byte_of_a_stream_arrives_in_order(path, how):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(path, stub={"how": how}))
+    document = {"model": "m"}
+    assert b"".join(stream_events(path, document, 8, 1)) == got.raw
+    assert text() == got.text()
+    assert "stop" == got.deltas[-1].finish_reason
+    assert 8 == got.tokens
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("how", ["well", "close"])
+async def test_a_whole_answer_arrives_with_members_that_nobody_knows(path, how):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(path, stream=False, stub={"how": how}))
+    assert whole_answer(path, {"model": "m"}, 8) == json.loads(got.raw)
+    assert (0 if path == "/v1/embeddings" else 8) == got.tokens
+
+
+async def test_all_that_comes_in_one_read_is_one_delta():
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"at_once": True, "words": 500}))
+    assert text(500) == got.text()
+    assert len(got.deltas) < 20
+    assert 500 == got.tokens
+
+
+async def test_the_choices_of_one_job_are_told_apart_and_the_end_belongs_to_none():
+    job = relayed_job(n=3, stream_options={"include_usage": True})
+    async with stub() as server:
+        got = await generated(ready_node(server), job)
+    assert [text()] * 3 == [got.text(index) for index in range(3)]
+    assert {0, 1, 2, 3} == {delta.index for delta in got.deltas}
+    assert got.raw.endswith(b"data: [DONE]\n\n")
+    assert 24 == got.tokens
+    ends = [delta for delta in got.deltas if delta.index == 3]
+    assert b"usage" in ends[0].raw[0]
+    assert {0, 1, 2} == {delta.index for delta in got.deltas if delta.finish_reason}
+
+
+async def test_a_merged_reading_of_several_choices_ends_with_the_end():
+    from fairlead.nodes.deltas import Deltas
+
+    job = relayed_job(n=3, stream_options={"include_usage": True})
+    deltas = Deltas(job.sequences)
+    async with stub() as server, ready_node(server).generate(job, deltas):
+        await deltas.ended()
+        taken = await deltas.take()
+    raw = b"".join(piece for delta in taken for piece in delta.raw)
+    assert raw.endswith(b"data: [DONE]\n\n")
+    assert raw.index(b"completion_tokens") > max(raw.rindex(b'"index": %d' % index) for index in range(3))
+
+
+async def test_the_beginning_waits_for_something_to_say():
+    into = Collected()
+    job = relayed_job(stub={"how": "stall", "after": 1})  # the role is there, and no word
+    async with stub() as server, ready_node(server).generate(job, into):
+        while not server.jobs:
+            await _a_moment()
+        await _a_moment()
+        assert [] == into.deltas
+
+
+async def test_the_server_counts_tokens_better_than_events():
+    job = relayed_job(stream_options={"include_usage": True}, stub={"chunk_words": 4})
+    async with stub() as server:
+        got = await generated(ready_node(server), job)
+    assert 8 == got.tokens
+
+
+async def test_a_stream_without_an_end_mark_is_whole_when_every_choice_has_ended():
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "no_done"}))
+    assert got.error is None
+    assert [text(), text()] == [got.text(0), got.text(1)]
+
+
+async def test_a_stream_with_an_end_mark_is_whole_though_no_choice_has_said_so():
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "unfinished"}))
+    assert got.error is None
+    assert {0, 1} == {delta.index for delta in got.deltas if delta.finish_reason}
+
+
+async def test_the_request_is_the_clients_but_for_the_model():
+    async with stub() as server:
+        node = ready_node(server, names={"m": "org/Other-7B"}, api_key="sk-secret")
+        job = relayed_job(request_id="abc", seed=2**70, temperature=1e-7, tools=[{"x": "ü"}])
+        await generated(node, job)
+        asked = server.jobs[0]
+    assert CHAT == asked.path
+    assert "Bearer sk-secret" == asked.headers["authorization"]
+    assert "abc" == asked.headers["x-request-id"]
+    assert f"127.0.0.1:{server.port}" == asked.headers["host"]
+    assert job.relay is not None
+    assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == asked.body
+
+
+def test_rewriting_keeps_every_value_as_it_was_written():
+    body = b'{ "a": 1.0e2, "model" :"x", "deep": {"model": "y",  "z":[1 ,2]}, "big": 1234567890123456789012}'
+    same = b'{"a":1.0e2,"model":"n\\"","deep":{"model": "y",  "z":[1 ,2]},"big":1234567890123456789012}'
+    assert same == rewritten(body, 'n"')
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"x"', b"{", b"", b"\xff"])
+def test_rewriting_refuses_what_is_no_object(body):
+    with pytest.raises(InvalidRequest):
+        rewritten(body, "m")
+
+
+def test_filters_take_out_put_in_and_know_the_clients_name():
+    filters = FiltersConfig(
+        strip_params=("temperature", "model", "absent"),
+        set_params={"top_p": 0.5, "model": "never"},
+        set_params_by_id={"m:high": {"effort": "high"}, "m:low": {"effort": "low"}},
+    )
+    body = b'{"model":"m:high","temperature":1,"top_p":1}'
+    assert {"model": "own", "top_p": 0.5, "effort": "high"} == json.loads(rewritten(body, "own", filters))
+
+
+async def test_a_job_that_no_client_wrote_is_refused():
+    from fake_nodes import job
+
+    async with stub() as server:
+        with pytest.raises(NodeFailed, match="as clients write them"):
+            async with ready_node(server).generate(job(), Collected()):
+                pass
+
+
+async def _a_moment() -> None:
+    import trio
+
+    await trio.sleep(0.02)
+
+
+class _Read:
+    """An answer that comes in these reads."""
+
+    def __init__(self, *reads):
+        self._reads = list(reads)
+
+    async def read(self):
+        return self._reads.pop(0) if self._reads else b""
+
+
+def _chunk(index, content, finish_reason=None):
+    choice = {"index": index, "delta": {"content": content}, "finish_reason": finish_reason}
+    return b"data: %s\n\n" % json.dumps({"choices": [choice]}).encode()
+
+
+@pytest.mark.parametrize("reads_one_by_one", [True, False])
+@pytest.mark.parametrize("choices", [1, 2, 3])
+async def test_choices_that_end_apart_and_more_of_them_than_were_told(choices, reads_one_by_one):
+    from fairlead.nodes.deltas import Deltas
+
+    odd = b'data: {"choices": [], "odd": 1}\n\n'
+    events = [
+        _chunk(0, "a"),
+        _chunk(1, "x"),
+        _chunk(0, "", "length"),
+        odd,
+        _chunk(0, "", "length"),
+        _chunk(1, "y"),
+        _chunk(1, "", "stop"),
+        b"data: [DONE]\n\n",
+    ]
+    deltas = Deltas(choices)
+    reads = events if reads_one_by_one else [b"".join(events)]
+    await _Stream("stub", choices, deltas).run(_Read(*reads))
+    await deltas.ended()
+    taken = await deltas.take()
+    raw = b"".join(piece for delta in taken for piece in delta.raw)
+    assert sorted(events) == sorted(raw.replace(b"\n\n", b"\n\n|").split(b"|")[:-1])
+    assert raw.endswith(b"data: [DONE]\n\n")
+    assert [] == await deltas.take()
+    if choices == 2:
+        assert {0: "length", 1: "stop"} == {
+            delta.index: delta.finish_reason for delta in taken if delta.finish_reason
+        }

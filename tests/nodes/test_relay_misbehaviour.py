@@ -1,0 +1,191 @@
+"""A server that misbehaves costs its job, with an error that says what happened, and nothing else."""
+
+import pytest
+import trio
+
+from fairlead.errors import NodeFailed, NodeFull, NodeRefused
+from fairlead.nodes import relay
+from fairlead.nodes.upstream import UpstreamFailed
+from nodes.listening import Collected, generated, ready_node, relayed_job, stub
+from nodes.stub_server import text, word
+
+SICK = [
+    ("gone", 0, "closed the connection unanswered"),
+    ("reset", 0, "reset|closed the connection"),
+    ("garbage", 0, "sent no HTTP"),
+    ("reset", 4, "reset by peer|broke off"),
+    ("end", 4, "ended a stream before its end"),
+    ("half", 4, "ended a stream before its end"),
+    ("broken", 4, "broke off in the middle of an answer"),
+    ("bad_chunk", 4, "a chunk without a size|broke off"),
+    ("status", 502, "answered 502"),
+    ("status", 503, "answered 503"),
+]
+WELL_BUT_USELESS = [
+    ("status", 500, "answered 500: .*status 500"),
+    ("status", 401, "does not know our key"),
+    ("status", 302, "answered 302"),
+    ("error", 4, "failed: out of order"),
+    ("kind", 0, "answered with text/html"),
+]
+
+
+@pytest.mark.parametrize(("how", "after", "says"), SICK)
+async def test_a_stream_that_breaks_fails_its_job_and_counts_against_the_node(how, after, says):
+    async with stub() as server:
+        node = ready_node(server)
+        got = await generated(node, relayed_job(stub={"how": how, "after": after}))
+        assert 0 == node.status().busy
+    assert isinstance(got.error, UpstreamFailed)
+    with pytest.raises(NodeFailed, match=says):
+        raise got.error
+
+
+@pytest.mark.parametrize(("how", "after", "says"), WELL_BUT_USELESS)
+async def test_a_bad_answer_fails_its_job_and_says_nothing_of_the_nodes_health(how, after, says):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert isinstance(got.error, NodeFailed)
+    assert not isinstance(got.error, UpstreamFailed)
+    with pytest.raises(NodeFailed, match=says):
+        raise got.error
+
+
+@pytest.mark.parametrize("how", ["end", "half", "broken", "reset", "bad_chunk", "error"])
+@pytest.mark.parametrize("after", [3, 5])
+async def test_what_came_before_the_break_arrives_before_the_error(how, after):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert got.error is not None
+    assert text(after - 1) == got.text()  # the first event is the role's
+    assert got.raw.count(b"data:") == after
+
+
+@pytest.mark.parametrize("how", ["half", "broken", "end"])
+async def test_a_whole_answer_that_is_cut_is_never_seen(how):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": how}))
+    assert [] == got.deltas
+    assert isinstance(got.error, UpstreamFailed)
+
+
+async def test_an_encoding_that_nobody_asked_for_is_refused():
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": "gzip"}))
+    assert [] == got.deltas
+    assert isinstance(got.error, NodeFailed)
+
+
+async def test_a_full_node_says_so_and_keeps_its_connection():
+    async with stub() as server:
+        node = ready_node(server)
+        for _ in range(3):
+            got = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
+            assert isinstance(got.error, NodeFull)
+        assert 1 == node.status().connections.opened
+        assert node.status().is_up
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_a_clients_mistake_comes_back_in_the_servers_words(status):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))
+    assert isinstance(got.error, NodeRefused)
+    assert status == got.error.status
+    assert b'{"error": {"message": "status %d", "code": "of the stub"}}' % status == got.error.body
+    assert "application/json" == got.error.content_type
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+async def test_a_server_that_falls_silent_is_not_waited_for(after, autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, between_bytes_s=7.0)
+        began = trio.current_time()
+        got = await generated(node, relayed_job(stub={"how": "stall", "after": after}))
+        assert pytest.approx(7.0, abs=0.5) == trio.current_time() - began
+    assert isinstance(got.error, UpstreamFailed)
+    assert "fell silent" in got.error.message
+    assert text(max(0, after - 1)) == got.text()
+
+
+async def test_the_time_between_bytes_runs_anew_with_each(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, between_bytes_s=7.0)
+        got = await generated(node, relayed_job(stub={"delay_s": 6.0}))
+    assert got.error is None
+    assert text() == got.text()
+
+
+async def test_a_server_that_never_answers_is_not_waited_for(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, first_byte_s=30.0)
+        began = trio.current_time()
+        got = await generated(node, relayed_job(stub={"how": "silent"}))
+        assert pytest.approx(30.0, abs=0.5) == trio.current_time() - began
+    assert isinstance(got.error, UpstreamFailed)
+    assert "did not answer in time" in got.error.message
+
+
+async def test_a_server_that_is_not_there_is_named_with_the_reason():
+    async with stub() as server:
+        node = ready_node(server)
+        server.port = 0
+    got = await generated(node, relayed_job())
+    assert isinstance(got.error, UpstreamFailed)
+    assert "stub cannot be reached: Connection refused" in got.error.message
+
+
+async def test_an_answer_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(relay, "ANSWER_BYTES", 1_000_000)
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
+    assert isinstance(got.error, NodeFailed)
+    assert "more than 1000000 bytes" in got.error.message
+    assert len(got.raw) < 2_000_000
+
+
+async def test_an_event_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(relay, "EVENT_BYTES", 1000)
+    long = {"chunk_words": 1000, "words": 1000}
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub=long | {"how": "half", "after": 1}))
+    assert isinstance(got.error, NodeFailed)
+    assert "an event of more than 1000 bytes" in got.error.message
+
+
+async def test_three_failures_take_the_node_out_and_fail_what_it_runs():
+    from fairlead.config import HealthConfig
+    from fairlead.nodes.remote_node import RemoteNode
+    from nodes.listening import Listening, upstream_of
+
+    listener = Listening()
+    async with stub() as server:
+        node = RemoteNode(
+            "stub", upstream_of(server), listener, names={"m": "m"}, seats=4, health=HealthConfig()
+        )
+        node.came_up()
+        running = Collected()
+        async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), running):
+            await running.first.wait()
+            for _ in range(3):
+                await generated(node, relayed_job(stub={"how": "gone"}))
+            await running.over.wait()
+        assert isinstance(running.error, NodeFailed)
+        assert [("up", "stub", 4), ("down", "stub")] == listener.reports
+        with pytest.raises(NodeFailed, match="is down"):
+            async with node.generate(relayed_job(), Collected()):
+                pass
+
+
+async def test_a_job_that_fails_leaves_the_others_alone():
+    async with stub() as server:
+        node = ready_node(server)
+        good = Collected()
+        async with node.generate(relayed_job(stub={"delay_s": 0.01}), good):
+            await generated(node, relayed_job(stub={"how": "reset", "after": 2}))
+            await good.over.wait()
+    assert word(7) in good.text()
+    assert good.error is None

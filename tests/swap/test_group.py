@@ -1,0 +1,52 @@
+"""Groups decide as llama-swap's documentation says."""
+
+import pytest
+
+from fairlead.swap.group import Group, GroupPolicy
+
+
+def test_members_of_a_swapping_group_take_turns() -> None:
+    policy = GroupPolicy({"one": Group(("a", "b"))})
+
+    assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
+
+
+def test_members_of_a_group_that_does_not_swap_run_together() -> None:
+    policy = GroupPolicy({"one": Group(("a", "b"), swap=False)})
+
+    assert frozenset() == policy.eviction_for("b", ["a"])
+
+
+def test_an_exclusive_group_turns_out_all_other_groups() -> None:
+    policy = GroupPolicy({"one": Group(("a",)), "two": Group(("b", "c"), swap=False)})
+
+    assert frozenset({"b", "c"}) == policy.eviction_for("a", ["b", "c"])
+
+
+def test_a_group_that_is_not_exclusive_leaves_the_others_alone() -> None:
+    policy = GroupPolicy({"one": Group(("a",), exclusive=False), "two": Group(("b", "c"), swap=False)})
+
+    assert frozenset() == policy.eviction_for("a", ["b", "c"])
+
+
+def test_nobody_turns_out_a_persistent_group() -> None:
+    policy = GroupPolicy({"one": Group(("a",)), "always": Group(("b",), persistent=True)})
+
+    assert frozenset() == policy.eviction_for("a", ["b"])
+
+
+def test_members_of_a_persistent_group_still_swap_with_each_other() -> None:
+    policy = GroupPolicy({"always": Group(("a", "b"), persistent=True)})
+
+    assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
+
+
+def test_models_of_no_group_run_one_at_a_time_and_turn_out_groups() -> None:
+    policy = GroupPolicy({"one": Group(("a",))})
+
+    assert frozenset({"a", "x"}) == policy.eviction_for("y", ["a", "x"])
+
+
+def test_a_model_is_in_one_group_only() -> None:
+    with pytest.raises(ValueError, match="a is in another group"):
+        GroupPolicy({"one": Group(("a",)), "two": Group(("a",))})

@@ -1,0 +1,381 @@
+"""A llama-swap configuration means here what it means there."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import msgspec
+import pytest
+
+from fairlead.config import (
+    Config,
+    FiltersConfig,
+    GroupSwap,
+    KeepSwap,
+    LruSwap,
+    MatrixSwap,
+    NodeConfig,
+    TimeoutsConfig,
+)
+from fairlead.configfile import ConfigFileError, Reading, read_config
+from fairlead.swap.group import GroupPolicy
+from fairlead.swap.llama_swap import policy_for
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.matrix import MatrixPolicy
+from fairlead.swap.policy import KeepEverything
+
+EXAMPLE = """\
+healthCheckTimeout: 300
+logLevel: debug
+logToStdout: both
+logTimeFormat: rfc3339
+metricsMaxInMemory: 50
+captureBuffer: 3
+store: {path: /tmp/x.sqlite}
+ui: {activity: {session_id: [X-Who]}}
+performance: {disabled: true, every: 15s}
+startPort: 9100
+sendLoadingState: false
+includeAliasesInList: true
+globalTTL: 30
+unloadTimeout: 20
+macros:
+  server: >
+    /opt/server --listen ${PORT}
+  depth: 4096
+  options: "--depth ${depth}"
+  store: "${env.STORE}/models"
+apiKeys: ["key-1", "${env.SECRET}"]
+models:
+  zeta:
+    macros: {depth: 16384, heat: 0.7, calm: true}
+    cmd: |
+      # the ${server} of everybody
+      ${server} \\
+      --file ${store}/zeta.gguf
+      # --not-this ${nobody}
+      ${options} --names '{"a b": 1}'
+    name: Zeta the Great
+    description: on ${PORT}
+    env: ["GPU=0,1", "EMPTY="]
+    checkEndpoint: /ready
+    ttl: 60
+    unloadTimeout: 5
+    useModelName: vendor/zeta
+    filters:
+      strip_params: "model, top_k, top_p, top_k"
+      setParams: {temperature: "${heat}", model: other}
+      setParamsByID:
+        "${MODEL_ID}": {effort: low}
+        "${MODEL_ID}:high": {effort: high, model: x}
+    aliases: [z-4, zeta]
+    metadata:
+      port: ${PORT}
+      heat: ${heat}
+      list: ["${calm}", "at ${PORT} with ${heat}"]
+    concurrencyLimit: 0
+    sendLoadingState: false
+    timeouts: {connect: 3, keepalive: 0, responseHeader: 40, tlsHandshake: 5, idleConn: 9}
+    capabilities: {in: [text], tools: true}
+  alpha:
+    cmd: box run --name ${MODEL_ID} -p ${PORT}:80 image
+    cmdStop: box stop ${MODEL_ID} ${PID}
+    proxy: http://127.0.0.1:${PORT}
+    ttl: 0
+    concurrencyLimit: 4
+    unlisted: true
+  fixed:
+    cmd: server --listen 7777
+    proxy: http://127.0.0.1:7777/base
+    checkEndpoint: none
+    ttl: -1
+hooks: {on_startup: {preload: [z-4, nobody]}}
+routing:
+  router:
+    use: group
+    settings:
+      groups:
+        pair: {swap: false, exclusive: false, members: [zeta, alpha, missing]}
+        always: {persistent: true, members: [fixed]}
+      matrix: {vars: {z: nowhere}, sets: {one: "z & y"}}
+  scheduler: {use: fifo, settings: {fifo: {priority: {}}}}
+peers:
+  near: {proxy: http://10.0.0.9:8080, models: [m, shared, zeta]}
+  far:
+    proxy: https://far.example/api
+    apiKey: ${env.SECRET}
+    models: [vendor/m, shared]
+    timeouts: {connect: 1}
+    filters: {stripParams: temperature, setParams: {zdr: true}}
+"""
+ENVIRONMENT = {"STORE": "/srv", "SECRET": "s3cr:t #1".replace(" ", "_")}
+
+
+def reading(folder: Path, text: str) -> Reading:
+    path = folder / "config.yaml"
+    path.write_text(dedent(text))
+    return read_config(path, ENVIRONMENT)
+
+
+def refusals(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigFileError) as refused:
+        reading(folder, text)
+    return [f"{fault.key}: {fault.message}" for fault in refused.value.found]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Reading:
+    return reading(tmp_path_factory.mktemp("example"), EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def config(example) -> Config:
+    return example.config
+
+
+def test_commands_are_split_without_comments_after_macros_are_in(config):
+    zeta = config.models[0]
+    expected = [
+        "/opt/server",
+        "--listen",
+        "9101",
+        "--file",
+        "/srv/models/zeta.gguf",
+        "--depth",
+        "16384",
+        "--names",
+    ]
+    assert (*expected, '{"a b": 1}') == zeta.cmd
+
+
+def test_ports_go_to_those_who_ask_in_the_order_of_their_names(config):
+    assert ["http://localhost:9101", "http://127.0.0.1:9100", "http://127.0.0.1:7777/base"] == [
+        model.proxy for model in config.models
+    ]
+
+
+def test_the_process_is_left_for_whoever_stops_it(config):
+    assert ("box", "stop", "alpha", "${PID}") == config.models[1].cmd_stop
+
+
+def test_a_value_that_is_nothing_but_a_macro_takes_over_its_type(config):
+    expected = {"port": 9101, "heat": 0.7, "list": [True, "at 9101 with 0.7"]}
+    assert expected == config.models[0].metadata
+    assert "on 9101" == config.models[0].description
+
+
+def test_filters_leave_the_model_of_a_request_alone(config):
+    assert (
+        FiltersConfig(
+            strip_params=("top_k", "top_p"),
+            set_params={"temperature": 0.7},
+            set_params_by_id={"zeta": {"effort": "low"}, "zeta:high": {"effort": "high"}},
+        )
+        == config.models[0].filters
+    )
+
+
+def test_names_with_parameters_of_their_own_are_aliases(config):
+    assert ("z-4", "zeta:high") == config.models[0].aliases
+
+
+def test_what_the_file_says_of_all_models_holds_for_each_that_says_nothing(config):
+    assert [60.0, 0.0, 30.0] == [model.ttl_s for model in config.models]
+    assert [5.0, 20.0, 20.0] == [model.unload_timeout_s for model in config.models]
+    assert [300.0] * 3 == [model.health_check_timeout_s for model in config.models]
+    assert [1, 4, 1] == [model.concurrency_limit for model in config.models]
+    assert TimeoutsConfig(3.0, 40.0, idle_s=9.0) == config.models[0].timeouts
+    assert {"GPU": "0,1", "EMPTY": ""} == config.models[0].env
+    assert ("/ready", "none") == (config.models[0].check_endpoint, config.models[2].check_endpoint)
+    assert ("vendor/zeta", None) == (config.models[0].use_model_name, config.models[1].use_model_name)
+    assert [False, True, False] == [model.unlisted for model in config.models]
+
+
+def test_preloaded_models_are_known_by_their_aliases_too(config):
+    assert [True, False, False] == [model.preload for model in config.models]
+
+
+def test_keys_may_come_from_the_environment(config):
+    assert ["key-1", "s3cr:t_#1"] == [key.key for key in config.api_keys]
+
+
+def test_peers_models_go_by_full_names_and_by_their_own_where_nobody_else_has_them(config):
+    near, far = config.nodes
+    assert ("near/m", "near/shared", "near/zeta", "m") == near.models
+    assert {"near/m": "m", "near/shared": "shared", "near/zeta": "zeta"} == near.model_names
+    assert (
+        NodeConfig(
+            "far",
+            "https://far.example/api",
+            "s3cr:t_#1",
+            models=("far/vendor/m", "far/shared", "vendor/m"),
+            model_names={"far/vendor/m": "vendor/m", "far/shared": "shared"},
+            filters=FiltersConfig(("temperature",), {"zdr": True}),
+            timeouts=TimeoutsConfig(connect_s=1.0, first_byte_s=60.0),
+        )
+        == far
+    )
+
+
+def test_what_has_no_effect_is_named(example):
+    assert {
+        "logLevel",
+        "logToStdout",
+        "logTimeFormat",
+        "metricsMaxInMemory",
+        "captureBuffer",
+        "store",
+        "ui",
+        "performance",
+        "includeAliasesInList",
+        "models.zeta.name",
+        "models.zeta.description",
+        "models.zeta.metadata",
+        "models.zeta.capabilities",
+        "models.zeta.timeouts.keepalive",
+        "models.zeta.timeouts.tlsHandshake",
+        "hooks.on_startup.preload[1]",
+        "routing.router.settings.groups.pair.members[2]",
+        "routing.router.settings.matrix",
+        "routing.scheduler.use",
+    } == set(example.without_effect)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("profiles", "profiles: {p: {pins: {a: b}}}"),
+        ("selectors", "selectors: {s: {strategy: warm, targets: [a]}}"),
+        ("sendLoadingState", "sendLoadingState: true"),
+        ("upstream.ignorePaths", "upstream: {ignorePaths: ['x']}"),
+        ("models.a.sendLoadingState", "models: {a: {cmd: 'x ${PORT}', sendLoadingState: true}}"),
+        (
+            "models.a.compat.ignoreWebsockets",
+            "models: {a: {cmd: 'x ${PORT}', compat: {ignoreWebsockets: true}}}",
+        ),
+        (
+            "routing.scheduler.settings.fifo.priority",
+            "routing: {scheduler: {settings: {fifo: {priority: {a: 1}}}}}",
+        ),
+    ],
+)
+def test_what_would_be_missed_is_refused_by_name(tmp_path, key, text):
+    (refusal,) = refusals(tmp_path, text)
+    assert refusal.startswith(f"{key}: is not supported: ")
+
+
+def test_sections_that_ask_for_nothing_are_no_reason_to_refuse(tmp_path):
+    text = (
+        "profiles: {}\nselectors:\nupstream: {ignorePaths: []}\nmodels: {a: {cmd: 'x ${PORT}', compat: {}}}"
+    )
+    assert ["a"] == [model.name for model in reading(tmp_path, text).config.models]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("macros: {PORT: 1}", "macros.PORT: is not a name to give"),
+        ("macros: {'a b': 1}", "macros.a b: the name of a macro is of letters"),
+        (f"macros: {{{'a' * 64}: 1}}", "the name of a macro is of letters, digits, - and _, at most 63"),
+        ("macros: {a: [1]}", "macros.a: must be text, a number, true or false"),
+        ("macros: {a: 'x ${a}'}", "macros.a: refers to itself"),
+        ("macros: [a]", "macros: must be a mapping"),
+        ("host: ${nobody}", "host: there is no macro ${nobody}"),
+        ("macros: {a: '${b}', b: x}\nhost: ${a}", "host: there is no macro ${b}"),  # b is defined after a
+        ("models: {a: {cmd: 'x ${PORT} ${PID}'}}", "models.a.cmd: there is no macro ${PID}"),
+        ("models: {a: {cmd: x}}", "models.a.cmd: must use ${PORT}, or proxy must say where it answers"),
+        ("models: {a: {cmd: x, proxy: 'http://h:${PORT}'}}", "models.a.cmd: must use ${PORT}"),
+        (
+            "startPort: 65535\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}}",
+            "models.b.cmd: there is no port left",
+        ),
+        ("startPort: 0", "startPort: must be at least 1"),
+        ("models: {a: {cmd: '${PORT}', filters: {setParamsByID: {'${x}': {}}}}}", "there is no macro ${x}"),
+        (
+            "models: {a: {cmd: '${PORT}', filters: {setParamsByID: {'${MODEL_ID}': {}, a: {}}}}}",
+            "models.a.filters.setParamsByID.a: is a, which is given already",
+        ),
+        ("peers: {p: {proxy: 'http://h', models: []}}", "p.models: must be one name or more"),
+        ("peers: {p: {proxy: h, models: [a]}}", "peers.p.proxy: must be a URL"),
+        ("peers: {'': {proxy: 'http://h', models: [a]}}", "peers.: the name of a peer must not be empty"),
+        ("peers: {p: {models: [a]}}", "peers.p.proxy: is missing"),
+        ("globalTTL: -1", "globalTTL: must be a time, or 0"),
+        ("models: {a: {cmd: '${PORT}', ttl: -2}}", "models.a.ttl: must be a time, or 0"),
+    ],
+)
+def test_what_llama_swap_refuses_is_refused(tmp_path, text, expected):
+    found = refusals(tmp_path, text)
+    assert [refusal for refusal in found if expected in refusal], found
+
+
+def test_macros_cannot_multiply_without_end(tmp_path):
+    macros = "\n".join(f"  m{level}: '{f'${{m{level - 1}}}' * 10}'" for level in range(1, 12))
+    found = refusals(tmp_path, f"macros:\n  m0: x\n{macros}\nhost: ${{m11}}")
+    assert "host: would have more than 100000 letters" in found
+
+
+def test_many_large_values_from_macros_are_too_many(tmp_path):
+    text = f"macros: {{a: {'x' * 1000}, b: '{'${a}' * 90}'}}\nx-all: 1\nmodels:\n" + "".join(
+        f"  m{number}: {{cmd: '${{PORT}} ${{b}}'}}\n" for number in range(60)
+    )
+    assert any("is one macro in a macro too many" in refusal for refusal in refusals(tmp_path, text))
+
+
+def test_a_models_macros_hide_those_of_the_file_and_use_those_before_them(tmp_path):
+    text = """\
+        macros: {a: 1, b: "b${a}"}
+        models:
+          m: {macros: {a: 2, c: "c${b}"}, cmd: "${PORT} ${a} ${b} ${c} ${MODEL_ID}"}
+        """
+    assert ("5800", "2", "b2", "cb2", "m") == reading(tmp_path, text).config.models[0].cmd
+
+
+def test_a_server_has_fifteen_seconds_to_be_ready_at_least(tmp_path):
+    text = "healthCheckTimeout: 3\nmodels: {a: {cmd: '${PORT}'}}"
+    assert 15.0 == reading(tmp_path, text).config.models[0].health_check_timeout_s
+
+
+def test_anchors_may_be_put_aside(tmp_path):
+    text = """\
+        defs: {c: &c {tools: true}}
+        x-env: &e [A=1]
+        models: {a: {cmd: "${PORT}", env: *e, capabilities: {<<: *c}}}
+        """
+    (model,) = reading(tmp_path, text).config.models
+    assert ({"A": "1"}, {"tools": True}) == (model.env, model.capabilities)
+
+
+@pytest.mark.parametrize(
+    ("swap", "kind", "running", "evicted"),
+    [
+        (KeepSwap(), KeepEverything, ["b"], set()),
+        (GroupSwap(), GroupPolicy, ["b"], {"b"}),
+        (MatrixSwap({"s": "a & c"}, {"c": "b"}), MatrixPolicy, ["b"], set()),
+        (LruSwap(max_loaded=1), LruPolicy, ["b"], {"b"}),
+        (LruSwap(memory_mb=10), LruPolicy, ["b"], {"b"}),
+    ],
+)
+def test_each_way_to_make_room_has_its_policy(swap, kind, running, evicted):
+    policy = policy_for(swap, {"a": 6.0, "b": 6.0})
+    assert isinstance(policy, kind)
+    assert frozenset(evicted) == policy.eviction_for("a", running)
+
+
+def test_the_groups_of_a_file_evict_as_documented(config):
+    policy = policy_for(config.swap, {})
+    assert frozenset() == policy.eviction_for("zeta", ["alpha", "fixed"])
+    assert frozenset({"alpha"}) == policy.eviction_for("fixed", ["alpha"])
+
+
+def test_settings_can_be_written_as_a_schema():
+    from fairlead.swap.sections import Peer, Routing
+
+    kinds = [
+        NodeConfig,
+        FiltersConfig,
+        TimeoutsConfig,
+        GroupSwap | LruSwap | KeepSwap | MatrixSwap,
+        Peer,
+        Routing,
+    ]
+    _, schemas = msgspec.json.schema_components(kinds)
+    assert "setParamsByID" in schemas["FiltersConfig"]["properties"]

@@ -1,0 +1,63 @@
+"""The model used longest ago makes room."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.swap.lru import LruPolicy
+
+
+def test_the_model_used_longest_ago_leaves_when_there_are_too_many() -> None:
+    policy = LruPolicy(max_loaded=2)
+
+    assert frozenset() == policy.eviction_for("c", ["a"])
+    assert frozenset({"a"}) == policy.eviction_for("c", ["a", "b"])
+
+
+def test_models_leave_until_the_next_one_fits_the_memory() -> None:
+    policy = LruPolicy(capacity_mb=10, memory_mb={"a": 3, "b": 3, "c": 6, "d": 5})
+
+    assert frozenset({"a"}) == policy.eviction_for("c", ["a", "b"])
+    assert frozenset({"a", "c"}) == policy.eviction_for("d", ["a", "c"])
+
+
+def test_a_model_of_unknown_size_is_loaded_alone() -> None:
+    policy = LruPolicy(capacity_mb=10, memory_mb={"a": 1})
+
+    assert frozenset({"a"}) == policy.eviction_for("unknown", ["a"])
+
+
+def test_what_was_measured_meanwhile_counts_at_the_next_decision() -> None:
+    measured = {"a": 4.0}
+    policy = LruPolicy(capacity_mb=10, memory_mb=measured)
+    assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
+
+    measured["b"] = 5.0
+
+    assert frozenset() == policy.eviction_for("b", ["a"])
+
+
+def test_a_limit_of_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="maxLoaded"):
+        LruPolicy(max_loaded=0)
+
+
+MODELS = [f"m{number}" for number in range(8)]
+
+
+@given(
+    running=st.lists(st.sampled_from(MODELS), unique=True),
+    sizes=st.dictionaries(st.sampled_from([*MODELS, "target"]), st.integers(0, 12)),
+    max_loaded=st.none() | st.integers(1, 4),
+)
+def test_it_evicts_the_shortest_prefix_that_makes_room(
+    running: list[str], sizes: dict[str, int], max_loaded: int | None
+) -> None:
+    policy = LruPolicy(max_loaded=max_loaded, capacity_mb=10, memory_mb=sizes)
+
+    def fits(staying: list[str]) -> bool:
+        memory = sum(sizes.get(model, 10) for model in ["target", *staying])
+        return memory <= 10 and (max_loaded is None or len(staying) < max_loaded)
+
+    expected = next((count for count in range(len(running)) if fits(running[count:])), len(running))
+    assert frozenset(running[:expected]) == policy.eviction_for("target", running)

@@ -1,0 +1,123 @@
+"""Expressions expand and decide as llama-swap's documentation says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.swap import matrix
+from fairlead.swap.matrix import MatrixError, MatrixPolicy
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("model-a", [["model-a"]]),
+        ("a & b", [["a", "b"]]),
+        ("a | b", [["a"], ["b"]]),
+        ("(a | b) & c", [["a", "c"], ["b", "c"]]),
+        ("(a | b) & (c | d)", [["a", "c"], ["a", "d"], ["b", "c"], ["b", "d"]]),
+        ("a | b & c", [["a"], ["b", "c"]]),
+        (" ( ( a ) ) ", [["a"]]),
+        ("a & a", [["a"]]),
+        ("org/model:8b.q4 & b", [["b", "org/model:8b.q4"]]),
+    ],
+)
+def test_an_expression_expands_into_combinations(expression: str, expected: list[list[str]]) -> None:
+    assert expected == [sorted(each) for each in matrix.expand({"it": expression}, {})]
+
+
+def test_a_reference_stands_for_the_combinations_of_another_set() -> None:
+    found = matrix.expand({"llms": "g | q", "both": "+llms & v"}, {})
+
+    assert [{"g"}, {"q"}, {"g", "v"}, {"q", "v"}] == [set(each) for each in found]
+
+
+def test_variables_stand_for_models_and_take_precedence() -> None:
+    found = matrix.expand({"one": "g & real"}, {"g": "gemma-model"})
+
+    assert (frozenset({"gemma-model", "real"}),) == found
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "a &", "& a", "(a", "a)", "a b", "a | | b", "+missing", "()", "a & + b", "+it"]
+)
+def test_an_expression_that_makes_no_sense_is_refused_by_the_name_of_its_set(expression: str) -> None:
+    with pytest.raises(MatrixError, match=r"sets\.it"):
+        matrix.expand({"it": expression}, {})
+
+
+def test_sets_that_refer_to_each_other_in_a_circle_are_refused() -> None:
+    with pytest.raises(MatrixError, match="refers to itself"):
+        matrix.expand({"one": "+two", "two": "+one"}, {})
+
+
+def test_an_expression_that_explodes_is_refused() -> None:
+    clause = "(" + "|".join(f"m{number}" for number in range(50)) + ")"
+
+    with pytest.raises(MatrixError, match="more than 10000"):
+        matrix.expand({"it": " & ".join([clause] * 4)}, {})
+
+
+def test_an_expression_nested_too_deep_is_refused() -> None:
+    with pytest.raises(MatrixError, match="nested deeper"):
+        matrix.expand({"it": "(" * 2000 + "a" + ")" * 2000}, {})
+
+
+def test_models_of_one_combination_run_together() -> None:
+    policy = MatrixPolicy({"one": "a & b & c"})
+
+    assert frozenset() == policy.eviction_for("b", ["a", "c"])
+
+
+def test_the_combination_that_costs_least_is_chosen() -> None:
+    policy = MatrixPolicy({"one": "x & cheap", "two": "x & dear"}, evict_costs={"dear": 50})
+
+    assert frozenset({"cheap"}) == policy.eviction_for("x", ["cheap", "dear"])
+
+
+def test_of_combinations_that_cost_the_same_the_first_is_chosen() -> None:
+    policy = MatrixPolicy({"one": "x & a", "two": "x & b"})
+
+    assert frozenset({"b"}) == policy.eviction_for("x", ["a", "b"])
+
+
+def test_costs_may_be_given_by_variables() -> None:
+    policy = MatrixPolicy({"one": "x & a", "two": "x & v"}, variables={"v": "voxtral"}, evict_costs={"v": 50})
+
+    assert frozenset({"a"}) == policy.eviction_for("x", ["a", "voxtral"])
+
+
+def test_a_model_in_no_combination_runs_alone() -> None:
+    policy = MatrixPolicy({"one": "a & b"})
+
+    assert frozenset({"a", "b"}) == policy.eviction_for("stranger", ["a", "b"])
+
+
+def test_a_stranger_makes_room_for_a_combination() -> None:
+    policy = MatrixPolicy({"one": "a & b"})
+
+    assert frozenset({"stranger"}) == policy.eviction_for("a", ["stranger"])
+
+
+MODELS = ["a", "b", "c", "d", "e"]
+
+
+@given(
+    sets=st.lists(st.sets(st.sampled_from(MODELS), min_size=1), min_size=1, max_size=5),
+    running=st.lists(st.sampled_from(MODELS[1:]), unique=True),
+    costs=st.dictionaries(st.sampled_from(MODELS), st.integers(0, 9)),
+)
+def test_what_stays_is_allowed_beside_the_target_and_nothing_allowed_would_cost_less(
+    sets: list[set[str]], running: list[str], costs: dict[str, int]
+) -> None:
+    policy = MatrixPolicy(
+        {str(number): " & ".join(sorted(models)) for number, models in enumerate(sets)}, evict_costs=costs
+    )
+
+    evicted = policy.eviction_for("a", running)
+
+    ways = [set(running) - models for models in sets if "a" in models] or [set(running)]
+    assert evicted in ways
+    assert min(sum(costs.get(model, 1) for model in way) for way in ways) == sum(
+        costs.get(model, 1) for model in evicted
+    )

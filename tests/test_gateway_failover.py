@@ -1,0 +1,451 @@
+"""A node fails or is full after all: the job goes on elsewhere; its client has one answer or one error."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+import trio
+
+from fairlead.config import QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import (
+    Cancelled,
+    EngineFailed,
+    FairleadError,
+    LoadFailed,
+    NodeFailed,
+    NodeFull,
+    QueueTimeout,
+    RequestTimeout,
+)
+from fairlead.gateway import Answer, Gateway
+from fairlead.job import Delta, Job, Sampling
+from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.sink import Sink
+from fake_nodes import job
+
+GONE = NodeFailed("gone")
+FULL = NodeFull("full")
+# What a node does with one job: pauses in seconds, pieces of the answer, and what it fails with.
+Play = Iterable[float | str | Delta | FairleadError]
+WHOLE: Play = (1.0, "one ", 1.0, "two ", 1.0, "three.")
+TEXT = "one two three."
+
+
+class PlayingNode:
+    """Does with each job what the next play says, and with all others what the last one says."""
+
+    def __init__(self, name: str, *plays: Play) -> None:
+        self.id = name
+        self.models = frozenset({"m"})
+        self.plays = list(plays)
+        self.served: list[str] = []
+        self.running = 0
+
+    @asynccontextmanager
+    async def generate(self, asked: Job, into: Sink) -> AsyncIterator[None]:
+        play = tuple(self.plays.pop(0) if len(self.plays) > 1 else self.plays[0])
+        self.served.append(asked.tenant)
+        if isinstance(play[0], FairleadError):
+            raise play[0]
+        self.running += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._play, play, into)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self.running -= 1
+
+    async def _play(self, play: Play, into: Sink) -> None:
+        for step in play:
+            if isinstance(step, float):
+                await trio.sleep(step)
+            elif isinstance(step, FairleadError):
+                into.fail(step)
+            elif isinstance(step, Delta):
+                into.put(step)
+            else:
+                ends = step.endswith(".")
+                into.put(Delta(0, step, [len(step)], finish_reason="stop" if ends else None))
+
+
+class House:
+    """A gateway before some nodes, all up."""
+
+    def __init__(self, nursery: trio.Nursery, *nodes: PlayingNode, seats: int = 1, **queue: object) -> None:
+        self.dispatcher = Dispatcher(QueueConfig(**queue), random=Random(0))
+        nursery.start_soon(self.dispatcher.run)
+        self.gateway = Gateway(self.dispatcher, request_timeout_s=100)
+        self.nodes = nodes
+        for node in nodes:
+            self.up(node, seats)
+
+    def up(self, node: PlayingNode, seats: int = 1) -> None:
+        self.dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=1000))
+
+    async def ask(self, asked: Job) -> str:
+        """Return the answer's text, read as a route reads it. Raises the error it gets."""
+        try:
+            async with trio.open_nursery() as exchange:
+                answer = await exchange.start(self.gateway.serve, asked)
+                text = await read(answer, stream=asked.stream)
+        except* FairleadError as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                (error,) = error.exceptions
+            raise error from None
+        return text
+
+    def check_at_rest(self) -> None:
+        counts = self.dispatcher.statistics()
+        assert (0, 0) == (counts.waiting, counts.running)
+        assert [0] * len(self.nodes) == [node.running for node in self.nodes]
+
+
+async def read(answer: Answer, *, stream: bool) -> str:
+    if not stream:
+        await answer.deltas.ended()
+    text = ""
+    while taken := await answer.deltas.take():
+        text += "".join(delta.text for delta in sorted(taken, key=lambda delta: delta.index))
+    return text
+
+
+def asking(tenant: str = "A", *, stream: bool = True, n: int = 1, request_id: str = "", **sampling: object):
+    wanted = job(tenant, stream=stream, n=n, request_id=request_id)
+    return Job(
+        **{name: getattr(wanted, name) for name in wanted.__struct_fields__ if name != "sampling"},
+        sampling=Sampling(max_tokens=10, **sampling),
+    )
+
+
+@pytest.fixture(params=["plain", "greedy stream", "seeded stream", "random stream"])
+def anything(request):
+    return {
+        "plain": asking(stream=False),
+        "greedy stream": asking(temperature=0),
+        "seeded stream": asking(seed=3),
+        "random stream": asking(),
+    }[request.param]
+
+
+@pytest.mark.parametrize("failing", [(GONE,), (5.0, GONE)], ids=["at once", "after a while"])
+async def test_a_node_that_fails_before_the_first_delta_is_never_seen(
+    autojump_clock, nursery, anything, failing
+):
+    nodes = [PlayingNode(name, failing if name == "bad" else WHOLE) for name in ("bad", "good")]
+    house = House(nursery, *nodes)
+    for _ in range(5):  # wherever the first attempt goes
+        assert TEXT == await house.ask(anything)
+        house.check_at_rest()
+    assert 5 == len(nodes[1].served)
+
+
+async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_has_a_seat(
+    autojump_clock, nursery, anything
+):
+    bad, good = PlayingNode("bad", (5.0, GONE), WHOLE), PlayingNode("good", (50.0, "long."), WHOLE)
+    house = House(nursery, bad, good)
+    house.dispatcher.node_down(good)
+
+    async def keep_the_good_one_busy() -> None:
+        await trio.sleep(1)
+        house.up(good)
+        await house.ask(asking("B"))
+
+    nursery.start_soon(keep_the_good_one_busy)
+    started = trio.current_time()
+    assert TEXT == await house.ask(anything)
+    assert pytest.approx(51 + 3) == trio.current_time() - started
+    assert (["A"], ["B", "A"]) == (bad.served, good.served)
+
+
+async def test_where_there_is_one_node_the_second_attempt_is_there_too(autojump_clock, nursery, anything):
+    node = PlayingNode("only", (2.0, GONE), WHOLE)
+    house = House(nursery, node)
+    assert TEXT == await house.ask(anything)
+    assert 2 == len(node.served)
+    house.check_at_rest()
+
+
+async def test_a_second_attempt_waits_for_a_node_that_went_down_to_come_back(
+    autojump_clock, nursery, anything
+):
+    node = PlayingNode("only", (20.0, GONE), WHOLE)
+    house = House(nursery, node)
+
+    async def change_the_node() -> None:
+        await trio.sleep(10)
+        house.dispatcher.node_down(node)
+        await trio.sleep(30)
+        assert 1 == house.dispatcher.statistics().waiting
+        house.up(node)
+
+    nursery.start_soon(change_the_node)
+    started = trio.current_time()
+    assert TEXT == await house.ask(anything)
+    assert pytest.approx(40 + 3) == trio.current_time() - started
+
+
+async def test_who_was_given_back_goes_before_all_others_of_its_tenant(autojump_clock, nursery):
+    node = PlayingNode("only", (5.0, GONE), WHOLE)
+    house = House(nursery, node)
+    done: list[str] = []
+
+    async def ask(name: str) -> None:
+        await house.ask(asking(request_id=name))
+        done.append(name)
+
+    async with trio.open_nursery() as clients:
+        for name in ("first", "second", "third"):
+            clients.start_soon(ask, name)
+            await trio.testing.wait_all_tasks_blocked()
+    assert ["first", "second", "third"] == done
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 3}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("broken", [(1.0, "one ", 1.0), (1.0, "one ", 1.0, "two ", 1.0), (1.0, "o", 1.0)])
+async def test_a_stream_that_can_be_repeated_goes_on_where_it_broke_off(
+    autojump_clock, nursery, sampling, broken
+):
+    whole = tuple(Delta(0, letter, [ord(letter)]) for letter in TEXT[:-1])
+    end = Delta(0, ".", [46], finish_reason="stop")
+    said = "".join(piece for piece in broken if isinstance(piece, str))
+    beginning = tuple(Delta(0, letter, [ord(letter)]) for letter in said)
+    bad = PlayingNode("bad", (1.0, *beginning, 1.0, GONE), (*whole, end))
+    house = House(nursery, bad)
+    assert TEXT == await house.ask(asking(**sampling))
+    house.check_at_rest()
+
+
+async def test_a_stream_that_cannot_be_repeated_fails_once_its_client_has_some_of_it(autojump_clock, nursery):
+    house = House(nursery, PlayingNode("bad", (1.0, "one ", 1.0, GONE), WHOLE))
+    with pytest.raises(NodeFailed, match="gone"):
+        await house.ask(asking())
+    house.check_at_rest()
+
+
+async def test_a_stream_of_which_nothing_was_read_is_begun_anew(autojump_clock, nursery):
+    house = House(nursery, PlayingNode("bad", ("uno ", 1.0, GONE), WHOLE))
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(house.gateway.serve, asking())
+        await trio.sleep(20)
+        assert TEXT == await read(answer, stream=True)
+    assert 3 == answer.deltas.tokens
+
+
+async def test_a_plain_answer_that_breaks_off_is_made_again(autojump_clock, nursery):
+    house = House(nursery, PlayingNode("bad", ("uno ", "due ", 5.0, GONE), WHOLE))
+    assert TEXT == await house.ask(asking(stream=False))
+
+
+async def test_each_choice_goes_on_where_it_broke_off(autojump_clock, nursery):
+    def choices(*said: tuple[int, str]) -> list[Delta]:
+        return [
+            Delta(index, text, [ord(text)], finish_reason="stop" if text == "." else None)
+            for index, text in said
+        ]
+
+    first = choices((0, "a"), (1, "x"), (1, "."), (2, "p"))
+    again = choices((2, "p"), (0, "a"), (2, "q"), (0, "b"), (1, "x"), (0, "."), (1, "."), (2, "."))
+    house = House(nursery, PlayingNode("bad", (1.0, *first, 1.0, GONE), (1.0, *again)))
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(house.gateway.serve, asking(temperature=0, n=3))
+        texts = ["", "", ""]
+        while taken := await answer.deltas.take():
+            for delta in taken:
+                texts[delta.index] += delta.text
+    assert ["ab.", "x.", "pq."] == texts
+    assert 8 == answer.deltas.tokens
+
+
+async def test_an_answer_that_comes_out_otherwise_is_an_error_not_a_mixture(autojump_clock, nursery):
+    house = House(nursery, PlayingNode("bad", (1.0, "one ", 1.0, GONE), (1.0, "uno ", 1.0, "due.")))
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(house.gateway.serve, asking(temperature=0))
+        assert "one " == (await answer.deltas.take())[0].text
+        with pytest.raises(NodeFailed, match="did not repeat"):
+            await answer.deltas.take()
+    house.check_at_rest()
+
+
+async def test_a_second_failure_is_told(autojump_clock, nursery, anything):
+    last = NodeFailed("gone again")
+    node = PlayingNode("bad", (1.0, GONE), (1.0, last), WHOLE)
+    house = House(nursery, node)
+    with pytest.raises(NodeFailed, match="gone again"):
+        await house.ask(anything)
+    assert 2 == len(node.served)
+    house.check_at_rest()
+
+
+async def test_a_sequence_that_failed_is_its_jobs_own_failure(autojump_clock, nursery, anything):
+    node = PlayingNode("bad", (1.0, EngineFailed("NaN")), WHOLE)
+    house = House(nursery, node)
+    with pytest.raises(EngineFailed):
+        await house.ask(anything)
+    assert 1 == len(node.served)
+    house.check_at_rest()
+
+
+async def test_a_node_that_is_full_costs_no_attempt_and_is_left_alone_for_a_second(
+    autojump_clock, nursery, anything
+):
+    node = PlayingNode("full", (FULL,), (0.5, FULL), (FULL,), (GONE,), (FULL,), WHOLE)
+    house = House(nursery, node)
+    started = trio.current_time()
+    assert TEXT == await house.ask(anything)
+    assert 6 == len(node.served)
+    assert pytest.approx(4 * 1 + 0.5 + 3) == trio.current_time() - started
+    house.check_at_rest()
+
+
+async def test_a_node_that_is_full_gets_the_job_when_another_of_its_own_ends(autojump_clock, nursery):
+    node = PlayingNode("full", (0.25, "short."), (FULL,), WHOLE)
+    house = House(nursery, node, seats=4)
+    started = trio.current_time()
+    async with trio.open_nursery() as clients:
+        clients.start_soon(house.ask, asking())
+        await trio.testing.wait_all_tasks_blocked()
+        assert TEXT == await house.ask(asking())
+        assert pytest.approx(0.25 + 3) == trio.current_time() - started
+
+
+async def test_a_job_that_one_node_turns_away_goes_to_another_at_once(autojump_clock, nursery):
+    house = House(nursery, PlayingNode("full", (FULL,)), PlayingNode("good", WHOLE))
+    started = trio.current_time()
+    for _ in range(5):
+        assert TEXT == await house.ask(asking())
+    assert pytest.approx(5 * 3) == trio.current_time() - started
+
+
+async def test_a_job_that_is_turned_away_until_its_deadline_gets_a_queue_timeout(
+    autojump_clock, nursery, anything
+):
+    house = House(nursery, PlayingNode("full", (FULL,)), timeout_s=30)
+    started = trio.current_time()
+    with pytest.raises(QueueTimeout):
+        await house.ask(anything)
+    assert pytest.approx(30) == trio.current_time() - started
+    house.check_at_rest()
+
+
+async def test_the_second_wait_has_the_first_deadline(autojump_clock, nursery, anything):
+    node = PlayingNode("only", (20.0, GONE), WHOLE)
+    house = House(nursery, node, timeout_s=30)
+    started = trio.current_time()
+
+    async def take_the_node_away() -> None:
+        await trio.sleep(10)
+        house.dispatcher.node_down(node)
+
+    nursery.start_soon(take_the_node_away)
+    with pytest.raises(QueueTimeout):
+        await house.ask(anything)
+    assert pytest.approx(30) == trio.current_time() - started
+    house.check_at_rest()
+
+
+async def test_who_has_some_of_its_answer_has_waited_its_wait(autojump_clock, nursery):
+    node = PlayingNode("only", (1.0, "one ", 1.0, GONE), WHOLE)
+    house = House(nursery, node, timeout_s=10)
+
+    async def change_the_node() -> None:
+        await trio.sleep(1.5)
+        house.dispatcher.node_down(node)
+        await trio.sleep(50)
+        house.up(node)
+
+    nursery.start_soon(change_the_node)
+    assert TEXT == await house.ask(asking(temperature=0))
+
+
+async def test_the_request_timeout_runs_from_the_first_seat(autojump_clock, nursery, anything):
+    house = House(nursery, PlayingNode("slow", (60.0, GONE), (60.0, "one.")), timeout_s=1000)
+    started = trio.current_time()
+    with pytest.raises(RequestTimeout):
+        await house.ask(anything)
+    assert pytest.approx(100) == trio.current_time() - started
+    house.check_at_rest()
+
+
+async def test_the_request_timeout_ends_the_second_wait_too(autojump_clock, nursery, anything):
+    node = PlayingNode("only", (20.0, GONE))
+    house = House(nursery, node, timeout_s=1000)
+
+    async def take_the_node_away() -> None:
+        await trio.sleep(10)
+        house.dispatcher.node_down(node)
+
+    nursery.start_soon(take_the_node_away)
+    started = trio.current_time()
+    with pytest.raises(RequestTimeout):
+        await house.ask(anything)
+    assert pytest.approx(100) == trio.current_time() - started
+    house.check_at_rest()
+
+
+@pytest.mark.parametrize("leave_after_s", [0.0, 1.0, 5.0, 5.5, 6.0, 7.0, 9.0])
+async def test_who_leaves_at_any_time_leaves_nothing_behind(autojump_clock, nursery, anything, leave_after_s):
+    node = PlayingNode("only", (5.0, GONE), (FULL,), (1.0, "one ", 1.0, "two ", 1.0, "three."))
+    house = House(nursery, node)
+    with trio.move_on_after(leave_after_s):
+        await house.ask(anything)
+    house.check_at_rest()
+    node.plays = [WHOLE]
+    assert TEXT == await house.ask(asking())
+
+
+async def test_who_is_cancelled_in_the_second_wait_is_told_at_once(autojump_clock, nursery, anything):
+    node = PlayingNode("full", (FULL,))
+    house = House(nursery, node)
+
+    async def cancel() -> None:
+        await trio.sleep(3.5)
+        assert house.gateway.cancel("", "")
+
+    nursery.start_soon(cancel)
+    started = trio.current_time()
+    with pytest.raises(Cancelled):
+        await house.ask(anything)
+    assert pytest.approx(3.5) == trio.current_time() - started
+    house.check_at_rest()
+
+
+async def test_a_model_that_does_not_load_again_is_told_to_who_waits_for_its_second_seat(
+    autojump_clock, nursery, anything
+):
+    node = PlayingNode("only", (20.0, GONE))
+    house = House(nursery, node)
+
+    async def break_the_node() -> None:
+        await trio.sleep(10)
+        house.dispatcher.node_down(node)
+        await trio.sleep(20)
+        house.dispatcher.load_failed(node, LoadFailed("no such file"))
+
+    nursery.start_soon(break_the_node)
+    with pytest.raises(LoadFailed):
+        await house.ask(anything)
+    house.check_at_rest()
+
+
+async def test_a_server_that_drains_lets_a_failed_job_run_again(autojump_clock, nursery, anything):
+    node = PlayingNode("full", (FULL,), (2.0, GONE), WHOLE)
+    house = House(nursery, node)
+
+    async def drain() -> None:
+        await trio.sleep(0.5)
+        assert 1 == house.dispatcher.statistics().waiting
+        house.dispatcher.drain()
+
+    nursery.start_soon(drain)
+    assert TEXT == await house.ask(anything)
+
+
+async def test_what_a_failed_node_still_sends_reaches_nobody(autojump_clock, nursery):
+    node = PlayingNode("bad", (1.0, GONE, "late ", "words."), WHOLE)
+    house = House(nursery, node)
+    assert TEXT == await house.ask(asking())

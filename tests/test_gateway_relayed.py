@@ -1,0 +1,125 @@
+"""Two servers elsewhere, one of which misbehaves: clients of the gateway get the other's answer."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import msgspec
+import pytest
+import trio
+
+from fairlead.api.exchange import unwrap
+from fairlead.config import QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import FairleadError, NodeFailed, NodeRefused
+from fairlead.gateway import Gateway
+from fairlead.job import Job, Sampling
+from fairlead.nodes.event_splitter import split_events
+from fairlead.nodes.events import read_event
+from fairlead.nodes.remote_node import RemoteNode
+from nodes.listening import relayed_job, stub, upstream_of
+from nodes.stub_server import StubServer, text
+
+BEFORE = [("gone", 0), ("garbage", 0), ("status", 502), ("status", 500)]
+ONLY_STREAMS = [("end", 0), ("kind", 0)]
+BETWEEN = [("reset", 4), ("end", 4), ("half", 4), ("broken", 4), ("error", 4)]
+
+
+class Fleet:
+    """A gateway before a server that is sick and one that is well, the sick one always first in line."""
+
+    def __init__(self, sick: StubServer, well: StubServer) -> None:
+        self.sick, self.well = sick, well
+        self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        self.gateway = Gateway(self.dispatcher, request_timeout_s=30)
+        for name, server in (("sick", sick), ("well", well)):
+            node = RemoteNode(name, upstream_of(server), self.dispatcher, names={"m": "m"}, seats=4)
+            node.came_up()
+        places = self.dispatcher._scheduler._places
+        places["well"].take(0)  # busier than the other
+        self.rest = self.dispatcher.statistics()
+
+    async def ask(self, asked: Job) -> bytes:
+        """Return all bytes of the answer. Raises the error it gets."""
+        try:
+            async with trio.open_nursery() as exchange:
+                answer = await exchange.start(self.gateway.serve, asked)
+                raw = b""
+                if not asked.stream:
+                    await answer.deltas.ended()
+                while taken := await answer.deltas.take():
+                    raw += b"".join(piece for delta in taken for piece in delta.raw)
+        except* FairleadError as group:
+            raise unwrap(group) from None
+        return raw
+
+
+@asynccontextmanager
+async def fleet(**behaviour: object) -> AsyncIterator[Fleet]:
+    async with stub() as sick, stub() as well:
+        sick.behaviour = behaviour
+        opened = Fleet(sick, well)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(opened.dispatcher.run)
+                yield opened
+                nursery.cancel_scope.cancel()
+        assert opened.rest == msgspec.structs.replace(
+            opened.dispatcher.statistics(), mean_wait_s=0.0, mean_service_s=0.0
+        )
+
+
+def asking(*, stream: bool = True, **sampling: object) -> Job:
+    return msgspec.structs.replace(relayed_job(stream=stream), sampling=Sampling(max_tokens=10, **sampling))
+
+
+def said(raw: bytes) -> str:
+    return "".join(read_event(event).text for event in split_events(raw))
+
+
+@pytest.mark.parametrize(
+    ("stream", "how", "after"),
+    [*((False, *sick) for sick in BEFORE), *((True, *sick) for sick in BEFORE + ONLY_STREAMS)],
+)
+async def test_a_server_that_fails_before_its_answer_is_never_seen(stream, how, after):
+    async with fleet(how=how, after=after) as opened:
+        raw = await opened.ask(asking(stream=stream))
+        assert (1, 1) == (len(opened.sick.jobs), len(opened.well.jobs))
+    if stream:
+        assert text(8) == said(raw)
+        assert 1 == raw.count(b"[DONE]")
+    else:
+        assert text(8) == msgspec.json.decode(raw)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(("how", "after"), BETWEEN)
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}], ids=["greedy", "seeded"])
+async def test_a_stream_that_can_be_repeated_goes_on_at_the_other_server(how, after, sampling):
+    async with fleet(how=how, after=after, delay_s=0.01) as opened:
+        raw = await opened.ask(asking(**sampling))
+        assert (1, 1) == (len(opened.sick.jobs), len(opened.well.jobs))
+    assert text(8) == said(raw)
+    assert 1 == raw.count(b"[DONE]")
+
+
+async def test_a_stream_that_cannot_be_repeated_is_an_error_once_some_of_it_was_read():
+    async with fleet(how="reset", after=4, delay_s=0.01) as opened:
+        with pytest.raises(NodeFailed):
+            await opened.ask(asking())
+        assert 0 == len(opened.well.jobs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_is_full_sends_its_jobs_on_and_its_client_never_sees_it(stream):
+    async with fleet(how="status", after=429) as opened:
+        for _ in range(3):
+            await opened.ask(asking(stream=stream))
+        assert (1, 3) == (len(opened.sick.jobs), len(opened.well.jobs))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_server_refuses_is_not_asked_of_another(stream):
+    async with fleet(how="status", after=422) as opened:
+        with pytest.raises(NodeRefused) as refused:
+            await opened.ask(asking(stream=stream))
+        assert (422, 0) == (refused.value.status, len(opened.well.jobs))

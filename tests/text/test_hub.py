@@ -1,0 +1,169 @@
+"""Models by their names on a hub, against a small hub of our own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import LoadFailed
+from fairlead.text.hub import find_model
+from text.fake_hub import COMMIT, FakeHub
+
+WEIGHTS = bytes(1_000_000)
+FILES = {
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b"{}",
+    "merges.txt": b"a b",
+    "chat_template.jinja": b"{{ x }}",
+    "model.safetensors": WEIGHTS,
+    "1_Pooling/config.json": b"{}",
+    "pytorch_model.bin": b"pickle",
+    "modeling.py": b"evil",
+    "consolidated.00.safetensors": WEIGHTS,
+    "original/model.safetensors": WEIGHTS,
+    "README.md": b"#",
+}
+FETCHED = ["1_Pooling/config.json", "chat_template.jinja", "config.json", "merges.txt", "model.safetensors"]
+FETCHED.append("tokenizer.json")
+SCRIPT = """
+import json, sys
+from fairlead.errors import LoadFailed
+from fairlead.text.hub import find_model
+told = []
+try:
+    print(json.dumps(["found", str(find_model(sys.argv[1], told.append)), told]))
+except LoadFailed as error:
+    print(json.dumps(["failed", error.message, told]))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def hub():
+    with FakeHub(
+        {"org/model": dict(FILES), "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"x"}}
+    ) as hub:
+        yield hub
+
+
+def find(name, hub, home, **environment):
+    """In a process of its own: the library reads its environment once."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    own |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name],
+        env=own | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert 0 == ended.returncode, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_a_model_of_the_hub_is_fetched_once_and_only_what_is_read_of_it(hub, tmp_path):
+    outcome, path, told = find("org/model", hub, tmp_path)
+    assert "found" == outcome
+    files = {
+        str(file.relative_to(path)): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()
+    }
+    assert {name: FILES[name] for name in FETCHED} == files
+    assert told == sorted(told)
+    assert told[-1] == 1
+    assert len(told) > 2
+    assert path.startswith(str(tmp_path))
+    hub.asked.clear()
+    assert ["found", path] == find("org/model", hub, tmp_path)[:2]
+    assert not [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
+
+
+def test_what_was_fetched_is_found_offline_and_nothing_else_is(hub, tmp_path):
+    _, path, _ = find("org/model", hub, tmp_path)
+    hub.asked.clear()
+    assert ["found", path] == find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2]
+    outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert "failed" == outcome
+    assert message.startswith("org/other: not in the cache")
+    assert not hub.asked
+
+
+def test_a_hub_that_is_not_there_is_named_as_the_reason(hub, tmp_path):
+    outcome, message, _ = find("org/model", hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
+    assert "failed" == outcome
+    assert "org/model: not in the cache, and the hub cannot be reached" in message
+
+
+def test_a_token_opens_a_private_model_and_without_one_it_is_not_there(hub, tmp_path):
+    hub.private.add("org/model")
+    outcome, message, _ = find("org/model", hub, tmp_path)
+    assert "failed" == outcome
+    assert "HF_TOKEN" in message
+    assert "found" == find("org/model", hub, tmp_path, HF_TOKEN="secret")[0]
+    assert "Bearer secret" in {authorization for *_, authorization in hub.asked}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("org/nothing", "no such model on the hub"),
+        ("org/pickled", "no weights as safetensors"),
+        ("org/model@v9", "no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_said(hub, tmp_path, name, said):
+    outcome, message, _ = find(name, hub, tmp_path)
+    assert "failed" == outcome
+    assert said in message
+    assert message.startswith(name.split("@")[0])
+
+
+def test_a_gated_model_says_whom_to_ask(hub, tmp_path):
+    hub.gated.add("org/model")
+    outcome, message, _ = find("org/model", hub, tmp_path, HF_TOKEN="secret")
+    assert ("failed", True) == (outcome, "grant access" in message)
+
+
+def test_a_revision_can_be_said(hub, tmp_path):
+    outcome, path, _ = find(f"org/model@{COMMIT}", hub, tmp_path)
+    assert ("found", COMMIT) == (outcome, Path(path).name)
+
+
+def test_a_download_that_fails_is_told_and_tried_again_the_next_time(hub, tmp_path):
+    hub.broken.add("model.safetensors")
+    outcome, message, _ = find("org/model", hub, tmp_path)
+    assert "failed" == outcome
+    assert "org/model: cannot be fetched from the hub" in message
+    hub.broken.clear()
+    outcome, path, _ = find("org/model", hub, tmp_path)
+    assert ("found", WEIGHTS) == (outcome, Path(path, "model.safetensors").read_bytes())
+
+
+def test_a_directory_is_found_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert tmp_path / "org" / "model" == find_model("org/model")
+    assert tmp_path == find_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "model", "/no/where", "a/b/c", "../x/y", "org/model@", "org/mo del", "-o/x"]
+)
+def test_what_is_neither_a_directory_nor_a_name_is_refused_at_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "":
+        assert tmp_path == find_model(name)  # the current directory, as everywhere
+        return
+    with pytest.raises(LoadFailed, match="no such directory"):
+        find_model(name)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(LoadFailed, match=r"install fairlead\[hub\]"):
+        find_model("org/model")

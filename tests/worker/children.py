@@ -1,0 +1,114 @@
+"""Real child processes with a fake model, as the worker's tests start them."""
+
+import contextlib
+import os
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.errors import FairleadError
+from fairlead.job import Sampling
+from fairlead.worker import wire
+from fairlead.worker.client import Worker
+from worker import fake_child
+
+CHILD = str(Path(fake_child.__file__))
+COMMAND = [sys.executable, CHILD]
+ENDLESS = Sampling(max_tokens=900_000)
+PATIENCE_S = 60
+
+
+class Stream:
+    """Collects what a worker calls for one sequence."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.ends: list[str | FairleadError] = []
+        self.begun = trio.Event()
+        self.ended = trio.Event()
+
+    def receive_token(self, token_id: int) -> None:
+        assert not self.ends
+        self.token_ids.append(token_id)
+        self.begun.set()
+
+    def receive(self, output: wire.Output) -> None:
+        assert not self.ends
+        self.token_ids += output.token_ids
+        self.begun.set()
+        if output.finish_reason is not None:
+            self.ends.append(output.finish_reason)
+            self.ended.set()
+
+    def failed(self, error: FairleadError) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+
+def worker(options: str = "", **limits: object) -> Worker:
+    return Worker(wire.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
+
+
+def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
+    stream = Stream()
+    return worker.submit(prompt, sampling, stream), stream
+
+
+@contextlib.asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
+    """A worker that is ready; leaving the block cancels it. Nothing here may take for ever."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(worker.run)
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
+    """A worker that is ready; leaving the block waits for its end. The list then has what `run` raised."""
+    errors: list[FairleadError] = []
+
+    async def run(*, task_status: trio.TaskStatus[wire.Ready]) -> None:
+        try:
+            await worker.run(task_status=task_status)
+        except FairleadError as error:
+            errors.append(error)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+            yield errors
+
+
+async def fate(worker: Worker) -> FairleadError:
+    """Run a worker until it fails."""
+    with trio.fail_after(PATIENCE_S), pytest.raises(FairleadError) as caught:
+        await worker.run()
+    return caught.value
+
+
+def is_gone(pid: int | None) -> bool:
+    """Whether no process of ours has that id, not even a zombie."""
+    assert pid is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def scripted(code: str, **limits: object) -> Worker:
+    """A worker whose child does what the code says with its `connection`."""
+    begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
+    command = [sys.executable, "-c", begin + textwrap.dedent(code)]
+    return Worker(wire.WorkerSpec(path="fake:", **limits), command=command)
+
+
+async def until(worker: Worker, **counts: int) -> None:
+    """Wait until the worker's statistics say so."""
+    while counts != {name: getattr(worker.statistics, name) for name in counts}:
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,364 @@
+"""The child's loop without a socket, a process or a device: what is done in which order, and what is told."""
+
+from array import array
+from itertools import count
+from random import Random
+
+import pytest
+
+from engine import fake_model
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Picks
+from fairlead.job import Sampling
+from fairlead.worker import wire
+from fairlead.worker.loop import Loop
+from fairlead.worker.main import ParentGone
+
+VOCABULARY = 50
+ENDLESS = Sampling(max_tokens=900)
+
+
+class World:
+    """A loop, its clock, its inbox and its device, and in `log` what happened, in order.
+
+    A step takes `step_s` from its launch. A launch or a wait raises what stands under its number in
+    `launch_errors` or `wait_errors`. What is in `inbox` comes in; to block with nothing there is the end.
+    """
+
+    def __init__(self, *, overlaps: bool = False, slots: int = 4) -> None:
+        self.overlaps = overlaps
+        self.arenas = 2
+        self.log: list[str] = []
+        self.inbox: list[wire.ToChild] = []
+        self.frames: list[wire.Step] = []
+        self.reports: list[Exception] = []
+        self.launch_errors: dict[int, Exception] = {}
+        self.wait_errors: dict[int, Exception] = {}
+        self.now_s = 100.0
+        self.step_s = 2.0
+        self._numbers = count(1)
+        self._free_at_s = 0.0
+        self.engine = Engine(
+            self,
+            slots=slots,
+            max_batch=slots,
+            max_batched_tokens=64,
+            max_model_len=1000,
+            blocks_total=200,
+            block_size=16,
+            vocab_size=VOCABULARY,
+            eos_token_ids=(0,),
+            draw_seed=lambda: 1,
+        )
+        self.loop = Loop(
+            self.engine, self, self, clock=lambda: self.now_s, report_failure=self.reports.append
+        )
+
+    # The channel -------------------------------------------------------------------------------------
+
+    def read(self, *, block: bool) -> list[bytes]:
+        if block and not self.inbox:
+            self.log.append("blocked")
+            raise ParentGone
+        messages, self.inbox = [wire.encode_frame(message)[4:] for message in self.inbox], []
+        return messages
+
+    def write(self, message: wire.ToParent) -> None:
+        assert isinstance(message, wire.Step)
+        self.frames.append(message)
+        self.log.append(f"frame {len(self.frames)}")
+
+    # The device --------------------------------------------------------------------------------------
+
+    def launch(self, step, batch) -> "Pending":
+        number = next(self._numbers)
+        assert batch is self.engine.batch
+        if number in self.launch_errors:
+            raise self.launch_errors[number]
+        self.log.append(f"launch {number}")
+        self._free_at_s = max(self._free_at_s, self.now_s) + self.step_s
+        if not self.overlaps:
+            self.now_s = self._free_at_s
+        return Pending(self, number, step.samples, self._free_at_s)
+
+    # What tests do -----------------------------------------------------------------------------------
+
+    def submit(self, key: int, sampling: Sampling = ENDLESS, prompt=(5, 6, 7), **options) -> None:
+        self.inbox.append(wire.Submit(key, wire.pack_tokens(prompt), sampling, **options))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.turn()
+
+    def until_blocked(self) -> None:
+        with pytest.raises(ParentGone):
+            self.loop.run()
+
+
+class Pending:
+    def __init__(self, world: World, number: int, samples: int, done_at_s: float) -> None:
+        self._world, self._number, self._samples, self._done_at_s = world, number, samples, done_at_s
+
+    def wait(self) -> Picks:
+        self._world.now_s = max(self._world.now_s, self._done_at_s)
+        if self._number in self._world.wait_errors:
+            raise self._world.wait_errors[self._number]
+        self._world.log.append(f"done {self._number}")
+        return Picks(array("i", [9] * self._samples))
+
+
+both = pytest.mark.parametrize("overlaps", [False, True])
+
+
+def test_without_overlap_a_step_is_told_before_the_next_is_planned():
+    world = World()
+    world.submit(1)
+    world.turn(2)
+    assert world.log == ["launch 1", "done 1", "frame 1", "launch 2", "done 2", "frame 2"]
+
+
+def test_with_overlap_the_next_step_runs_while_the_last_one_is_told():
+    world = World(overlaps=True)
+    world.submit(1)
+    world.turn(3)
+    assert world.log == ["launch 1", "launch 2", "done 1", "frame 1", "launch 3", "done 2", "frame 2"]
+    assert [[(1, 9)]] * 2 == [list(frame.plain()) for frame in world.frames]
+
+
+@both
+def test_what_is_generated_does_not_depend_on_overlap(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1, Sampling(max_tokens=3))
+    world.submit(2, Sampling(max_tokens=5))
+    world.until_blocked()
+    told: dict[int, int] = {1: 0, 2: 0}
+    ends = {}
+    for frame in world.frames:
+        for key, _ in frame.plain():
+            told[key] += 1
+        for output in frame.outputs:
+            told[output.key] += len(output.token_ids)
+            ends[output.key] = output.finish_reason
+    assert ({1: 3, 2: 5}, {1: "length", 2: "length"}) == (told, ends)
+
+
+@both
+def test_it_waits_for_a_message_only_when_nothing_is_left_to_do(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1, Sampling(max_tokens=4))
+    world.until_blocked()
+    assert ["blocked"] == [entry for entry in world.log if entry == "blocked"]
+    assert "blocked" == world.log[-1]
+    assert world.engine.idle
+    assert 0 == world.frames[-1].statistics.running
+
+
+@both
+def test_a_refusal_is_told_without_a_step(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1, prompt=(VOCABULARY,))
+    world.until_blocked()
+    (output,) = world.frames[0].outputs
+    assert "token id 50" in str(output.error)
+    assert ["frame 1", "blocked"] == world.log
+
+
+@both
+def test_whatever_is_asked_is_answered_by_a_frame_and_nothing_else_makes_one(overlaps):
+    world = World(overlaps=overlaps)
+    world.inbox.append(wire.Abort(77))  # unknown: nothing happens, and that is told
+    world.turn()
+    assert ["frame 1"] == world.log
+    world.submit(1)
+    world.turn(2)
+    world.inbox.append(wire.Abort(1))
+    world.turn()
+    last = world.frames[-1]
+    assert (b"", [], 0) == (last.keys, last.outputs, last.statistics.running)
+    frames = len(world.frames)
+    world.until_blocked()
+    assert frames == len(world.frames)
+
+
+@both
+def test_what_an_abort_frees_is_told_before_the_next_step(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1)
+    world.submit(2)
+    world.turn(2)
+    world.inbox.append(wire.Abort(1))
+    world.log.clear()
+    frames = len(world.frames)
+    world.turn()
+    assert world.log[0] == f"frame {frames + 1}"
+    assert world.log[1].startswith("launch")
+    assert 3 == world.frames[frames].statistics.slots_free
+
+
+@both
+def test_a_timeout_is_told_even_when_no_step_is_left(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1, timeout_s=5.0)
+    world.until_blocked()
+    outputs = [output for frame in world.frames for output in frame.outputs]
+    assert ["request_timeout"] == [output.code for output in outputs]
+    assert 100 + 5 <= world.now_s <= 100 + 5 + 3 * world.step_s
+    assert 1 == world.frames[-1].statistics.slots_free - 3
+
+
+@both
+def test_the_class_and_the_salt_reach_the_engine(overlaps, monkeypatch):
+    world = World(overlaps=overlaps)
+    seen = []
+    submit = world.engine.submit
+    monkeypatch.setattr(
+        world.engine, "submit", lambda *args, **options: (seen.append(options), submit(*args, **options))
+    )
+    world.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
+    world.until_blocked()
+    assert [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant"}] == seen
+
+
+# Steps that go wrong -------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
+def test_a_step_that_raises_fails_its_sequences_and_the_loop_goes_on(overlaps, where):
+    world = World(overlaps=overlaps)
+    error = RuntimeError("on fire")
+    getattr(world, where)[2] = error
+    world.submit(1)
+    world.until_blocked()
+    (output,) = [output for frame in world.frames for output in frame.outputs]
+    assert (1, "the engine's step failed: RuntimeError: on fire") == (output.key, output.error)
+    assert [error] == world.reports
+    assert 4 == world.frames[-1].statistics.slots_free
+    world.log.clear()
+    world.submit(2, Sampling(max_tokens=2))
+    world.until_blocked()
+    assert "length" == world.frames[-1].outputs[0].finish_reason
+
+
+def test_with_overlap_the_step_before_a_failed_launch_is_still_told():
+    world = World(overlaps=True)
+    world.launch_errors[2] = RuntimeError("on fire")
+    world.submit(1)
+    world.turn(2)
+    first, second = world.frames
+    assert [(1, 9)] == list(first.plain())
+    assert [1] == [output.key for output in second.outputs if output.error]
+
+
+@both
+@pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
+def test_the_third_failed_step_in_a_row_is_raised(overlaps, where):
+    world = World(overlaps=overlaps, slots=1)
+    errors = {number: RuntimeError(f"fire {number}") for number in range(1, 10)}
+    getattr(world, where).update(errors)
+    for key in range(1, 6):
+        world.submit(key)
+    with pytest.raises(RuntimeError, match="fire 3"):
+        world.loop.run()
+    assert [errors[1], errors[2]] == world.reports
+
+
+@both
+def test_failed_steps_with_a_good_one_between_are_not_in_a_row(overlaps):
+    world = World(overlaps=overlaps, slots=1)
+    world.launch_errors = {number: RuntimeError("fire") for number in (1, 2, 4, 5, 7, 8)}
+    for key in range(1, 10):
+        world.submit(key, Sampling(max_tokens=1))
+    world.until_blocked()
+    assert 6 == len(world.reports)
+    assert 0 == world.frames[-1].statistics.pending
+
+
+# Counts --------------------------------------------------------------------------------------------
+
+
+@both
+def test_step_time_is_the_devices_and_each_second_counts_once(overlaps):
+    world = World(overlaps=overlaps)
+    world.submit(1, Sampling(max_tokens=10))
+    world.until_blocked()
+    statistics = world.frames[-1].statistics
+    launches = sum(entry.startswith("launch") for entry in world.log)
+    assert statistics.steps == launches
+    assert pytest.approx(launches * world.step_s) == statistics.step_s
+
+
+def test_statistics_count_tokens_prefixes_and_cache():
+    world = World()
+    prompt = [1 + number % 40 for number in range(48)]
+    world.submit(1, Sampling(max_tokens=2), prompt)
+    world.until_blocked()
+    world.submit(2, Sampling(max_tokens=2), prompt)
+    world.until_blocked()
+    statistics = world.frames[-1].statistics
+    assert 96 == statistics.prompt_tokens + statistics.prefix_hits
+    assert statistics.prefix_hits >= 32
+    assert statistics.prefix_queries >= statistics.prefix_hits
+    assert 4 == statistics.generated_tokens
+    assert 96 - statistics.prefix_hits + 2 == statistics.step_tokens
+    assert statistics.cached_tokens >= 48
+    assert (0, 0, 0.0) == (statistics.running, statistics.preemptions, statistics.cache_usage)
+
+
+# Anything at all -----------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_when_every_answer_is_what_the_sequence_would_get_alone(overlaps, seed):
+    choose = Random(seed)
+    world = World(overlaps=overlaps)
+    device = fake_model.FakeRunner(4, overlaps=overlaps)
+    engine = Engine(
+        device,
+        slots=3,
+        max_batch=2,
+        max_batched_tokens=6,
+        max_model_len=40,
+        blocks_total=14,  # so few that sequences are preempted
+        block_size=4,
+        vocab_size=fake_model.VOCABULARY,
+        eos_token_ids=(fake_model.EOS,),
+        draw_seed=lambda: 1,
+    )
+    loop = Loop(engine, device, world, clock=lambda: world.now_s)
+    asked: dict[int, tuple[list[int], Sampling]] = {}
+    aborted: set[int] = set()
+    for key in range(1, 400):
+        if choose.random() < 0.4:
+            prompt = [choose.randrange(1, fake_model.VOCABULARY) for _ in range(choose.randint(1, 20))]
+            sampling = Sampling(max_tokens=choose.randint(1, 30), temperature=0.0)
+            asked[key] = prompt, sampling
+            world.submit(key, sampling, prompt)
+        if choose.random() < 0.1 and asked:
+            aborted.add(choose.choice(list(asked)))
+            world.inbox += [wire.Abort(key) for key in aborted]
+        if not (engine.idle and not world.inbox):
+            loop.turn()
+    with pytest.raises(ParentGone):
+        loop.run()
+
+    told: dict[int, list[int]] = {key: [] for key in asked}
+    ends: dict[int, str | None] = {}
+    for frame in world.frames:
+        for key, token_id in frame.plain():
+            assert key not in ends
+            told[key].append(token_id)
+        for output in frame.outputs:
+            assert output.key not in ends
+            told[output.key] += output.token_ids
+            ends[output.key] = output.finish_reason
+    for key, (prompt, sampling) in asked.items():
+        expected, reason = fake_model.answer(prompt, sampling, 40)
+        if key in ends:
+            assert (expected, reason) == (told[key], ends[key])
+        else:
+            assert key in aborted
+            assert expected[: len(told[key])] == told[key]
+    last = world.frames[-1].statistics
+    assert (0, 0, 3, 14) == (last.running, last.pending, last.slots_free, last.blocks_free)
