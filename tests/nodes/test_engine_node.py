@@ -234,7 +234,8 @@ async def test_a_stuck_child_has_no_seats_although_it_has_not_ended_and_nobody_w
         first = node.pid
         async with generating(node, job(100_000)) as deltas:
             await deltas.started()
-            os.kill(first, signal.SIGSTOP)  # only our abort is left without an answer
+            os.kill(first, signal.SIGSTOP)
+            await trio.sleep(0.05)  # what it said before is read; only our abort is left without an answer
         await reports.until("up", "down")
         assert Path(f"/proc/{first}").exists()
         assert "made no progress" in str(node.problem)
