@@ -89,6 +89,7 @@ def backlog_rows(by_turns: Backlog, by_tokens: Backlog) -> list[Row]:
 def contention_rows() -> list[Row]:
     """A flood, a burst after idling, overload."""
     nothing, greedy, stubborn = flood("nothing"), flood("greedy"), flood("stubborn")
+    long_nothing, long_once = (flood(tenth, length_s=600.0, seeds=range(6)) for tenth in ("nothing", "flood"))
     once, helpless = flood("flood"), flood("stubborn", displacing=False)
     return [
         Row(
@@ -106,11 +107,11 @@ def contention_rows() -> list[Row]:
             1.2,
         ),
         Row(
-            "p99 wait over that beside nobody, | flood of 1,000 once",
-            1.0,
+            "p99 wait over that beside nobody, two minutes | ten, with a flood of 1,000 at once",
             once.p99_s / nothing.p99_s,
+            long_once.p99_s / long_nothing.p99_s,
             None,
-            None,
+            1.2,
         ),
         Row(
             "share taken after an idle burst, no lift | lift",

@@ -1,6 +1,6 @@
 """How fast are refusals, timeouts and cancels while 500 streams run, and what does a flood do to the others?
 
-    python bench/queue_live.py [--minutes 1] [--only streams|flood] [--json bench/results/queue_live.json]
+    python bench/queue_live.py [--minutes 1] [--only streams|flood|once] [--json FILE]
 
 A real server process and its real child, which only pretends to be a model (queue_live_child.py), so the
 figures are those of the queue, the listener and the frames. The server has a core of its own; the child, the
@@ -14,6 +14,10 @@ tenth tenant always has ten requests there; one that is refused asks again at on
 the middle sends 1,000 more at once. `flood alone`: it sends just those. A wait is what a client waits for its
 first token; the verdict is on the flood against `greedy`: beside idle seats any work at all is a wait,
 however it comes. What of a wait is the listener's, `GET /health` on new connections tells.
+
+`--only once --minutes 10` compares `flood alone` with `alone` all the same, as somebody would who looks at
+the p99 of ten minutes in which a flood came: it is nobody's fault that seats are taken while a flood is
+worked off, but it should be over soon enough not to show.
 """
 
 import argparse
@@ -226,6 +230,18 @@ async def floods(seconds: float) -> dict[str, Any]:
     return result
 
 
+async def flood_once(seconds: float) -> dict[str, Any]:
+    """Compare a calm with as long a time in which a flood came, under the fairness that is the default."""
+    run = partial(flood_run, "roundRobin", seconds, greedy=False)
+    runs = {"alone": await run(flooded=False), "flood alone": await run(flooded=True)}
+    return {
+        "seconds": seconds,
+        **runs,
+        "refused_share": verdict(runs["flood alone"]["refused_share"], 0.001),
+        "p99_over_alone": verdict(ratio(runs, "flood alone", "alone", "wait_ms"), 1.2),
+    }
+
+
 # Verdicts ------------------------------------------------------------------------------------------
 
 
@@ -247,6 +263,8 @@ def judged(quantiles: dict[str, float], most_p99: float) -> dict[str, Any]:
 async def main(only: str | None, minutes: float) -> dict[str, Any]:
     """Run all, one after the other."""
     parts: dict[str, Callable[[], Any]] = {"streams": under_streams, "flood": partial(floods, minutes * 60)}
+    if only == "once":
+        parts["once"] = partial(flood_once, minutes * 60)
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
@@ -262,7 +280,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=1.0, help="of each of the eight floods and calms")
-    parser.add_argument("--only", choices=["streams", "flood"])
+    parser.add_argument("--only", choices=["streams", "flood", "once"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     measured = json.dumps(trio.run(main, options.only, options.minutes), indent=2)

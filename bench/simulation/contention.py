@@ -15,6 +15,7 @@ from simulation.workload import Request, Shape, poisson
 CHAT = Shape(100, 20)
 TENTH = "tenth"
 OTHERS = [f"other-{number}" for number in range(9)]
+CALM_S = 120.0
 RETRIES = 2  # what the OpenAI and Anthropic SDKs do
 
 
@@ -22,27 +23,31 @@ Tenth = Literal["nothing", "greedy", "flood", "stubborn"]
 
 
 class Flood(NamedTuple):
-    """What the others saw of it, while it lasted: the share that was refused, and the rest's p99 wait."""
+    """What the others saw of it: the share that was refused, and the rest's p99 wait."""
 
     refused: float
     p99_s: float
 
 
-def flood(tenth: Tenth, *, displacing: bool = True, seeds: Iterable[int] = (1, 2, 3)) -> Flood:
-    """Nine tenants send one request a second each, which is 57 % of what 8 seats can do, for five minutes.
+def flood(
+    tenth: Tenth, *, displacing: bool = True, length_s: float = 120.0, seeds: Iterable[int] = (1, 2, 3)
+) -> Flood:
+    """Nine tenants send one request a second each, which is 57 % of what 8 seats can do.
 
-    What the tenth does, from the second minute on, makes the difference. `greedy`: always has two more
+    What the tenth does, when they have done so for two minutes, makes the difference to the `length_s` that
+    follow. `greedy`: always has two more
     requests waiting, so it never lets a seat idle but crowds nobody out. `flood`: 1,000 at once.
     `stubborn`: 1,000 at once, and each that is refused comes back after a second until it is served.
     """
-    runs = [_flood(tenth, displacing=displacing, random=Random(seed)) for seed in seeds]
+    runs = [_flood(tenth, length_s, displacing=displacing, random=Random(seed)) for seed in seeds]
     others = [request for run in runs for request in run]
     return Flood(share_refused(others), percentile(waits_s(others), 0.99))
 
 
-def _flood(tenth: Tenth, *, displacing: bool, random: Random) -> list[Request]:
-    """Return the others' requests of the two minutes that are looked at."""
+def _flood(tenth: Tenth, length_s: float, *, displacing: bool, random: Random) -> list[Request]:
+    """Return the others' requests of the time that is looked at."""
     clock = Clock()
+    end_s = CALM_S + length_s
 
     def submit_tenth() -> None:
         desk.submit(CHAT.request(TENTH, random))
@@ -57,12 +62,14 @@ def _flood(tenth: Tenth, *, displacing: bool, random: Random) -> list[Request]:
 
     desk = Desk(clock, order="roundRobin", displacing=displacing, ended=ended)
     for tenant in OTHERS:
-        for time_s in poisson(1.0, 240.0, random):
+        for time_s in poisson(1.0, end_s, random):
             clock.at(time_s, partial(desk.submit, CHAT.request(tenant, random)))
     for _ in range({"nothing": 0, "greedy": desk.seats + 2, "flood": 1000, "stubborn": 1000}[tenth]):
-        clock.at(120.0, submit_tenth)
-    clock.run(240.0)
-    return [request for request in desk.requests if request.tenant in OTHERS and request.submitted_s >= 120.0]
+        clock.at(CALM_S, submit_tenth)
+    clock.run(end_s)
+    return [
+        request for request in desk.requests if request.tenant in OTHERS and request.submitted_s >= CALM_S
+    ]
 
 
 def share_after_idling(
