@@ -171,6 +171,7 @@ async def flood_run(fairness: str, seconds: float, *, greedy: bool, flooded: boo
         trio.open_nursery() as nursery,
     ):
         port = int(await server.line())
+        nursery.start_soon(server.ignore)
         async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
             schedule = Schedule(seconds)
             for number in range(GREEDY if greedy else 0):

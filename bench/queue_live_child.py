@@ -66,6 +66,7 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         weight_bytes=1,
         kv_cache_bytes=1,
         kernel="none",
+        embeds=False,
     )
 
 

@@ -34,6 +34,12 @@ class Process:
         line, _, self._lines = self._lines.partition(b"\n")
         return line.decode()
 
+    async def ignore(self) -> None:
+        """Read whatever it writes, so that it never waits for a reader."""
+        assert self.process.stdout is not None
+        async for _ in self.process.stdout:
+            pass
+
     async def tell(self, order: str) -> None:
         """Send it a line."""
         assert self.process.stdin is not None

@@ -23,47 +23,54 @@ from fairlead.collector import settle
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.gateway import Gateway
-from fairlead.nodes.engine_node import EngineNode
+from fairlead.nodes.fleet import Fleet
 from fairlead.text.model import TextModel
-from fairlead.worker.wire import WorkerSpec
 
 CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
+NAME = "pretender"
 WATCH_S = 0.002
 
 
 async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
     """Serve until killed."""
-    config = Config(models=(ModelConfig(path=Path(), name="pretender"),), queue=queue)
-    model = replace(TextModel.load(demonstration_model(), name="pretender"), max_model_len=100_000)
+    path = Path(f"pretend:slots={slots},step_ms={step_ms}")
+    model = ModelConfig(path=path, name=NAME, preload=True)
+    config = Config(models=(model,), queue=queue)
+    text = replace(TextModel.load(demonstration_model(), name=NAME), path=path, max_model_len=100_000)
+
+    async def read(_model: ModelConfig) -> TextModel:
+        return text
+
     dispatcher = Dispatcher(queue)
-    spec = WorkerSpec(path=f"pretend:slots={slots},step_ms={step_ms}")
-    node = EngineNode(model, spec, dispatcher, command=CHILD)
+    fleet = Fleet(config, dispatcher, read=read, engine_command=CHILD)
+    await fleet.prepare()
     services = Services(
         config=config,
         gateway=Gateway(dispatcher, request_timeout_s=600),
-        models={"pretender": model},
+        fleet=fleet,
+        models=fleet.texts,
         aliases={},
-        ready=lambda: node.is_ready,
+        ready=lambda: fleet.is_ready,
         estimate=lambda *who: msgspec.structs.asdict(dispatcher.forecast(*who)),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
-        running=lambda: [msgspec.structs.asdict(node.status())],
     )
     sockets = bind("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
-        await nursery.start(node.run)
+        await nursery.start(fleet.run)
         app = create_app(services)
         settle()
         print(sockets[0].getsockname()[1], flush=True)
-        nursery.start_soon(watch, node)
+        nursery.start_soon(watch, fleet)
         await serve_http(app, sockets, limits=config.limits, shutdown=trio.Event())
 
 
-async def watch(node: EngineNode) -> None:
+async def watch(fleet: Fleet) -> None:
     """Say how many slots are free whenever that changes."""
-    told = 0  # as long as the child has told nothing
+    told: int | None = 0  # as long as the child has told nothing
     while True:
-        free = node.status().slots_free
+        (status,) = fleet.models()
+        free = status.slots_free
         if free != told:
             print(f"free {free} {time.monotonic():.6f}", flush=True)
             told = free

@@ -113,6 +113,20 @@ cdef extern from "cpustep/cpustep.h" nogil:
         float *logits
         long logits_stride
 
+    ctypedef struct Choice:
+        int rows
+        int vocabulary
+        const float *logits
+        long stride
+        const float *temperatures
+        float greedy_below
+        const int32_t *top_k
+        const double *top_p
+        const float *least
+        const double *numbers
+        int64_t *tokens
+        float *highest
+
     const Kernels *find_kernels(int dtype, const char *name)
     const Kernels *list_kernels(int dtype, int index)
     int lay_out_weights(Model *)
@@ -124,6 +138,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
     int check_step(const Model *, const Step *, char *reason, size_t room)
     int plan_step(Model *, const Step *)
     void run_step(Model *, const Step *)
+    int choose_tokens(const Choice *, const Kernels *, int threads)
     double c_read_rate "read_rate" (size_t bytes, int threads, int tries)
 
 
@@ -153,6 +168,51 @@ def read_rate(size, threads, tries=3):
     if rate == 0:
         raise MemoryError(f"{size} bytes to read")
     return rate
+
+
+def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, *, greedy_below, threads=1,
+           variant=None):
+    """Choose the next token of each row of float32 `logits` [S, V]: `tokens` (int64) and `highest` (float32) [S].
+
+    `highest` is the row's highest logit, NaN if there is a NaN in the row; then, or when it is −inf, the token means
+    nothing. Rows of a temperature (float32) below `greedy_below` get the first of their highest. For the others scores
+    are logits less the highest, over the temperature; a score stays if it reaches `least` (float32), the `top_k`th
+    (int32; 0: off), and then the last of the likeliest that weigh `top_p` (float64; 1: off) of what is left. The token
+    is where the sum of what stays, in the vocabulary's order, passes the part `numbers` (float64, 0 to 1) of it. Rows
+    are done on `threads` threads and have no effect on one another. ValueError: arrays of another length.
+    """
+    cdef const float[:, ::1] rows = logits
+    cdef const float[::1] heat = temperatures, floors = least
+    cdef const int32_t[::1] most = top_k
+    cdef const double[::1] shares = top_p, draws = numbers
+    cdef int64_t[::1] chosen = tokens
+    cdef float[::1] tops = highest
+    cdef Choice choice
+    cdef const Kernels *kernels
+    cdef int failed, count = _integer("threads", threads, 1, THREADS_AT_MOST)
+    name = b"" if variant is None else variant.encode()
+    cdef const char *wanted = name
+    for what, length in (("temperatures", len(heat)), ("top_k", len(most)), ("top_p", len(shares)),
+                         ("least", len(floors)), ("numbers", len(draws)), ("tokens", len(chosen)),
+                         ("highest", len(tops))):
+        if length != rows.shape[0]:
+            raise ValueError(f"{what}: {length} for {rows.shape[0]} rows of logits")
+    if rows.shape[1] == 0 or rows.shape[1] > 1 << 24:
+        raise ValueError(f"logits: rows of {rows.shape[1]}")
+    kernels = find_kernels(FLOAT32, wanted if variant is not None else <const char *> NULL)
+    if kernels == NULL:
+        raise ValueError(f"variant: {variant!r} is not one of {', '.join(variants('float32'))}")
+    if rows.shape[0] == 0:
+        return
+    choice.rows, choice.vocabulary = <int> rows.shape[0], <int> rows.shape[1]
+    choice.logits, choice.stride = &rows[0, 0], rows.shape[1]
+    choice.temperatures, choice.greedy_below = &heat[0], greedy_below
+    choice.top_k, choice.top_p, choice.least, choice.numbers = &most[0], &shares[0], &floors[0], &draws[0]
+    choice.tokens, choice.highest = &chosen[0], &tops[0]
+    with nogil:
+        failed = choose_tokens(&choice, kernels, count)
+    if failed:
+        raise MemoryError("scores of a row")
 
 
 cdef class CpuModel:

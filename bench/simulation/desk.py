@@ -11,8 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
+from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.ticket import Ticket, Wish
 from fairlead.errors import FairleadError, QueueTimeout
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
@@ -74,7 +75,7 @@ class Desk:
         self._scheduler = Scheduler(self, capacity=capacity, random=Random(1), fairness=fairness)
         for number in range(nodes):
             limits = NodeLimits(seats=seats, max_model_len=10 * MAX_TOKENS)
-            self._scheduler.node_up(_Node(str(number)), limits)
+            self._scheduler.node_up(Node(str(number)), limits)
         if order == "tokens":
             clock.every(METER_S, self._meter)
 
@@ -132,8 +133,24 @@ class Desk:
         raise AssertionError(ticket, error)
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Only loadable models are swapped, and here are none."""
+        """Only loadable models are swapped, and here are none; so none of what follows is asked for."""
         raise AssertionError(model, evict)
+
+    def stop_model(self, model: str) -> None:
+        """See `start_swap`."""
+        raise AssertionError(model)
+
+    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+        """See `start_swap`."""
+        raise AssertionError(wish, error)
+
+    def idle(self, place: Place) -> None:
+        """See `start_swap`."""
+        raise AssertionError(place)
+
+    def closed(self, node_id: str) -> None:
+        """No node is closed here."""
+        raise AssertionError(node_id)
 
     # What passes -------------------------------------------------------------------------------------
 
@@ -181,13 +198,12 @@ class Desk:
         self._node_of[request] = node
 
 
-class _Node:
+class Node:
     """All the scheduler wants to know of a node."""
 
-    models = frozenset({MODEL})
-
-    def __init__(self, id: str) -> None:  # noqa: A002  # the protocol's name for it
+    def __init__(self, id: str, *models: str) -> None:  # noqa: A002  # the protocol's name for it
         self.id = id
+        self.models = frozenset(models or {MODEL})
 
     def generate(self, job: Job, into: "Sink") -> "AbstractAsyncContextManager[None]":
         raise AssertionError(job, into)

@@ -159,6 +159,23 @@ typedef struct {
 
 enum { SCRATCH_BYTES = 512 * 1024 };
 
+/* How the next token of each row of logits is chosen. Arrays are by row. */
+typedef struct {
+    int rows, vocabulary;
+    const float *logits;
+    long stride;
+    const float *temperatures;    /* those below `greedy_below`: the highest */
+    float greedy_below;
+    const int32_t *top_k;         /* 0 or less: off */
+    const double *top_p;          /* 1: off */
+    const float *least;           /* the logarithm of min_p */
+    const double *numbers;        /* from 0 to 1: which part of the distribution's sum is drawn */
+    int64_t *tokens;
+    float *highest;               /* of its logits; NaN if there is one among them */
+} Choice;
+
+enum { RUN = 128 }; /* scores that are summed, or looked at for their highest, together */
+
 /* One instruction set's way with one dtype. `scratch` is the calling thread's own, SCRATCH_BYTES of it. */
 typedef struct Kernels {
     const char *name;
@@ -174,6 +191,7 @@ typedef struct Kernels {
     void (*attend_tiled)(const Model *, const Layer *, const Step *, const Task *, int kv_head, int rows,
                          char *scratch);
     void (*merge)(const Model *, const Task *, int kv_head, int rows, char *scratch);
+    void (*choose_row)(const Choice *, int row, char *scratch);  /* float32 has it */
     void (*leave)(void);          /* before a thread goes back to others' code */
 } Kernels;
 
@@ -204,6 +222,9 @@ int check_step(const Model *, const Step *, char *reason, size_t room);
 
 /* plan.c: cuts a checked step into tasks. −1: out of memory. */
 int plan_step(Model *, const Step *);
+
+/* choose.c: −1: out of memory. */
+int choose_tokens(const Choice *, const Kernels *, int threads);
 
 /* probe.c */
 double read_rate(size_t bytes, int threads, int tries);

@@ -8,10 +8,18 @@
 #include "product.h"
 #include "rows.h"
 #include "attention.h"
+#undef CHOOSE_ROW
+#if BF16
+#define CHOOSE_ROW 0
+#else
+#include "choose.h"
+#define CHOOSE_ROW NAME(choose_row)
+#endif
 
 #ifndef KERNELS
 #define KERNELS(label, number_type) { \
     .name = label, .dtype = number_type, .multiply = NAME(multiply), .embed = NAME(embed), \
     .normalize = NAME(normalize), .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads), \
-    .attend = NAME(attend), .merge = NAME(merge) }
+    .attend = NAME(attend), .merge = NAME(merge), \
+    .choose_row = CHOOSE_ROW }
 #endif

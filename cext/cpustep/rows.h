@@ -95,6 +95,13 @@ ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const flo
 #endif
 }
 
+/* A key has a line of its page for each few of its channels: they are on their way while queries are prepared. */
+ALWAYS void NAME(ask_for_keys)(const Model *model, const char *block)
+{
+    for (int k = 0; k < model->shape.kv_heads; k++, block += 2 * model->page_bytes)
+        for (size_t line = 0; line < model->page_bytes; line += 64) __builtin_prefetch(block + line, 1);
+}
+
 static void NAME(split_heads)(const Model *model, const Layer *layer, const Step *step, int token)
 {
     const Shape *shape = &model->shape;
@@ -103,15 +110,16 @@ static void NAME(split_heads)(const Model *model, const Layer *layer, const Step
     int rotated = shape->rotated[layer->rope];
     const float *angles = model->angles[layer->rope] + (long)token * rotated;
     float head[HEAD_AT_MOST] __attribute__((aligned(64)));
+    int slot = step->slot_mapping[layer->group][token], offset = slot % BLOCK;
+    char *block = layer->pages + (size_t)(slot / BLOCK) * K * 2 * model->page_bytes;
+    NAME(ask_for_keys)(model, block);
     for (int h = 0; h < H; h++) {
         NAME(prepare_head)(model, row + h * D, layer->vectors[QUERY_NORM], angles, rotated, head);
         long place = (long)(h / G) * step->tokens * G + (long)token * G + h % G;
         NAME(number) *to = (NAME(number) *)model->queries + place * room;
         for (int i = 0; i < room; i += VW) NAME(put)(to + i, load(head + i));
     }
-    int slot = step->slot_mapping[layer->group][token], offset = slot % BLOCK;
     int clear_from = model->clear_from[layer->group * shape->tokens_at_most + token];
-    char *block = layer->pages + (size_t)(slot / BLOCK) * K * 2 * model->page_bytes;
     for (int k = 0; k < K; k++, block += 2 * model->page_bytes) {
         NAME(prepare_head)(model, row + (H + k) * D, layer->vectors[KEY_NORM], angles, rotated, head);
         NAME(keep_key)((NAME(number) *)block, offset, room, head);

@@ -119,12 +119,26 @@ static void meet(const Worker *worker)
              end_of_##index = (int)((long)(count) * ((worker)->thread + 1) / (worker)->threads); \
          index < end_of_##index; index++)
 
+/* How many panels a thread takes at a time. Small pieces even out threads that others hold up; large ones read many
+ * rows of the input less often. */
+static int choose_grain(int panels, int threads, int rows)
+{
+    if (threads == 1) return panels;
+    if (rows <= 64) return panels / (threads * 6) + 1;
+    int best = 0, most = 0;
+    for (int pieces = 3; pieces >= 2; pieces--) { /* of each thread; what counts is who has most to do */
+        int grain = (panels + threads * pieces - 1) / (threads * pieces);
+        if (best && grain * pieces >= most) continue;
+        best = grain;
+        most = grain * pieces;
+    }
+    return best;
+}
+
 static void multiply(const Worker *worker, const Product *product)
 {
     if (product->rows) {
-        /* Small pieces even out threads that others hold up; large ones read many rows of the input less often. */
-        int grain = product->panels / (worker->threads * (product->rows > 64 ? 3 : 6)) + 1;
-        if (worker->threads == 1) grain = product->panels;
+        int grain = choose_grain(product->panels, worker->threads, product->rows);
         for (int panel; (panel = take_work(worker->team, grain)) < product->panels;) {
             int end = panel + grain < product->panels ? panel + grain : product->panels;
             worker->model->kernels->multiply(product, panel, end, worker->scratch);

@@ -18,13 +18,15 @@ from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
 from fairlead.collector import settle
-from fairlead.config import CommandConfig, Config, ConfigError, ModelConfig
+from fairlead.config import Config, ConfigError, ModelConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
-from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.fleet import Fleet
+from fairlead.reload import Source, keep_up
 from fairlead.telemetry import logs
+from fairlead.telemetry.witness import Witness, witness_of
+from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
 logger = structlog.get_logger("fairlead.app")
@@ -46,12 +48,16 @@ class Announcer(Protocol):
         """The server takes no more requests and finishes those it has."""
 
 
-def run(config: Config, announcer: Announcer) -> int:
+def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 good, 1 failed, 2 bad configuration."""
-    logs.configure(json=config.log_json)
+    logs.configure(json=config.log_json, level=config.log_level)
     names = ", ".join(model.name for model in config.models)
     try:
-        trio.run(partial(serve, config, announcer), strict_exception_groups=True)
+        with witness_of(config) as witness:
+            trio.run(
+                partial(serve, config, announcer, source=source, witness=witness),
+                strict_exception_groups=True,
+            )
     except (Exception, BaseExceptionGroup) as error:
         cause = unwrap(error)
         if isinstance(cause, FairleadError | ConfigError | OSError):
@@ -65,86 +71,88 @@ async def serve(
     config: Config,
     announcer: Announcer,
     *,
+    source: Source | None = None,
+    witness: Witness = lambda _journey, _load: None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Bind, load, serve, drain. Reports the server's address once every model is loaded.
+    """Bind, load, serve, drain. Reports the server's address once what is preloaded is there.
 
-    The listener answers from the beginning: `/health` is live, `/ready` is not yet, and jobs wait in the
-    queue for the model to be loaded. Raises `ConfigError`, `LoadFailed` or `OSError` when it cannot start.
+    The listener answers from the beginning, but for what must be fetched from a hub: `/health` is live,
+    `/ready` is not yet, and jobs wait in the queue for their models to be loaded. The configuration is read
+    again from its `source`, if it has one. `witness` is told of each job at its end. Raises `ConfigError`,
+    `LoadFailed` or `OSError` when it cannot start.
     """
-    engine_models = _servable(config)
     sockets = bind(config.host, config.port)
     host, port = sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    dispatcher = Dispatcher(config.queue)
-    models = {model.name: _text_model(model) for model in engine_models}
-    fleet = Fleet(tuple(_node(model, models[model.name], dispatcher, announcer) for model in engine_models))
+    dispatcher = Dispatcher(config.queue, rejects_loading=config.while_loading == "reject")
+    fleet = Fleet(
+        config, dispatcher, read=partial(_read_model, announcer=announcer), on_progress=announcer.loading
+    )
+    await fleet.prepare()
+    shutdown = trio.Event()
     services = Services(
         config=config,
-        gateway=Gateway(dispatcher, request_timeout_s=config.request_timeout_s),
-        models=models,
-        aliases={alias: model.name for model in config.models for alias in model.aliases},
+        gateway=Gateway(
+            dispatcher,
+            request_timeout_s=config.request_timeout_s,
+            tell=lambda journey: witness(journey, fleet.load_times(journey.job.model)),
+        ),
+        fleet=fleet,
+        models=fleet.texts,
+        aliases=fleet.aliases,
         ready=lambda: fleet.is_ready,
         problems=lambda: fleet.problems,
         estimate=lambda model, tenant, priority: msgspec.structs.asdict(
             dispatcher.forecast(model, tenant, priority)
         ),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
-        running=lambda: [msgspec.structs.asdict(status) for status in fleet.running()],
+        draining=shutdown.is_set,
     )
-    shutdown = trio.Event()
 
     async def load() -> None:
         async with trio.open_nursery() as loaded:
             await loaded.start(fleet.run)
             settle()
-            announcer.ready(url, list(models))
+            announcer.ready(url, [status.model for status in fleet.models()])
             task_status.started(url)
 
+    app = create_app(services)
+
+    async def change(wanted: Config) -> None:
+        await fleet.reload(wanted)
+        app.change_keys(wanted.api_keys)
+
     async with trio.open_nursery() as signals:
+        if source is not None:
+            signals.start_soon(keep_up, source, config, change)
         signals.start_soon(_watch_signals, shutdown, dispatcher, announcer)
         async with trio.open_nursery() as nodes:
             nodes.start_soon(dispatcher.run)
             nodes.start_soon(load)
-            await serve_http(create_app(services), sockets, limits=config.limits, shutdown=shutdown)
+            await serve_http(app, sockets, limits=config.limits, shutdown=shutdown)
             nodes.cancel_scope.cancel()
         signals.cancel_scope.cancel()
 
 
-def _servable(config: Config) -> tuple[ModelConfig, ...]:
-    """Return the models. Raises `ConfigError` if the configuration asks for what is not built yet."""
-    models = tuple(model for model in config.models if isinstance(model, ModelConfig))
-    if config.nodes:
-        raise ConfigError(f"nodes: {config.nodes[0].id} cannot be used yet, nor any other")
-    for model in config.models:
-        if isinstance(model, CommandConfig):
-            raise ConfigError(f"models.{model.name}.cmd: models cannot be served by a command yet")
-        if model.ttl_s:
-            raise ConfigError(f"models.{model.name}.ttl: models cannot be unloaded yet")
-    if len(models) != 1:
-        raise ConfigError("models: exactly one model can be served")
-    return models
+async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
+    """Find a model's files, here or on a hub, and read what the parent knows of it. Raises `LoadFailed`."""
+    token = trio.lowlevel.current_trio_token()
 
+    def fetched(fraction: float) -> None:  # called by threads of the hub's library
+        token.run_sync_soon(announcer.loading, model.name, fraction, "fetching")
 
-def _text_model(model: ModelConfig) -> TextModel:
-    return TextModel.load(
-        model.path,
-        name=model.name,
-        max_model_len=model.max_model_len,
-        max_input_tokens=model.max_input_tokens,
-        max_output_tokens=model.max_output_tokens,
-    )
+    def read() -> TextModel:
+        return TextModel.load(
+            find_model(model.path, fetched),
+            name=model.name,
+            max_model_len=model.max_model_len,
+            max_input_tokens=model.max_input_tokens,
+            max_output_tokens=model.max_output_tokens,
+        )
 
-
-def _node(model: ModelConfig, text: TextModel, dispatcher: Dispatcher, announcer: Announcer) -> EngineNode:
-    return EngineNode(
-        text,
-        worker_spec(model),
-        dispatcher,
-        isolate_tenants=model.kv_cache.isolate_tenants,
-        on_progress=partial(announcer.loading, model.name),
-    )
+    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
 async def _watch_signals(shutdown: trio.Event, dispatcher: Dispatcher, announcer: Announcer) -> None:

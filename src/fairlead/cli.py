@@ -1,33 +1,39 @@
-"""The command line: arguments become a `Config` or a chat, outcomes become exit codes.
+"""The command line: arguments become a `Config` or a call of `console`, outcomes become exit codes.
 
-Owns the names, ranges and help of the options. Knows nothing of how anything is served (`app`) or shown
-(`console`). Importing it is cheap: a command imports what it needs when it runs.
+Knows nothing of how anything is served (`app`) or shown (`console`). Importing it is cheap: a command imports
+what it needs when it runs.
 
 Exit codes: 0 good, 1 failed, 2 bad usage or configuration, 130 interrupted.
 """
 
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
-from cyclopts import App, CycloptsError, Parameter, validators
+from cyclopts import App, CycloptsError, Parameter
 
-from fairlead.config import (
-    AnyModelConfig,
-    ApiKey,
-    Config,
-    ConfigError,
-    ModelConfig,
-    demonstration_model,
-    is_loopback,
+from fairlead.config import Config, ConfigError, is_loopback
+from fairlead.console.load_options import LoadOptions
+from fairlead.console.options import (
+    File,
+    Flag,
+    Model,
+    Port,
+    ServeOptions,
+    parse_api_keys,
+    told,
 )
 
-S = TypeVar("S", bound=msgspec.Struct)
+if TYPE_CHECKING:
+    from fairlead.console.client import Client
+    from fairlead.reload import Source
+
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 commands = App(
     "fairlead",
@@ -35,114 +41,76 @@ commands = App(
     version=lambda: metadata.version("fairlead"),
 )
 commands.register_install_completion_command()
-
-
-def _no_nan(_type: object, value: float | None) -> None:
-    """Ranges are checked by comparison, and a NaN passes every comparison that is meant to fail."""
-    if value is not None and value != value:  # noqa: PLR0124 - this is how a NaN is known
-        raise ValueError("Must be a number.")
-
-
-def _known_device(_type: object, value: str | None) -> None:
-    if value is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        raise ValueError("Must be auto, cpu, cuda or cuda:N.")
-
-
-AtLeastOne = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
-File = Annotated[Path, Parameter(validator=validators.Path(exists=True, dir_okay=False))]
-Seconds = Annotated[float | None, Parameter(validator=(validators.Number(gt=0, lt=float("inf")), _no_nan))]
-
-
 commands.command(configuration := App("config", help="Look at configuration files."))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which server a command talks to.
+
+    Parameters
+    ----------
+    url
+        Address of the server. Default: http://127.0.0.1:8000.
+    api_key
+        The key to send.
+    """
+
+    url: Annotated[str | None, Parameter(env_var="FAIRLEAD_URL")] = None
+    api_key: Annotated[str | None, Parameter(env_var="FAIRLEAD_API_KEY")] = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no URL."""
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url: must begin with http:// or https://, not {self.url!r}")
+
+    @property
+    def key(self) -> str | None:
+        """The key alone: what the environment has may be for a server, with users and several."""
+        if not self.api_key or not self.api_key.strip():
+            return None
+        return parse_api_keys(self.api_key.split()[:1])[0].key
+
+    def ask(self, show: Callable[["Client"], int]) -> int:
+        """Have something asked and shown; return the exit code, which is 1 if the server will not answer."""
+        from fairlead.console.announcer import complain
+        from fairlead.console.client import Client, ServerError
+
+        try:
+            with Client(self.url or DEFAULT_URL, api_key=self.key) as client:
+                return show(client)
+        except ServerError as error:
+            complain(str(error))
+            return 1
+
+
+# Servers -------------------------------------------------------------------------------------------
 
 
 @commands.command
 def serve(
-    model: Annotated[Path | None, Parameter(validator=validators.Path(exists=True, file_okay=False))] = None,
+    model: Model | None = None,
     /,
     *,
     config: File | None = None,
-    host: Annotated[str | None, Parameter(env_var="FAIRLEAD_HOST")] = None,
-    port: Annotated[
-        int | None, Parameter(env_var="FAIRLEAD_PORT", validator=validators.Number(gte=0, lte=65535))
-    ] = None,
-    api_key: Annotated[
-        tuple[str, ...], Parameter(env_var="FAIRLEAD_API_KEY", negative="", show_default=False)
-    ] = (),
-    served_model_name: str | None = None,
-    device: Annotated[str | None, Parameter(validator=_known_device)] = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None,
-    slots: AtLeastOne = None,
-    max_batch: AtLeastOne = None,
-    max_batched_tokens: AtLeastOne = None,
-    max_model_len: AtLeastOne = None,
-    kv_cache_memory_mb: AtLeastOne = None,
-    threads: AtLeastOne = None,
-    queue_capacity: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
-    queue_timeout: Seconds = None,
-    fairness: Literal["roundRobin", "tokens"] | None = None,
-    estimate: Literal["mean", "quantile"] | None = None,
-    keep_alive: Annotated[
-        float | None, Parameter(validator=(validators.Number(gte=0, lt=float("inf")), _no_nan))
-    ] = None,
-    request_timeout: Seconds = None,
-    drain_timeout: Seconds = None,
-    log_json: Annotated[bool, Parameter(negative="")] = False,
-    lifeline: Annotated[bool, Parameter(negative="", show=False)] = False,
+    watch_config: Flag = False,
+    options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Serve a model over HTTP.
+    """Serve models over HTTP.
 
     Parameters
     ----------
     model
-        Directory of the model. Without it and without --config, the small demonstration model is served.
+        Directory of the model, or its name on the Hugging Face hub (organization/name). Without it and
+        without --config, the small demonstration model is served.
     config
         A configuration file (fairlead.yaml, or llama-swap's). What is given here as well wins over it.
-    host
-        Address to listen on. Default: 127.0.0.1.
-    port
-        Port to listen on; 0 takes a free one. Default: 8000.
-    api_key
-        A key that clients must send: KEY, or USER=KEY to say whose it is. May be given several times.
-    served_model_name
-        What clients call the model. Default: the name of its directory.
-    device
-        auto, cpu, cuda or cuda:N. Default: auto.
-    dtype
-        Type of the weights and the KV cache. Default: auto.
-    slots
-        Sequences that run at once.
-    max_batch
-        Sequences in one step; at most --slots.
-    max_batched_tokens
-        Tokens in one step.
-    max_model_len
-        Tokens of prompt and answer together. Default: the model's own context.
-    kv_cache_memory_mb
-        Memory of the KV cache, in MiB.
-    threads
-        CPU threads of the engine.
-    queue_capacity
-        Jobs that may wait; the next one is answered 429. Default: 100.
-    queue_timeout
-        Seconds a job may wait for its turn. Default: 60.
-    fairness
-        What tenants get equal shares of: turns (roundRobin, the default) or tokens.
-    estimate
-        How waits are foretold: from the mean service time (default), or from predicted lengths (quantile).
-    keep_alive
-        Seconds after which a stream that still waits is told its position; 0: never. Default: 15.
-    request_timeout
-        Seconds a job may run. Default: 600.
-    drain_timeout
-        Seconds that running jobs are given to finish when the server is told to stop. Default: 30.
-    log_json
-        Log in JSON, one object a line.
-    lifeline
-        Stop when standard input ends: a parent that dies cannot leave us behind.
+    watch_config
+        Read the file again whenever it has changed, as SIGHUP does. Models that did not change run on.
     """
-    if max_batch and slots and max_batch > slots:
-        raise ConfigError(f"--max-batch: must be at most --slots, which is {slots}")
+    if watch_config and config is None:
+        raise ConfigError("--watch-config: needs --config")
     given = Config(models=())
     if config is not None:
         from fairlead.console.configuration import read
@@ -151,43 +119,143 @@ def serve(
         if reading is None:
             return 2
         given = reading.config
-    models = _models(
-        given,
-        model,
-        kv_cache_memory_mb,
-        name=None if served_model_name is None else _not_empty("--served-model-name", served_model_name),
-        device=device,
-        dtype=dtype,
-        slots=slots,
-        max_batch=max_batch,
-        max_batched_tokens=max_batched_tokens,
-        max_model_len=max_model_len,
-        threads=threads,
-    )
-    queue = _told(
-        given.queue,
-        capacity=queue_capacity,
-        timeout_s=queue_timeout,
-        fairness=fairness,
-        estimate=estimate,
-        keep_alive_s=keep_alive,
-    )
-    settings = _told(
-        given,
-        models=models,
-        host=None if host is None else _not_empty("--host", host),
-        port=port,
-        api_keys=_parse_api_keys(api_key) or None,
-        queue=queue,
-        limits=_told(given.limits, drain_s=drain_timeout),
-        request_timeout_s=request_timeout,
-        log_json=log_json or None,
-    )
-    return _serve(settings, lifeline=lifeline)
+    source = None if config is None else _source(config, model, options, is_watched=watch_config)
+    return _serve(options.config(model, given), source, lifeline=options.lifeline)
+
+
+@commands.command
+def node(
+    model: Model | None = None,
+    /,
+    *,
+    options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Serve a model for another Fairlead: what has no free seat here is refused at once, never queued.
+
+    The same program as `serve`, with --queue-capacity 0: the server in front of it holds the one queue.
+
+    Parameters
+    ----------
+    model
+        Directory of the model, or its name on the Hugging Face hub (organization/name). Default: the small
+        demonstration model.
+    """
+    if options.queue_capacity:
+        raise ConfigError("--queue-capacity: a node never queues; `fairlead serve` does")
+    config = options.config(model, Config(models=()))
+    return _serve(told(config, queue=told(config.queue, capacity=0)), None, lifeline=options.lifeline)
+
+
+# Clients of a server -------------------------------------------------------------------------------
+
+
+@commands.command
+def run(
+    model: str | None = None,
+    prompt: str | None = None,
+    *,
+    server: ServerOptions = ServerOptions(),
+) -> int:
+    """Chat with a model in the terminal. Ctrl-C stops the answer, not the program.
+
+    Talks to the server at --url. When none is given and none runs at http://127.0.0.1:8000, one is started
+    for as long as the chat lasts. There is no --json: `POST /v1/chat/completions` answers in JSON.
+
+    Parameters
+    ----------
+    model
+        Name of a served model, or the directory of one. Default: the first one the server has.
+    prompt
+        Ask this and end. Without it standard input is the prompt, or the chat when it is a terminal.
+    """
+    from fairlead.console.chat import chat
+
+    return chat(model=model, prompt=prompt, url=server.url, api_key=server.key)
+
+
+@commands.command
+def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
+    """Show the queue, the models that are loaded, and the nodes of a server.
+
+    Parameters
+    ----------
+    json
+        Answer in JSON.
+    """
+    from fairlead.console.status import ps as show
+
+    return server.ask(partial(show, as_json=json))
+
+
+@commands.command
+def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
+    """Watch a server work, until q or Ctrl-C.
+
+    Parameters
+    ----------
+    json
+        Write each picture as a line of JSON.
+    """
+    from fairlead.console.top import top as watch
+
+    return server.ask(partial(watch, as_json=json))
+
+
+@commands.command
+def stop(
+    model: str,
+    /,
+    *,
+    force: Flag = False,
+    server: ServerOptions = ServerOptions(),
+) -> int:
+    """Unload a model, so that all of its memory comes back. The next request for it loads it again.
+
+    There is no --json: the exit code says all.
+
+    Parameters
+    ----------
+    model
+        Name of the model.
+    force
+        Do not let it finish the answers it is at.
+    """
+    from fairlead.console.status import stop as unload
+
+    return server.ask(partial(unload, model=model, force=force))
+
+
+@commands.command
+def bench(
+    model: str = "",
+    /,
+    *,
+    load: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
+    json: Path | None = None,
+    plot: Path | None = None,
+    server: ServerOptions = ServerOptions(),
+) -> int:
+    """Put a load on any OpenAI-compatible server; report throughput, latencies and errors.
+
+    Parameters
+    ----------
+    model
+        Name of the model. Default: the first one the server has.
+    json
+        Write everything measured to this file.
+    plot
+        Draw the distributions into this PNG (needs fairlead[bench]).
+    """
+    from fairlead.console.bench import bench as measure
+
+    return measure(load.options(server.url or DEFAULT_URL, model), api_key=server.key, json=json, plot=plot)
+
+
+# Files and machines --------------------------------------------------------------------------------
 
 
 @configuration.command
-def check(file: File, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def check(file: File, /, *, json: Flag = False) -> int:
     """Say whether a file is a configuration, naming file, line and key of everything that is wrong.
 
     Settings that are understood but have no effect are named, too.
@@ -204,36 +272,74 @@ def check(file: File, /, *, json: Annotated[bool, Parameter(negative="")] = Fals
     return check_file(file, as_json=json)
 
 
-@commands.command
-def run(
-    model: str | None = None,
-    prompt: str | None = None,
-    *,
-    url: Annotated[str | None, Parameter(env_var="FAIRLEAD_URL")] = None,
-    api_key: Annotated[str | None, Parameter(env_var="FAIRLEAD_API_KEY")] = None,
-) -> int:
-    """Chat with a model in the terminal.
+@configuration.command
+def schema() -> int:
+    """Print the JSON Schema of configuration files, with which editors complete and explain them."""
+    from fairlead.console.configuration import print_schema
 
-    Talks to the server at --url. When none is given and none runs at http://127.0.0.1:8000, one is started
-    for as long as the chat lasts.
+    print_schema()
+    return 0
+
+
+@commands.command
+def doctor(
+    *, config: File | None = None, host: str = "127.0.0.1", port: Port = 8000, json: Flag = False
+) -> int:
+    """Look whether a server would run here, and say what to do where it would not.
 
     Parameters
     ----------
-    model
-        Name of a served model, or the directory of one. Default: the first one the server has.
-    prompt
-        Ask this and end. Without it standard input is the prompt, or the chat when it is a terminal.
-    url
-        Address of the server.
-    api_key
-        The key to send.
+    config
+        A configuration file to look at, too.
+    host
+        Address that the server is to listen on.
+    port
+        Port that the server is to listen on.
+    json
+        Answer in JSON.
     """
-    from fairlead.console.chat import chat
+    from fairlead.console.doctor import doctor as look
 
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: must begin with http:// or https://, not {url!r}")
-    key = _parse_api_keys(api_key.split()[:1])[0].key if api_key and api_key.strip() else None
-    return chat(model=model, prompt=prompt, url=url, api_key=key)
+    return look(config=config, host=host, port=port, as_json=json)
+
+
+@commands.command
+def deploy(
+    target: Literal["systemd", "docker", "grafana"],
+    /,
+    *,
+    folder: Annotated[Path, Parameter(name=("--folder", "-o"))] = Path(),
+    force: Flag = False,
+) -> int:
+    """Write out the files that run Fairlead as a service, and name each.
+
+    There is no --json: the output is the files' names, one a line.
+
+    Parameters
+    ----------
+    target
+        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. grafana: a dashboard over /metrics.
+    folder
+        Where to write them.
+    force
+        Write over what is there.
+    """
+    from fairlead.console.deploy import deploy as write
+
+    return write(target, folder, force=force)
+
+
+@commands.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print the completion script for a shell. `fairlead --install-completion` puts it in its place.
+
+    Parameters
+    ----------
+    shell
+        The shell.
+    """
+    sys.stdout.write(commands.generate_completion(prog_name="fairlead", shell=shell))
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -257,7 +363,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _serve(config: Config, *, lifeline: bool) -> int:
+def _source(file: Path, model: str | None, options: ServeOptions, *, is_watched: bool) -> "Source":
+    """Return how the file is read again: what the command line says still wins over it."""
+    from fairlead.configfile import read_config
+    from fairlead.reload import Source
+
+    def read() -> Config:
+        return options.config(model, read_config(file, os.environ).config)
+
+    return Source(file, read, is_watched)
+
+
+def _serve(config: Config, source: "Source | None", *, lifeline: bool) -> int:
     from fairlead.app import run as run_server
     from fairlead.console.announcer import end_with_standard_input, open_announcer, warn
 
@@ -266,55 +383,7 @@ def _serve(config: Config, *, lifeline: bool) -> int:
     if lifeline:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys)) as announcer:
-        return run_server(config, announcer)
-
-
-def _models(
-    given: Config, path: Path | None, kv_cache_memory_mb: int | None, **options: Any
-) -> tuple[AnyModelConfig, ...]:
-    """Return the models of the file, or else the one that the arguments mean, with the options put in."""
-    asked = {name: value for name, value in options.items() if value is not None}
-    if given.models or (given.nodes and path is None):
-        if path is not None:
-            raise ConfigError("MODEL: the models are those of --config")
-        if not asked and kv_cache_memory_mb is None:
-            return given.models
-        model = given.models[0] if len(given.models) == 1 else None
-        if not isinstance(model, ModelConfig):
-            option = next(iter(asked), "kv_cache_memory_mb").replace("name", "served_model_name")
-            raise ConfigError(f"--{option.replace('_', '-')}: --config must have one model, with a path")
-    else:
-        folder = (path or demonstration_model()).resolve()
-        model = ModelConfig(path=folder, name=folder.name)
-    return (_told(model, kv_cache=_told(model.kv_cache, max_memory_mb=kv_cache_memory_mb), **asked),)
-
-
-def _told(settings: S, **options: Any) -> S:
-    """Return the settings with what was asked for; None was not."""
-    return msgspec.structs.replace(
-        settings, **{name: value for name, value in options.items() if value is not None}
-    )
-
-
-def _parse_api_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
-    keys = tuple(map(_parse_api_key, texts))
-    if len({key.key for key in keys}) < len(keys):
-        raise ConfigError("--api-key: the same key is given twice")
-    return keys
-
-
-def _parse_api_key(text: str) -> ApiKey:
-    """Read KEY or USER=KEY. Keys in base64 end in '=': that alone does not make the rest a user."""
-    user, _, key = text.partition("=")
-    if user and key.strip("="):
-        return ApiKey(key=key, user=user)
-    return ApiKey(key=_not_empty("--api-key", text))
-
-
-def _not_empty(option: str, value: str) -> str:
-    if not value.strip():
-        raise ConfigError(f"{option}: must not be empty")
-    return value
+        return run_server(config, announcer, source)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,27 @@ client keeps no seat, and a client that leaves cancels the nursery, which unwind
 
 A node that fails is exchanged for another, unseen, as long as the client has nothing of the answer, or can be
 given exactly what follows on what it has.
+
+What a job came to is added up here, at its end, and told to whoever wants to write it down (`tell`).
 """
+
+import time
+from collections.abc import Callable
 
 import msgspec
 import structlog
 import trio
 
-from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.forecast import Forecast
+from fairlead.dispatch.seat import Seat
 from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
 from fairlead.job import Job
+from fairlead.journey import SUCCESS, Journey
 from fairlead.nodes.attempt import Attempt, again
 from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.sink import Sink
+from fairlead.tally import Tally, TallyStatistics
 
 # A node that is full after all costs a job none of them.
 ATTEMPTS = 2
@@ -38,11 +46,23 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    """Serves jobs. `request_timeout_s` runs from a job's first seat; the wait before that is the queue's."""
+    """Serves jobs. `request_timeout_s` runs from a job's first seat; the wait before that is the queue's.
 
-    def __init__(self, dispatcher: Dispatcher, *, request_timeout_s: float) -> None:
+    `tell` is given each job's journey when it is over. It must not raise.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        request_timeout_s: float,
+        tell: Callable[[Journey], None] = lambda _journey: None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._request_timeout_s = request_timeout_s
+        self._tell = tell
+        self._tally = Tally()
+        self._under_way: set[_Service] = set()
 
     async def serve(
         self, job: Job, *, task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED
@@ -52,16 +72,32 @@ class Gateway:
         Raises a `FairleadError` before that, never after: later failures come through the deltas.
         """
         service = _Service(job, task_status)
+        self._under_way.add(service)
         try:
             async with self._dispatcher.seat(job) as seat:
+                service.journey.granted_s = trio.current_time()
                 with trio.move_on_after(self._request_timeout_s) as clock:
                     await service.run(seat)
                 if clock.cancelled_caught:
                     raise RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
+            service.journey.outcome = SUCCESS
         except FairleadError as error:
+            service.journey.outcome = error.code
             if not service.has_begun:
                 raise
             service.deltas.fail(error)
+        except Exception:
+            service.journey.outcome = FairleadError.code  # our own bug; whoever asked is told no more
+            raise
+        finally:
+            self._under_way.discard(service)
+            journey = service.end()
+            self._tally.add(journey)
+            self._tell(journey)
+
+    def statistics(self) -> TallyStatistics:
+        """Return what became of all jobs, and what those that run have generated so far."""
+        return self._tally.statistics(service.look() for service in self._under_way)
 
     def waiting(self, request_id: str) -> Forecast | None:
         """Return the place and estimate of a job that waits; None if it does not."""
@@ -77,6 +113,7 @@ class _Service:
 
     def __init__(self, job: Job, task_status: trio.TaskStatus[Answer]) -> None:
         self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
+        self.journey = Journey(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
         self.has_begun = False
         self._job = job
         self._task_status = task_status
@@ -99,9 +136,22 @@ class _Service:
             into = another
             await seat.another(is_full=is_full)
 
+    def look(self) -> Journey:
+        """Return the journey as it is now."""
+        self.journey.tokens = self.deltas.tokens
+        return self.journey
+
+    def end(self) -> Journey:
+        """Return the journey, over."""
+        self.journey.ended_s = trio.current_time()
+        self.journey.finish_reasons = tuple(self.deltas.finish_reasons)
+        return self.look()
+
     async def _attempt(self, seat: Seat, into: Sink) -> FairleadError | None:
         """Have the seat's node generate; return why the answer is not over, None if it is."""
         attempt = Attempt(into)
+        self.journey.attempts += 1
+        self.journey.node = seat.node.id
         try:
             async with seat.node.generate(self._job, attempt):
                 with attempt.scope:
@@ -117,6 +167,7 @@ class _Service:
 
     def _begin(self, seat: Seat) -> None:
         self.has_begun = True
+        self.journey.first_delta_s = trio.current_time()
         seat.begin(lambda: self.deltas.tokens)
         self._task_status.started(_answer(self.deltas, seat))
 

@@ -7,6 +7,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length"]
 
+TEXTS_AT_ONCE = 32
+"""Texts of one job that are embedded at a time: the engine serves who came first, and others come too."""
+
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How one sequence picks its tokens. Ranges are checked at the edge (api/schemas.py).
@@ -56,7 +59,11 @@ class Job(msgspec.Struct, frozen=True):
     than let it wait.
 
     `relay` is for nodes that take requests as clients write them. A job that only such nodes can run may
-    have no prompts; `n` counts all its choices then.
+    have no prompts; `n` counts all its choices then, and `prompt_estimate` is what its prompts may come to.
+
+    `embed`: what is wanted of each prompt is its vector, not what comes after it.
+
+    `traceparent` is the client's header of that name (W3C Trace Context), as it came.
     """
 
     id: str
@@ -72,6 +79,9 @@ class Job(msgspec.Struct, frozen=True):
     priority: int = 1
     no_queue: bool = False
     relay: Relay | None = None
+    prompt_estimate: int = 0
+    traceparent: str = ""
+    embed: bool = False
 
     @property
     def sequences(self) -> int:
@@ -80,8 +90,15 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens in all prompts, each counted once."""
-        return sum(map(len, self.prompts))
+        """Tokens in all prompts, each counted once; an estimate if the prompts are not known here."""
+        return sum(map(len, self.prompts)) if self.prompts else self.prompt_estimate
+
+    @property
+    def prompt_tokens_at_once(self) -> int:
+        """Tokens of prompts that a node holds at a time: each for all its sequences, or of a few texts."""
+        if not self.embed:
+            return self.prompt_tokens * self.n
+        return sum(sorted(map(len, self.prompts))[-TEXTS_AT_ONCE:])
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -99,9 +116,12 @@ class Delta(msgspec.Struct):
     stop string are held back until they are decided. Deltas of one choice can be added up by `merge`.
 
     A piece that another server wrote has its bytes in `raw`, to be passed on as they are: whole events of a
-    stream, or the body of an answer. Its `text` is what they say, of any kind (reasoning and calls too), and
-    `relayed_tokens` how many tokens that is, one an event until the server counts them. Events at the end
-    that belong to no choice have an index of their own, after those of the choices.
+    stream, or the body of an answer, which is of `content_type`. Its `text` is what they say, of any kind
+    (reasoning and calls too), and `relayed_tokens` how many tokens that is, one an event until the server
+    counts them. Events at the end that belong to no choice have an index of their own, after those of the
+    choices.
+
+    Of a job that embeds, a choice's only delta has its prompt's `vector`: float32, little-endian.
     """
 
     index: int
@@ -112,6 +132,8 @@ class Delta(msgspec.Struct):
     stop_reason: str | int | None = None
     raw: list[bytes] = []
     relayed_tokens: int = 0
+    content_type: str = ""
+    vector: bytes = b""
 
     def merge(self, later: "Delta") -> None:
         """Append what came after this delta, in place."""
@@ -124,3 +146,5 @@ class Delta(msgspec.Struct):
         self.stop_reason = later.stop_reason
         self.raw += later.raw
         self.relayed_tokens += later.relayed_tokens
+        self.content_type = self.content_type or later.content_type
+        self.vector += later.vector

@@ -12,13 +12,16 @@ import trio
 import trio.testing
 from structlog.testing import LogCapture
 
+from api import far_away
 from fairlead.api.routes import create_app
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.errors import Cancelled, FairleadError
 from fairlead.job import Delta, Job
 from fairlead.nodes.deltas import Deltas
+from fairlead.tally import TallyStatistics
 from fairlead.text.model import TextModel
+from fake_fleet import FakeFleet
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
@@ -126,6 +129,10 @@ class FakeGateway:
             return False
         scope.cancel()
         return True
+
+    def statistics(self) -> TallyStatistics:
+        """Nothing is added up here."""
+        return TallyStatistics({}, {})
 
     def waiting(self, request_id: str) -> FakeWaiting | None:
         """One place a second is gone through."""
@@ -268,9 +275,15 @@ class Client:
         return reply
 
 
-def client_of(model: TextModel, *api_keys: ApiKey, queue: QueueConfig | None = None, **changes) -> Client:
+def client_of(
+    model: TextModel,
+    *api_keys: ApiKey,
+    queue: QueueConfig | None = None,
+    gateway_script: Script | None = None,
+    **changes,
+) -> Client:
     """Return a client of an application with these keys; `changes` replace the other services."""
-    gateway = FakeGateway(hello_world)
+    gateway = FakeGateway(gateway_script or hello_world)
     card = ModelConfig(path=Path(), name=model.name)
     services = {
         "config": Config(
@@ -286,9 +299,9 @@ def client_of(model: TextModel, *api_keys: ApiKey, queue: QueueConfig | None = N
             "estimated_wait_s": 24,
             "estimated_wait_p90_s": None,
         },
-        "running": lambda: [{"model": model.name, "state": "ready"}],
         **changes,
     }
+    services.setdefault("fleet", FakeFleet(services["models"]))
     return Client(create_app(Services(**services)), gateway)
 
 
@@ -301,6 +314,16 @@ def client(model) -> Client:
 def client_with(model) -> Callable[..., Client]:
     """A client of an application with keys, or with other services."""
     return lambda *api_keys, **changes: client_of(model, *api_keys, **changes)
+
+
+@pytest.fixture
+def far(client_with) -> Client:
+    """A client of an application that has a model of its own and knows of one elsewhere."""
+    return client_with(
+        fleet=FakeFleet(["small"], ["far"]),
+        aliases={"tiny": "small", "away": "far"},
+        gateway_script=far_away.whole,
+    )
 
 
 @pytest.fixture

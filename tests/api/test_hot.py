@@ -12,11 +12,13 @@ from api.raw_http import SHORT, get, post, serving
 from fairlead.api.access import Access
 from fairlead.api.call import Call, Reply
 from fairlead.api.door import Door
+from fairlead.api.errors import error_event
 from fairlead.api.hot import HotRoutes
 from fairlead.api.limits import Quotas
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
+from fairlead.errors import FairleadError
 from fairlead.job import Delta
 from fairlead.nodes.deltas import Deltas
 
@@ -90,6 +92,9 @@ class Plain:
 
     def end(self) -> bytes:
         return b"END"
+
+    def error(self, error: FairleadError) -> bytes:
+        return error_event(error)
 
 
 @dataclass

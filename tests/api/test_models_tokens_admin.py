@@ -17,6 +17,7 @@ async def test_the_models_are_listed_under_their_canonical_names(client, model):
         "created": model.created,
         "owned_by": "fairlead",
         "max_model_len": 4096,
+        "task": "generate",
     }
 
 
@@ -106,7 +107,8 @@ async def test_a_loaded_server_is_ready(client):
 
 async def test_the_queue_and_the_resident_models_are_shown_as_they_are(client):
     assert (await client.get("/queue")).json == {"waiting": 2, "running": 1, "capacity": 100, "seats": 1}
-    assert (await client.get("/running")).json == [{"model": "small", "state": "ready"}]
+    (running,) = (await client.get("/running")).json
+    assert {"model": "small", "kind": "engine", "state": "ready", "seats": 8}.items() <= running.items()
 
 
 async def test_the_version_is_the_packages(client):

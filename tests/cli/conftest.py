@@ -23,6 +23,9 @@ class FakeServer(ThreadingHTTPServer):
         self.refusing: int | None = None  # a status for every question
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # set, and hanging answers go on
+        self.told: dict[str, object] = {}  # what else there is to GET, by path
+        self.posted: list[tuple[str, dict]] = []
+        self.events: list[tuple[str, object]] = []
 
     @property
     def url(self) -> str:
@@ -41,14 +44,25 @@ class _Exchange(BaseHTTPRequestHandler):
         self.server.keys.add(self.headers["Authorization"])
         if self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
+        elif self.path in self.server.told:
+            self._send(200, self.server.told[self.path])
+        elif self.path == "/events":
+            self._tell()
         else:
             self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body.get("prompt") or body["messages"][-1]["content"]
+        prompt = body.get("prompt") or "".join(
+            message["content"] for message in body.get("messages", [])[-1:]
+        )
         if self.path == "/tokenize":
             self._send(200, {"tokens": [0] * (2 + len(prompt.split())), "count": "ignored"})
+            return
+        if self.path == "/models/unload":
+            self.server.posted.append((self.path, body))
+            known = body["model"] in self.server.models
+            self._send(200, body) if known else self._refuse(404, "there is no such model")
             return
         self.server.bodies.append(body)
         if status := self.server.refusing or self.refusals.get(prompt.split()[-1]):
@@ -74,6 +88,18 @@ class _Exchange(BaseHTTPRequestHandler):
         elif misfortune != "cut":
             self._event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}})
             self._chunk("data: [DONE]\n\n")
+        self._chunk("")
+
+    def _tell(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for released in (False, True):
+            if released:
+                self.server.released.wait(30)
+            for name, data in self.server.events:
+                self._chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n")
         self._chunk("")
 
     def _event(self, data: object) -> None:

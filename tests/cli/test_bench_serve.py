@@ -1,15 +1,14 @@
-"""`bench/serve.py` against a server whose answers are known."""
+"""`fairlead bench` against a server whose answers are known."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-GENERATOR = Path(__file__).parents[2] / "bench" / "serve.py"
+from cli.terminal import Terminal
 
 
 def load(server, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(GENERATOR), "--url", server.url, *options]
+    command = [sys.executable, "-m", "fairlead", "bench", "--url", server.url, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -59,10 +58,27 @@ def test_a_server_without_models_is_a_failure_in_one_line(server):
     server.models = []
     run = load(server)
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == f"{server.url}: models: the server has none\n"
+    assert run.stderr == f"fairlead: {server.url}: models: the server has none\n"
 
 
 def test_bad_streams_are_bad_usage(server):
     run = load(server, "--streams", "1,x")
     assert (run.returncode, run.stdout) == (2, "")
     assert "--streams" in run.stderr
+
+
+def test_on_a_terminal_there_is_a_bar_that_is_gone_at_the_end(server):
+    with Terminal(["bench", "--url", server.url, "--streams", "1", "--requests", "3"]) as terminal:
+        assert "4/4" in terminal.expect("tokens in")
+        assert 0 == terminal.wait()
+
+
+def test_an_address_that_is_none_is_bad_usage():
+    run = subprocess.run(
+        [sys.executable, "-m", "fairlead", "bench", "--url", "localhost"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--url" in run.stderr

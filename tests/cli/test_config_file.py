@@ -28,7 +28,7 @@ class FakeApp(ModuleType):
         super().__init__("fairlead.app")
         self.configs: list[Config] = []
 
-    def run(self, config: Config, announcer: object) -> int:
+    def run(self, config: Config, announcer: object, source: object = None) -> int:
         self.configs.append(config)
         return 0
 
@@ -103,7 +103,8 @@ def test_variables_of_the_environment_are_put_in(app, folder, monkeypatch):
 
 def test_a_file_without_models_leaves_the_model_to_the_command_line(app, folder):
     write(folder, "port: 9000")
-    assert (ModelConfig(folder / "small", "small", slots=3),) == served(app, "small", "--slots", "3").models
+    expected = ModelConfig(folder / "small", "small", slots=3, preload=True)
+    assert (expected,) == served(app, "small", "--slots", "3").models
     assert ["fairlead-demo"] == [model.name for model in served(app).models]
 
 
@@ -197,10 +198,3 @@ def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
     assert 2 == main(["config", "check", "fairlead.yaml", "--json"])
     fault = {"line": 1, "key": "prot", "message": "is no setting; did you mean port?"}
     assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("text", ["nodes: [{id: a, url: 'http://a'}]", "models: {a: {cmd: 'x ${PORT}'}}"])
-def test_what_cannot_be_served_yet_is_refused_by_its_key(folder, capsys, text):
-    write(folder, text + "\nport: 0")
-    assert 2 == main(["serve", "--config", "fairlead.yaml"])
-    assert "yet" in capsys.readouterr().err

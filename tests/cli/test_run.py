@@ -12,7 +12,7 @@ from fairlead.cli import main
 FAKE_APP = """
 import sys, types
 app = types.ModuleType("fairlead.app")
-def run(config, announcer):
+def run(config, announcer, source):
     import os
     announcer.loading(config.models[0].name, 0.5, "weights")
     if config.models[0].name == "broken":

@@ -23,7 +23,7 @@ from fairlead.config import (
 FAKE_APP = """
 import sys, time, types
 app = types.ModuleType("fairlead.app")
-def run(config, announcer):
+def run(config, announcer, source):
     print("serving", flush=True)
     time.sleep(60)
     return 0
@@ -40,7 +40,7 @@ class FakeApp(ModuleType):
         self.configs: list[Config] = []
         self.outcome: int | Exception = 0
 
-    def run(self, config: Config, announcer: object) -> int:
+    def run(self, config: Config, announcer: object, source: object = None) -> int:
         self.configs.append(config)
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -67,8 +67,8 @@ def config_of(app: FakeApp, *arguments: str) -> Config:
 
 
 def test_without_arguments_the_demonstration_model_is_served_on_loopback(app, monkeypatch, model):
-    monkeypatch.setattr("fairlead.cli.demonstration_model", lambda: model)
-    assert Config(models=(ModelConfig(path=model, name="small-model"),)) == config_of(app)
+    monkeypatch.setattr("fairlead.console.options.demonstration_model", lambda: model)
+    assert Config(models=(ModelConfig(path=model, name="small-model", preload=True),)) == config_of(app)
     assert demonstration_model().name == "fairlead-demo"
 
 
@@ -92,6 +92,7 @@ def test_every_option_reaches_the_configuration(app, model):
                 max_model_len=6,
                 kv_cache=KvCacheConfig(max_memory_mb=7),
                 threads=2,
+                preload=True,
             ),
         ),
         host="localhost",
@@ -108,7 +109,7 @@ def test_every_option_reaches_the_configuration(app, model):
 
 def test_a_relative_directory_is_named_after_itself(app, model, monkeypatch):
     monkeypatch.chdir(model)
-    assert config_of(app, ".").models == (ModelConfig(path=model, name="small-model"),)
+    assert config_of(app, ".").models == (ModelConfig(path=model, name="small-model", preload=True),)
 
 
 def test_the_environment_gives_defaults_and_the_command_line_wins(app, model, monkeypatch):

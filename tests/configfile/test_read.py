@@ -297,3 +297,11 @@ def test_a_file_says_how_room_is_made(config, text, expected):
 def test_room_cannot_be_made_in_two_ways_or_for_what_is_not_there(file, text, expected):
     faults = file.faults("models: {m: {path: small}}\n" + text)
     assert [fault for fault in faults if expected in fault], faults
+
+
+def test_a_model_may_be_named_as_on_a_hub_but_a_folder_that_is_missing_is_missing(file):
+    (model,) = file.reading("models: {q: {path: organization/some-model@v1}}").config.models
+    assert "organization/some-model@v1" == str(model.path)
+    for missing in ("./some-model", "small/some-model", "a/b/c", "/organization/some-model"):
+        (fault,) = file.faults(f"models: {{q: {{path: {missing}}}}}")
+        assert "models.q.path: there is no folder" in fault

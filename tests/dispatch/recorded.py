@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.ticket import Ticket, Wish
 from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
@@ -75,6 +76,10 @@ class RecordedEffects:
         self.refused: dict[Ticket, FairleadError] = {}
         self.stopped: list[Ticket] = []
         self.swaps: list[tuple[str, frozenset[str]]] = []
+        self.stopped_models: list[str] = []
+        self.wishes: dict[Wish, FairleadError | None] = {}
+        self.closed_nodes: list[str] = []
+        self.idle_places: list[Place] = []
 
     def grant(self, ticket: Ticket) -> None:
         self.granted.append(ticket)
@@ -88,6 +93,20 @@ class RecordedEffects:
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
         self.swaps.append((model, evict))
+
+    def stop_model(self, model: str) -> None:
+        self.stopped_models.append(model)
+
+    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+        assert wish not in self.wishes
+        self.wishes[wish] = error
+
+    def closed(self, node_id: str) -> None:
+        self.closed_nodes.append(node_id)
+
+    def idle(self, place: Place) -> None:
+        assert not place.busy
+        self.idle_places.append(place)
 
 
 def job(

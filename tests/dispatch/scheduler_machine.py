@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import Displaced, FairleadError, LoadFailed, QueueTimeout
 
 CAPACITY = 5
@@ -46,6 +46,14 @@ class Watching(RecordedEffects):
         super().start_swap(model, evict)
         self.machine.check_swap(model, evict)
 
+    def stop_model(self, model: str) -> None:
+        super().stop_model(model)
+        self.machine.check_stop(model)
+
+    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+        super().wish_ended(wish, error)
+        self.machine.check_wish(wish, error)
+
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Models "m" and "n" live on nodes; "x" and "y" are loaded by swaps, one at a time."""
@@ -72,8 +80,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expired: set[Ticket] = set()
         self.returns: Counter[Ticket] = Counter()
         self.failed_at: dict[Ticket, Place] = {}
-        self.full: set[Place] = set()
+        self.full: dict[Place, None] = {}  # in order, so that draws can be repeated
         self.settled: set[Ticket] = set()
+        self.wishes: list[Wish] = []  # that are not over
+        self.leaving: set[str] = set()  # models that are to be unloaded
+        self.dying: set[str] = set()  # models whose processes are not gone yet
         self.newcomer: Ticket | None = None
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
@@ -84,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def settle(self, ticket: Ticket, cost: float) -> None:
         """A ticket is over: note what it has cost its tenant, once."""
-        self.full -= {ticket.place}
+        self.full.pop(ticket.place, None)
         if ticket in self.settled or not ticket.attempts:
             return
         self.settled.add(ticket)
@@ -102,6 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.place.node.id in self.seats, "a seat on a node that is down"
         assert ticket.place.busy <= self.seats[ticket.place.node.id], "a seat that was taken"
         assert ticket.place not in self.full, "a place that has turned a job away"
+        assert ticket.job.model not in self.leaving, "a model that is to be unloaded"
         elsewhere = self.holding(ticket.job.model) - {self.failed_at.get(ticket)}
         assert not elsewhere or ticket.place in elsewhere, "back to where it failed"
         for other in self.tickets(TicketState.QUEUED):
@@ -136,11 +148,72 @@ class SchedulerMachine(RuleBasedStateMachine):
             holds = ticket.place is not None and ticket.place.node.models & evict
             assert not holds or ticket.place.node.id not in self.seats, "evicted while it worked"
         self.loading.add(model)
+        self.dying.discard(model)  # its last life may not be over, but the next one waits for that
         for evicted in evict:
             assert evicted not in self.loading - {model}, "evicted while it was loaded"
-            self.seats.pop(f"swap {evicted}", None)
+            if self.seats.pop(f"swap {evicted}", None) is not None:
+                self.dying.add(evicted)
+                self.leaving.discard(evicted)
+        assert self.dying <= evict, "there is room for one"
+        spare = [wish for wish in self.wishes if wish.model == model and wish.spare]
+        waits = any(ticket.job.model == model for ticket in self.tickets(TicketState.QUEUED))
+        assert waits or not spare or not evict, "evicted for a wish that was to evict nothing"
+
+    def check_stop(self, model: str) -> None:
+        """A model that was to go is let go, when it has no jobs."""
+        assert model in self.leaving | {None}, "stopped, and nobody wanted it"
+        self.leaving.discard(model)
+        self.dying.add(model)
+        for ticket in self.tickets(TicketState.GRANTED):
+            assert ticket.place is None or model not in ticket.place.node.models, "stopped while it worked"
+        if model in self.loading:
+            self.loading.remove(model)
+        self.seats.pop(f"swap {model}", None)
+
+    def check_wish(self, wish: Wish, error: FairleadError | None) -> None:
+        """A wish is over once, and well only if the model is there."""
+        if wish in self.wishes:
+            self.wishes.remove(wish)
+        assert error is not None or f"swap {wish.model}" in self.seats
 
     # Events ------------------------------------------------------------------------------------------
+
+    @rule(model=st.sampled_from("xy"), spare=st.booleans())
+    def wish(self, model, spare) -> None:
+        if all(wish.model != model for wish in self.wishes):
+            self.wishes.append(wish := Wish(model, spare=spare))
+            self.subject.wish(wish)
+
+    @precondition(lambda self: self.wishes)
+    @rule(data=st.data())
+    def starve_of_wishing(self, data) -> None:
+        self.subject.wish_starved(data.draw(st.sampled_from(self.wishes)))
+
+    @rule(model=st.sampled_from("xy"))
+    def unload(self, model) -> None:
+        if f"swap {model}" in self.seats or model in self.loading:
+            self.leaving.add(model)
+        self.subject.unload(model)
+
+    @precondition(lambda self: self.dying)
+    @rule(data=st.data())
+    def be_gone(self, data) -> None:
+        model = data.draw(st.sampled_from(sorted(self.dying)))
+        self.dying.remove(model)
+        self.subject.gone(frozenset({model}))
+
+    @precondition(lambda self: self.effects.idle_places)
+    @rule(data=st.data(), used=st.booleans())
+    def expire(self, data, used) -> None:
+        place = data.draw(st.sampled_from(self.effects.idle_places))
+        (model,) = place.node.models
+        if used and place.used and not place.busy and self.subject.place(place.node.id) is place:
+            self.subject.expired(place, place.used - 1)  # it had a job since
+            assert self.subject.place(place.node.id) is place
+        elif not place.busy and self.subject.place(place.node.id) is place:
+            self.leaving.add(model)
+            self.subject.expired(place, place.used)
+            assert self.subject.place(place.node.id) is not place
 
     @rule(
         tenant=st.sampled_from("ABC"),
@@ -194,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.order[ticket] = -len(self.order) - self.returns.total()
         self.returns[ticket] += 1
         if is_full:
-            self.full.add(ticket.place)
+            self.full[ticket.place] = None
             self.subject.turned_away(ticket)
         else:
             self.failed_at[ticket] = ticket.place
@@ -206,8 +279,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     @rule(data=st.data())
     def have_room(self, data) -> None:
-        place = data.draw(st.sampled_from(sorted(self.full, key=lambda place: place.node.id)))
-        self.full.remove(place)
+        place = data.draw(st.sampled_from(list(self.full)))
+        del self.full[place]
         self.subject.has_room(place)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
@@ -269,7 +342,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if ticket.place in holders:
                 holders[ticket.place] += 1
         assert holders == {place: place.busy for place in holders}
-        assert self.full & holders.keys() == {place for place in holders if place.is_full}
+        assert self.full.keys() & holders.keys() == {place for place in holders if place.is_full}
         assert sum(holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queued.values())
@@ -292,7 +365,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting = {ticket.job.model for ticket in self.tickets(TicketState.QUEUED)} & {"x", "y"}
         loaded = {name[-1] for name in self.seats if name.startswith("swap")}
         if waiting - loaded and not working:
-            assert self.loading
+            assert self.loading or self.leaving
+
+    @invariant()
+    def a_wish_is_granted_when_its_model_is_there(self) -> None:
+        for wish in self.wishes:
+            assert f"swap {wish.model}" not in self.seats or wish.model in self.leaving
 
     @invariant()
     def a_ticket_has_one_end(self) -> None:
@@ -309,7 +387,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         statistics = self.subject.statistics()
         assert (0, 0) == (statistics.waiting, statistics.running)
         assert not self.subject._queued
-        assert not +self.subject._starved
+        swaps = self.subject._swaps
+        assert swaps._starved == {wish.model: 1 for wish in self.wishes if wish.starved}
+        assert swaps._wanted == {wish.model: 1 for wish in self.wishes}
         assert 0 == len(self.subject._line)
 
 

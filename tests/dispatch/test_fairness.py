@@ -7,6 +7,7 @@ from simulation.backlog import backlog
 from simulation.contention import flood, overload, share_after_idling
 from simulation.forecasts import forecasts
 from simulation.placing import by_old_reports, by_own_counts
+from simulation.swapping import BOUND_S, LOAD_S, LONGEST_S, swapping
 
 
 def test_by_tokens_the_gap_between_backlogged_tenants_stays_within_its_bound():
@@ -96,3 +97,12 @@ def test_the_service_of_each_tenant_is_drawn(tmp_path):
     runs = {order: backlog(order, length_s=20.0) for order in ("roundRobin", "tokens")}
     fairness.draw(runs, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_swaps_are_few_and_nobody_waits_longer_than_the_bound_a_drain_and_a_load():
+    for seed in (1, 2):
+        strict, ours = swapping(strict=True, seed=seed), swapping(strict=False, seed=seed)
+        assert ours.swaps_an_hour <= 0.65 * strict.swaps_an_hour
+        assert ours.served > strict.served
+        assert max(ours.rare_waits_s) <= BOUND_S + LONGEST_S + LOAD_S
+        assert len(ours.rare_waits_s) > 80

@@ -1,5 +1,7 @@
 """The scheduler under random events, and proof that the machine finds what is broken."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -8,6 +10,7 @@ from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
 
 TestRoundRobin = SchedulerMachine.TestCase
@@ -93,6 +96,35 @@ def keeps_what_was_charged(self: Scheduler, ticket: Ticket, *, down_to: float) -
     return None
 
 
+def lets_go_who_works(self: Scheduler) -> None:
+    for place in [place for place in self._places.values() if place.leaving]:
+        place.busy, kept = 0, place.busy
+        _let_go(self)
+        place.busy = kept
+
+
+def gives_jobs_to_who_is_leaving(self: Place) -> int:
+    return 0 if self.draining or self.is_full else self.limits.seats - self.busy
+
+
+def forgets_what_is_stopping(self: Swaps, models: Iterable[str]) -> None:
+    return None
+
+
+def evicts_for_a_spare_wish(self: Swaps, model: str) -> bool:
+    return False
+
+
+def never_ends_a_wish(self: Scheduler, model: str, error: Exception | None) -> None:
+    return None
+
+
+def expires_although_it_was_used(self: Scheduler, place: Place, used: int) -> None:
+    _expired(self, place, place.used)
+
+
+_let_go = Scheduler._let_go
+_expired = Scheduler.expired
 _return = Scheduler._return
 _vacate = Scheduler._vacate
 _start_swaps = Scheduler._start_swaps
@@ -118,6 +150,12 @@ _enqueue = Scheduler._enqueue
         (Scheduler, "turned_away", forgets_that_a_place_is_full),
         (Scheduler, "has_room", never_looks_again_at_a_full_place),
         (Scheduler, "_refund", keeps_what_was_charged),
+        (Scheduler, "_let_go", lets_go_who_works),
+        (Place, "free", property(gives_jobs_to_who_is_leaving)),
+        (Swaps, "stops", forgets_what_is_stopping),
+        (Swaps, "_is_spare", evicts_for_a_spare_wish),
+        (Scheduler, "_end_wish", never_ends_a_wish),
+        (Scheduler, "expired", expires_although_it_was_used),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -66,7 +66,7 @@ def blow(request) -> signal.Signals:
 def server(tmp_path: Path) -> Iterator[RealServer]:
     """A server for each test, because a child that dies often comes back late; its watchdog is quick."""
     file = tmp_path / "fairlead.yaml"
-    model = {"path": str(demonstration_model()), "watchdog": "500ms"}
+    model = {"path": str(demonstration_model()), "watchdog": "500ms", "preload": True}
     file.write_text(json.dumps({"models": {"fairlead-demo": model}}))
     with real_server("--config", str(file)) as server:
         yield server

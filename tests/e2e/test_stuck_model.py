@@ -26,20 +26,21 @@ class Silent:
 @asynccontextmanager
 async def server(monkeypatch, **model: object):
     """Serve the demonstration model on a free port; yield a client and a function for the child's pid."""
-    nodes = []
-    make = app.EngineNode
+    fleets = []
+    make = app.Fleet
 
     def remembered(*arguments, **options):
-        nodes.append(make(*arguments, **options))
-        return nodes[-1]
+        fleets.append(make(*arguments, **options))
+        return fleets[-1]
 
-    monkeypatch.setattr(app, "EngineNode", remembered)
-    config = Config(models=(ModelConfig(path=demonstration_model(), name="m", **model),), port=0)
+    monkeypatch.setattr(app, "Fleet", remembered)
+    card = ModelConfig(path=demonstration_model(), name="m", preload=True, **model)
+    config = Config(models=(card,), port=0)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(60):
             url = await nursery.start(app.serve, config, Silent())
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-                yield client, lambda: nodes[0].pid
+                yield client, lambda: fleets[0]._residents["m"].pid
         nursery.cancel_scope.cancel()
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.sampler import Parameters, _inverse, _top, choose, uniforms
+from fairlead.engine.draws import _inverse, _top, uniforms
+from fairlead.engine.sampler import Parameters, choose
 from fairlead.job import Sampling
 from models.tiny import Pick, state_of
 

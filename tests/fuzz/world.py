@@ -6,7 +6,7 @@ the scheduler asked for last.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -14,10 +14,9 @@ import trio
 
 from dispatch.recorded import Ledger
 from fairlead.api.exchange import unwrap
-from fairlead.config import QueueConfig
+from fairlead.config import LruSwap, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
@@ -25,13 +24,6 @@ from fairlead.job import Delta
 from fairlead.nodes.deltas import Deltas
 from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
-
-
-class OneAtATime:
-    """The eviction policy of plans that swap: whatever runs makes room."""
-
-    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-        return frozenset(running) - {target}
 
 
 class World:
@@ -67,10 +59,7 @@ class World:
         self.dispatcher = dispatcher_type(queue, random=Random(plan.seed))
         self._keep_books(self.dispatcher._scheduler)
         if plan.swapping:
-            # No configuration of the dispatcher swaps models, so it is not told of policies.
-            both = frozenset({MODEL, OTHER_MODEL})
-            self.dispatcher._scheduler._swaps = Swaps(OneAtATime(), both)
-            self.dispatcher.start_swap = self._start_swap
+            self.dispatcher.arrange(self, LruSwap(max_loaded=1), {MODEL: 0.0, OTHER_MODEL: 0.0}, {})
         self.gateway = Gateway(self.dispatcher, request_timeout_s=plan.request_timeout_s)
         self.nodes = [
             node_type(f"{number}", plan, self.dispatcher, problems, lambda: self.model, self.histories)
@@ -121,12 +110,16 @@ class World:
         if self.gateway.cancel(name, owner=""):
             self.cancelled_at.setdefault(name, trio.current_time())
 
-    def _start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
         """Do what the scheduler asks for; nodes that are away come back with the new model, too."""
         self.model = model
         for node in self.nodes:
             if node.models & evict:
                 node.make_room()
+
+    def stop_model(self, model: str) -> None:
+        """Nobody unloads anything here but to load something else."""
+        raise AssertionError(model)
 
 
 async def _read(deltas: Deltas, *, stream: bool) -> str:

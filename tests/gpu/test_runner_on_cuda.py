@@ -1,10 +1,16 @@
-"""The same model on a CPU and on a GPU: the same picks, and launches that do not wait for the device."""
+"""Whole models on a CPU and on a GPU: the same logits and picks, by graphs or without, ahead or not."""
+
+import gc
 
 import pytest
 import torch
 import transformers
 
+from fairlead.engine.devices import multiplies_float8
+from fairlead.engine.graphs import Graphs
+from fairlead.engine.runner import load_runner
 from fairlead.job import Sampling
+from fairlead.worker.wire import WorkerSpec
 from models.tiny import SIZES, Driver, load, prompt_of, save
 
 pytestmark = [
@@ -12,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
+GREEDY = Sampling(max_tokens=24, temperature=0)
 KINDS = [
     {"temperature": 0},
     {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.4},
@@ -19,38 +26,133 @@ KINDS = [
     {"temperature": 0.7, "top_k": 20, "frequency_penalty": 0.3},
     {"top_p": 0.9, "min_p": 0.01, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
 ]
+FAMILIES = {
+    "llama": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=23),
+    "qwen2": transformers.Qwen2Config(**{**SIZES, "head_dim": 8}),
+    "qwen3": transformers.Qwen3Config(**SIZES),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES, sliding_window=30, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
+    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen3-moe": transformers.Qwen3MoeConfig(
+        **SIZES, moe_intermediate_size=32, num_experts=6, num_experts_per_tok=2
+    ),
+    "granite": transformers.GraniteConfig(**{**SIZES, "head_dim": 8}),
+}
+DENSE = {"llama", "mistral", "qwen2", "qwen3", "gemma3"}
+ROOM = {"kv_cache_bytes": 4 << 20, "slots": Driver.SLOTS}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    save(transformers.Gemma3TextConfig(**SIZES, sliding_window=30, layer_types=kinds), directory)
+def directories(tmp_path_factory):
+    made = {}
+
+    def directory(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            save(FAMILIES[name], made[name])
+        return made[name]
+
     return directory
 
 
-def driver_with_all_kinds(directory, *, device, ahead):
-    driver = Driver(load(directory, device=device, kv_cache_bytes=4 << 20), ahead=ahead)
-    for row in range(10):
-        driver.add(prompt_of(3 + 9 * row), Sampling(**{"max_tokens": 24, **KINDS[row % 5]}), seed=row)
-    return driver
+def on_cuda(directory, **options):
+    return load(directory, device="cuda", **{**ROOM, **options})
+
+
+class Kept:
+    """A forward that keeps all logits that it gave, on the CPU."""
+
+    def __init__(self, forward):
+        self._forward = forward
+        self.logits = []
+
+    def __getattr__(self, name):
+        return getattr(self._forward, name)
+
+    def __call__(self, inputs):
+        found = self._forward(inputs)
+        self.logits.append(found.float().cpu())
+        return found
+
+
+def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
+    """(texts, logits of every step) of prompts of many lengths, prefilled in chunks beside decodes."""
+    kept = loaded.runner.forward = Kept(loaded.runner.forward)
+    driver = Driver(loaded, ahead=ahead)
+    for row in range(rows):
+        driver.add(
+            prompt_of(3 + 9 * row), Sampling(**{"max_tokens": 24, **kinds[row % len(kinds)]}), seed=row
+        )
+    driver.run()
+    loaded.runner.forward = kept._forward
+    return [text.output for text in driver.texts], kept.logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_float32_texts_and_logits_are_those_of_the_cpu(directories, name):
+    expected_texts, expected = outputs_of(load(directories(name), kv_cache_bytes=4 << 20, compiled=False))
+    loaded = on_cuda(directories(name))
+    assert ("triton with CUDA graphs" if name in DENSE else "triton") == loaded.kernel
+    texts, found = outputs_of(loaded)
+    assert expected_texts == texts
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() or 1))
+
+
+@pytest.mark.parametrize("name", sorted(DENSE))
+def test_in_bfloat16_logits_of_a_prompt_are_near_float32(directories, name):
+    logits = []
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        loaded = load(directories(name), device=device, dtype=dtype, compiled=device == "cuda", **ROOM)
+        kept = loaded.runner.forward = Kept(loaded.runner.forward)
+        driver = Driver(loaded, max_batched_tokens=200)
+        for row in range(5):
+            driver.add(prompt_of(3 + 20 * row), Sampling(max_tokens=1, temperature=0))
+        driver.run()
+        logits.append(torch.cat(kept.logits))
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert error < 0.06
+
+
+def test_by_graphs_it_is_what_it_is_without(directories, monkeypatch):
+    loaded = on_cuda(directories("gemma3"))
+    played = []
+    play = Graphs.play
+    monkeypatch.setattr(Graphs, "play", lambda self, rows: played.append(rows) or play(self, rows))
+    by_graphs = outputs_of(loaded)
+    assert len(played) > 10
+    monkeypatch.setattr(Graphs, "play", lambda _self, _rows: False)
+    without = outputs_of(loaded)
+    assert without[0] == by_graphs[0]
+    for one, other in zip(without[1], by_graphs[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_greedy_texts_are_those_of_the_cpu(directory, ahead):
-    outputs = []
-    for device in ("cpu", "cuda"):
-        driver = driver_with_all_kinds(directory, device=device, ahead=ahead)
-        driver.run()
-        outputs.append([text.output for row, text in enumerate(driver.texts) if row % 5 < 3])
-    assert outputs[0] == outputs[1]
+def test_seeded_and_greedy_texts_of_every_kind_are_those_of_the_cpu(directories, ahead):
+    loaded = load(directories("gemma3"), kv_cache_bytes=4 << 20, compiled=False)
+    expected, _ = outputs_of(loaded, kinds=KINDS, rows=10)
+    found, _ = outputs_of(on_cuda(directories("gemma3")), kinds=KINDS, rows=10, ahead=ahead)
+    assert expected == found
 
 
-def test_a_launch_does_not_wait_for_the_device(directory):
-    driver = driver_with_all_kinds(directory, device="cuda", ahead=True)
-    for _ in range(8):  # the libraries have been loaded, and every row samples
+def test_a_step_ahead_or_not_picks_are_the_same(directories):
+    loaded = on_cuda(directories("qwen3"))
+    assert (
+        outputs_of(loaded, kinds=KINDS, rows=10)[0] == outputs_of(loaded, kinds=KINDS, rows=10, ahead=True)[0]
+    )
+
+
+def test_a_launch_does_not_wait_for_the_device(directories):
+    loaded = on_cuda(directories("gemma3"))
+    driver = Driver(loaded, ahead=True)
+    for row in range(10):
+        driver.add(prompt_of(3 + 9 * row), Sampling(**{"max_tokens": 24, **KINDS[row % 5]}), seed=row)
+    for _ in range(8):  # every row samples
         driver.step()
-    assert driver.loaded.runner.overlaps
+    assert loaded.runner.overlaps
     torch.cuda.set_sync_debug_mode("error")
     try:
         driver._launch()
@@ -58,3 +160,46 @@ def test_a_launch_does_not_wait_for_the_device(directory):
         torch.cuda.set_sync_debug_mode("default")
     driver.run()
     assert [24] * 10 == [len(text.output) for text in driver.texts]
+
+
+def test_its_memory_is_given_back(directories):
+    outputs_of(on_cuda(directories("qwen2")))  # what libraries keep for themselves is there now
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    loaded = on_cuda(directories("qwen2"), kv_cache_bytes=64 << 20)
+    outputs_of(loaded)
+    assert torch.cuda.memory_allocated() > before + (60 << 20)
+    del loaded
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() < before + (4 << 20)
+
+
+def test_loading_reports_its_weights_and_its_graphs(directories):
+    told = []
+    spec = WorkerSpec(path=str(directories("llama")), device="cuda", dtype="bfloat16", **ROOM)
+    load_runner(spec, lambda fraction, stage: told.append((stage, fraction)))
+    for stage in ("weights", "graphs"):
+        fractions = [fraction for one, fraction in told if one == stage]
+        assert sorted(fractions) == fractions
+        assert fractions[-1] == 1
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and not multiplies_float8(torch.device("cuda")),
+    reason="this GPU does not multiply 8-bit floats",
+)
+def test_weights_of_8_bits_take_less_memory_and_say_nearly_the_same(directories):
+    exact = on_cuda(directories("llama"), dtype="bfloat16")
+    narrow = on_cuda(directories("llama"), dtype="bfloat16", quantization="fp8")
+    assert narrow.weight_bytes < 0.85 * exact.weight_bytes
+    logits = []
+    for loaded in (exact, narrow):
+        kept = loaded.runner.forward = Kept(loaded.runner.forward)
+        driver = Driver(loaded, max_batched_tokens=100)
+        driver.add(prompt_of(60), Sampling(max_tokens=1, temperature=0))
+        driver.run()
+        logits.append(kept.logits[0])
+    assert 0 < (logits[1] - logits[0]).norm() / logits[0].norm() < 0.3

@@ -1,5 +1,6 @@
 """Weights that are not numbers, through the whole engine: who meets them fails, and nobody else notices."""
 
+import itertools
 import struct
 
 import pytest
@@ -59,8 +60,8 @@ def spoilt(tmp_path):
     return tmp_path
 
 
-def serve(loaded, asked):
-    """Run all together; return what each said and what went wrong."""
+def serve(loaded, asked, *, logprobs=None):
+    """Run all together; return what each said and what went wrong. Log-probabilities go to `logprobs`."""
     engine = Engine(
         loaded.runner,
         slots=6,
@@ -89,6 +90,8 @@ def serve(loaded, asked):
             said[key].append(token)
         for output in outcome.outputs:
             said[output.key] += output.token_ids
+            if logprobs is not None:
+                logprobs.setdefault(output.key, []).extend(output.logprobs)
             if output.error is not None:
                 errors[output.key] = output.error
     raise AssertionError("no end")
@@ -145,6 +148,44 @@ def test_a_bias_at_the_edges_of_the_vocabulary_holds(sound):
         bias = {edge: 1e9}
         [said], errors = serve(loaded, [(innocent(20, 1), Sampling(max_tokens=5, seed=1, logit_bias=bias))])
         assert ([edge] * 5, {}) == (said, errors)
+
+
+HOSTILE = [
+    ([5, 6], {"logit_bias": {-1: 5.0}}),
+    ([5, 6], {"logit_bias": {VOCABULARY: 5.0}}),
+    ([5, 6], {"logit_bias": {3: float("nan"), 4: float("inf")}}),
+    ([5, VOCABULARY], {}),
+    ([5, 2**31 - 1], {}),
+    ([-1], {}),
+    ([2**31], {}),
+    ([], {}),
+    ([5] * 512, {}),
+    ([5, 6], {"max_tokens": 0}),
+    ([5, 6], {"temperature": float("nan")}),
+    ([5, 6], {"temperature": 1e300, "top_p": 0.0, "min_p": 7.0, "top_k": 2**31 - 1}),
+    ([5, 6], {"repetition_penalty": 0.0, "frequency_penalty": float("inf")}),
+    ([5, 6], {"stop_token_ids": (-1, VOCABULARY, 2**31 - 1), "min_tokens": 2**31 - 1}),
+    ([5, 6], {"seed": -(2**63), "logprobs": 2**31 - 1}),
+]
+
+
+def test_beside_hostile_requests_of_every_kind_nobody_changes_by_a_bit(sound):
+    loaded = load(sound, kv_cache_bytes=1 << 19)
+    good = [
+        (innocent(1 + 9 * row, row), Sampling(max_tokens=20, seed=row, top_p=0.9, logprobs=3))
+        for row in range(8)
+    ]
+    alone = [serve(loaded, [one], logprobs=(noted := {})) and noted[0] for one in good]
+    bad = [(prompt, Sampling(**{"max_tokens": 20, "seed": 1, **options})) for prompt, options in HOSTILE]
+    mixed = [one for pair in itertools.zip_longest(bad, good) for one in pair if one is not None]
+    said, errors = serve(loaded, mixed, logprobs=(noted := {}))
+    places = [place for place, one in enumerate(mixed) if one in good]
+    assert alone == [noted[place] for place in places]
+    assert not errors.keys() & set(places)
+    for place in set(range(len(mixed))) - set(places):
+        assert (place in errors) or (said[place] and all(0 <= token < VOCABULARY for token in said[place]))
+    refused = [one for place, one in enumerate(mixed) if place in errors]
+    assert all(one in refused for one in bad[:2] + bad[3:10])
 
 
 def test_a_prompt_of_ids_beyond_the_logits_fails_alone(sound):

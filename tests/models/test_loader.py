@@ -1,5 +1,6 @@
 """Checkpoints that are broken, lie, or are of another kind; and how reading one is told."""
 
+import itertools
 import json
 import os
 import shutil
@@ -10,10 +11,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.models.config import Config
 from fairlead.models.loader import choose_dtype, load_model, read_eos_token_ids
+from fairlead.worker.wire import WorkerSpec
 from models.tiny import SIZES, generate, load, prompt_of, save
 
 CPU = torch.device("cpu")
@@ -65,6 +68,20 @@ def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original):
     steps = [later - sooner for sooner, later in zip([0.0, *told], told, strict=False)]
     assert told[-1] == 1
     assert all(0 <= step <= 0.05 for step in steps)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("compiled", "dtype"), [(True, "float32"), (True, "bfloat16"), (False, "bfloat16")])
+def test_progress_is_as_fine_when_one_tensor_is_nearly_all_of_the_model(tied, compiled, dtype, tmp_path):
+    sizes = {**SIZES, "vocab_size": 40_000, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=tied)
+    save(config, tmp_path)
+    told = [0.0]
+    spec = WorkerSpec(path=str(tmp_path), device="cpu", dtype=dtype, kv_cache_bytes=1 << 20)
+    load_runner(spec, lambda fraction, _stage: told.append(fraction), compiled=compiled)
+    steps = [later - sooner for sooner, later in itertools.pairwise(told)]
+    assert 1 == told[-1]
+    assert 0 <= min(steps) <= max(steps) <= 0.05
 
 
 def test_weight_bytes_are_those_of_all_parameters(original):

@@ -86,7 +86,7 @@ class Served:
         )
         self.outputs = {}
 
-    def ask(self, asked):
+    def ask(self, asked, *, after_a_step=lambda _engine: None):
         first = len(self.outputs)
         for key, (prompt, sampling) in enumerate(asked, first):
             self.outputs[key] = []
@@ -101,6 +101,7 @@ class Served:
             if under_way and (not self.overlaps or step is None or len(under_way) == 2):
                 done, pending = under_way.pop(0)
                 self.note(self.engine.commit(done, pending.wait()))
+                after_a_step(self.engine)
         raise AssertionError("no end after 2000 steps")
 
     def note(self, outcome):

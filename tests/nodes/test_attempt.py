@@ -72,8 +72,22 @@ async def test_another_attempt_at_what_was_read_goes_on_behind_all_that_was_put(
         for number, text in enumerate(["one ", "two ", "three ", "four ", "five "][: 3 + attempt], start=1):
             sink.put(Delta(0, text, [number]))
     told = "".join(["two ", "three ", "four ", "five "][: 1 + attempts])
-    assert [told] == [delta.text for delta in await deltas.take()]
+    assert told == "".join(delta.text for delta in await deltas.take())
     assert 2 + attempts == deltas.tokens
+
+
+async def test_what_another_kind_of_node_adds_is_not_mixed_with_what_was_not_read():
+    deltas = Deltas(1, keeps=True)
+    deltas.put(Delta(0, "one ", [1]))
+    await deltas.take()
+    deltas.put(Delta(0, "two ", [2]))
+    sink = again(deltas)
+    assert sink is not None
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"one two three "}}]}\n\n'
+    sink.put(Delta(0, "one two three ", raw=[event], relayed_tokens=1))
+    own, theirs = await deltas.take()
+    assert ("two ", []) == (own.text, own.raw)
+    assert b'"content":"three "' in b"".join(theirs.raw)
 
 
 async def test_a_failure_in_a_replay_is_the_attempts_and_a_difference_is_the_answers():

@@ -55,6 +55,40 @@ async def test_a_failure_before_anything_else_is_raised_at_the_start():
         await deltas.started()
 
 
+async def test_nothing_is_added_to_what_was_sealed():
+    deltas = Deltas(2)
+    deltas.put(Delta(1, "b"))
+    deltas.put(Delta(0, "a"))
+    deltas.seal()
+    deltas.put(Delta(0, "c"))
+    deltas.fail(NodeFailed("gone"))
+    await deltas.started()
+    assert ["b", "a", "c"] == [delta.text for delta in await deltas.take()]
+    with pytest.raises(NodeFailed, match="gone"):
+        await deltas.take()
+
+
+async def test_what_is_sealed_is_there_to_be_read_and_comes_before_what_a_tap_takes():
+    deltas = Deltas(1)
+    taken, tapped = [], []
+
+    def tap(offered: list[Delta]) -> bool:
+        tapped.extend(delta.text for delta in offered)
+        return offered[0].text != "first"
+
+    async def read() -> None:
+        taken.extend(delta.text for delta in await deltas.take(tap))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, "first"))  # which the tap does not take
+        deltas.seal()
+        deltas.put(Delta(0, "second"))
+    assert ["first", "second"] == taken
+    assert ["first"] == tapped
+
+
 async def test_what_comes_after_the_end_is_dropped():
     deltas = Deltas(1)
     deltas.put(Delta(0, text="a", finish_reason="stop"))

@@ -1,8 +1,6 @@
 """The engine node over a real child process with a fake model: answers, restarts, and nothing left behind."""
 
 import itertools
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,14 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from fairlead.config import KvCacheConfig, ModelConfig, QueueConfig, demonstration_model
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
 from fairlead.errors import FairleadError, InvalidRequest, LoadFailed, NodeFailed
-from fairlead.gateway import Gateway
 from fairlead.job import Job, Sampling
 from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.fleet import Fleet
 from fairlead.nodes.node import Node, NodeLimits
 from fairlead.text.model import TextModel
 from fairlead.worker.client import Worker
@@ -133,49 +128,6 @@ async def test_leaving_the_block_frees_the_sequences(model: TextModel):
         assert (0, node.status().blocks_total) == (node.status().sequences, node.status().blocks_free)
 
 
-async def test_a_dead_child_fails_its_jobs_and_comes_back(model: TextModel):
-    reports = Reports()
-    async with running(model, reports, "delay_ms=2") as node:
-        first = node.pid
-        async with generating(node, job(100_000)) as deltas:
-            await deltas.started()
-            os.kill(first, signal.SIGKILL)
-            with pytest.raises(NodeFailed, match="SIGKILL"):
-                await whole(deltas)
-        await reports.until("up", "down", "up")
-        assert first != node.pid
-        async with generating(node, job(4)) as deltas:
-            assert 4 == len((await whole(deltas))[0])
-        assert 1 == node.status().restarts
-
-
-async def test_the_seat_of_a_dead_child_is_given_to_nobody(model: TextModel):
-    dispatcher = Dispatcher(QueueConfig(capacity=10))
-    gateway = Gateway(dispatcher, request_timeout_s=60)
-    failures: list[str] = []
-    done: list[int] = []
-    streaming = trio.Event()
-
-    async def ask(tokens: int) -> None:
-        async with trio.open_nursery() as exchange:
-            answer = await exchange.start(gateway.serve, job(tokens))
-            streaming.set()
-            try:
-                done.append(len((await whole(answer.deltas))[0]))
-            except NodeFailed as error:
-                failures.append(error.code)
-
-    async with running(model, dispatcher, "delay_ms=2,slots=1") as node, trio.open_nursery() as clients:
-        clients.start_soon(ask, 100_000)
-        with trio.fail_after(30):
-            await streaming.wait()
-        for _ in range(3):
-            clients.start_soon(ask, 2)
-        await trio.testing.wait_all_tasks_blocked()
-        os.kill(node.pid, signal.SIGKILL)
-    assert (["node_failed"], [2, 2, 2]) == (failures, done)
-
-
 async def test_a_first_load_that_fails_is_raised(model: TextModel):
     node = EngineNode(model, WorkerSpec(path="fake:fail_load"), Reports(), command=FAKE_CHILD)
     with pytest.raises(LoadFailed, match="no such fake model"):
@@ -193,65 +145,6 @@ async def test_the_child_ends_with_the_node(model: TextModel):
     async with running(model, Reports()) as node:
         pid = node.pid
     assert not Path(f"/proc/{pid}").exists()
-
-
-async def test_a_stuck_child_fails_its_jobs_is_told_and_comes_back(model: TextModel, tmp_path: Path):
-    reports = Reports()
-    options = f"stuck_once=3;{tmp_path / 'mark'}"
-    async with running(model, reports, options, watchdog_s=0.5) as node:
-        first, fleet = node.pid, Fleet((node,))
-        assert {} == fleet.problems
-        async with generating(node, job(100_000)) as deltas:
-            await deltas.started()
-            with pytest.raises(NodeFailed, match=r"made no progress for 0.5 s"):
-                await whole(deltas)
-        reason = "the model's process made no progress for 0.5 s and is started again"
-        assert {MODEL: reason} == fleet.problems
-        assert (False, reason) == (fleet.is_ready, node.status().problem)
-        await reports.until("up", "down", "up")
-        assert {} == fleet.problems
-        assert first != node.pid
-        async with generating(node, job(4)) as deltas:
-            assert 4 == len((await whole(deltas))[0])
-        (counts,) = fleet.statistics()
-        assert (1, 1, True) == (counts.restarts, counts.stuck, counts.ready)
-
-
-async def test_a_child_that_was_killed_is_no_problem_of_the_servers(model: TextModel):
-    reports = Reports()
-    async with running(model, reports) as node:
-        os.kill(node.pid, signal.SIGKILL)
-        await reports.until("up", "down")
-        assert (None, False) == (node.problem, node.is_ready)
-
-
-async def test_a_stuck_child_has_no_seats_although_it_has_not_ended_and_nobody_waits(
-    model: TextModel, monkeypatch
-):
-    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 2.0)
-    reports = Reports()
-    async with running(model, reports, watchdog_s=0.2) as node:
-        first = node.pid
-        async with generating(node, job(100_000)) as deltas:
-            await deltas.started()
-            os.kill(first, signal.SIGSTOP)
-            await trio.sleep(0.05)  # what it said before is read; only our abort is left without an answer
-        await reports.until("up", "down")
-        assert Path(f"/proc/{first}").exists()
-        assert "made no progress" in str(node.problem)
-        await reports.until("up", "down", "up")
-        assert not Path(f"/proc/{first}").exists()
-
-
-async def test_a_stuck_child_that_does_not_load_again_stays_a_problem(model: TextModel, tmp_path: Path):
-    reports = Reports()
-    options = f"stuck_once=1,fail_again;{tmp_path / 'mark'}"
-    async with running(model, reports, options, watchdog_s=0.2) as node:
-        async with generating(node, job(10)) as deltas:
-            with pytest.raises(NodeFailed):
-                await whole(deltas)
-        await reports.until("up", "down", "load failed")
-        assert "made no progress for 0.4 s" in str(node.problem)
 
 
 async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: TextModel, monkeypatch):
@@ -325,7 +218,7 @@ async def test_the_status_shows_what_the_engine_does(model: TextModel):
     assert "torch" == status.kernel
     assert 1 <= status.mean_step_tokens <= 20
     assert counts.load_s > 0
-    assert (2, 1, 1) == (counts.seats, counts.weight_bytes, counts.kv_cache_bytes)
+    assert (2, 1, 1) == (status.seats, counts.weight_bytes, counts.kv_cache_bytes)
 
 
 def test_every_limit_of_the_configuration_reaches_the_models_process():

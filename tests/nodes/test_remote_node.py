@@ -102,11 +102,11 @@ async def test_a_fairlead_tells_its_seats_and_load():
         await listener.until("up")
         assert [("up", "far", 8)] == listener.reports
         assert node.status().is_fairlead
-        assert 0.25 == node.load
+        assert 0.25 == node.status().load
         server.seats = 4
         await listener.until("seats")
         assert ("seats", "far", 4, ["m"]) == listener.reports[-1]
-        assert 0.5 == node.load
+        assert 0.5 == node.status().load
         nursery.cancel_scope.cancel()
 
 
@@ -118,7 +118,7 @@ async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_
         nursery.start_soon(node.run)
         await listener.until("up")
         assert [("up", "far", 3)] == listener.reports
-        assert 125.0 == node.load
+        assert 125.0 == node.status().load
         nursery.cancel_scope.cancel()
 
 

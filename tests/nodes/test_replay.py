@@ -207,6 +207,28 @@ def test_a_relayed_answer_can_continue_an_engines():
     assert text() == client.text()
 
 
+async def test_what_a_node_really_relays_can_continue_an_engines_answer():
+    async with stub() as server:
+        for choices in (1, 2):  # of several, the end comes without an event
+            whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
+            begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
+            client = Collected(choices)
+            recorded = Recorded(client)
+            for delta in begun:
+                recorded.put(delta)
+            replay = Replay(recorded)
+            for delta in whole.deltas:
+                replay.put(delta)
+            assert client.error is None
+            assert [text()] * choices == [client.text(index) for index in range(choices)]
+            assert client.over.is_set()
+
+
+def test_an_engines_answer_that_is_repeated_without_its_tokens_is_not_whole():
+    client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
+    assert "it ended sooner" in str(client.error)
+
+
 def test_an_engines_answer_can_continue_a_relayed_one():
     second = [Delta(0, "w0 ", [1]), Delta(0, "w1 ", [2]), Delta(0, "w2 ", [3], finish_reason="stop")]
     client = repeated([raw(chat("w0 w"))], second)

@@ -13,6 +13,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.gateway import Gateway
 from fairlead.nodes.node import NodeLimits
 from fairlead.text.model import TextModel
+from fake_fleet import FakeFleet
 from fake_nodes import LIMITS, TimedNode
 
 MODEL = TextModel.load(demonstration_model(), name="m")
@@ -41,6 +42,7 @@ class Desk:
         services = Services(
             config=config,
             gateway=self.gateway,
+            fleet=FakeFleet(["m"]),
             models={"m": MODEL},
             aliases={},
             ready=lambda: True,
@@ -52,7 +54,6 @@ class Desk:
                 field: getattr(self.dispatcher.statistics(), field)
                 for field in self.dispatcher.statistics().__struct_fields__
             },
-            running=list,
         )
         self.client = Client(create_app(services), None)
         self.answered: list[str] = []

@@ -218,7 +218,6 @@ def test_peers_models_go_by_full_names_and_by_their_own_where_nobody_else_has_th
 
 def test_what_has_no_effect_is_named(example):
     assert {
-        "logLevel",
         "logToStdout",
         "logTimeFormat",
         "metricsMaxInMemory",

@@ -5,11 +5,12 @@ numbered `die_after` is its last, `stuck_in` takes for ever, `raise_in_step` rai
 ones, `raise_times` in all. `stuck_once=3` takes for ever in step 3 and leaves a mark, the file that is named
 behind `;`: when that is there, it does not. Loading: `fail_load`, `crash_load`, `die_in_load`, `slow_load`;
 `fail_again` fails when the mark is there. And: `slots`, `batched` tokens in a step; with `overlap` a launch
-returns before its step is done.
+returns before its step is done; with `embeds` it makes vectors of prompts: their sum and their length.
 """
 
 import os
 import signal
+import struct
 import sys
 import time
 from array import array
@@ -60,6 +61,7 @@ class FakeRunner:
         if first and first <= self._steps < first + self._options.get("raise_times", 1):
             raise RuntimeError("the fake device is on fire")
         token_ids = array("i")
+        vectors = {}
         sampling_rows = set(step.sample_rows)
         for row in range(step.rows):
             slot, begin, end = step.slots[row], step.query_starts[row], step.query_starts[row + 1]
@@ -71,9 +73,10 @@ class FakeRunner:
             length = step.positions[end - 1] + 1
             self._sums[slot] = (batch.state(slot).key, length, total)
             if row in sampling_rows:
+                vectors[len(token_ids)] = struct.pack("<2f", total, length)
                 token_ids.append(1 + (31 * total + length) % MODULUS)
         self._latest = token_ids
-        return FakeStep(self, self._steps, token_ids)
+        return FakeStep(self, self._steps, Picks(token_ids, vectors=vectors))
 
     def _sum_before(self, state, slot: int, start: int) -> int:
         key, length, total = self._sums.get(slot, (0, 0, 0))
@@ -94,12 +97,12 @@ class FakeRunner:
 
 
 class FakeStep:
-    def __init__(self, runner: FakeRunner, number: int, token_ids: array) -> None:
-        self._runner, self._number, self._token_ids = runner, number, token_ids
+    def __init__(self, runner: FakeRunner, number: int, picks: Picks) -> None:
+        self._runner, self._number, self._picks = runner, number, picks
 
     def wait(self) -> Picks:
         self._runner.finish(self._number)
-        return Picks(self._token_ids)
+        return self._picks
 
 
 def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
@@ -135,6 +138,7 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         weight_bytes=1,
         kv_cache_bytes=1,
         kernel="torch",
+        embeds="embeds" in options,
     )
 
 

@@ -216,7 +216,7 @@ def test_the_class_and_the_salt_reach_the_engine(overlaps, monkeypatch):
     )
     world.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
     world.until_blocked()
-    assert [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant"}] == seen
+    assert [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False}] == seen
 
 
 # Steps that go wrong -------------------------------------------------------------------------------

@@ -10,6 +10,20 @@ _Array: TypeAlias = Buffer | NDArray[Any]
 DTYPES: dict[str, int]
 
 def variants(dtype: str) -> tuple[str, ...]: ...
+def choose(
+    logits: _Array,
+    temperatures: _Array,
+    top_k: _Array,
+    top_p: _Array,
+    least: _Array,
+    numbers: _Array,
+    tokens: _Array,
+    highest: _Array,
+    *,
+    greedy_below: float,
+    threads: int = 1,
+    variant: str | None = None,
+) -> None: ...
 def read_rate(size: int, threads: int, tries: int = 3) -> float: ...
 
 @final

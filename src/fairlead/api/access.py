@@ -29,6 +29,10 @@ class Access:
     """The keys this server knows. Without any, everybody may call."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
+        self.change(api_keys)
+
+    def change(self, api_keys: Iterable[ApiKey]) -> None:
+        """Know these keys from now on; who is inside stays."""
         # Digests have one length, so comparing them tells nothing about the length of a key either.
         self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
 

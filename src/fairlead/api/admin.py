@@ -32,8 +32,8 @@ class Admin:
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
 
     async def running(self) -> Response:
-        """The resident models."""
-        return json_response(self._services.running())
+        """The models that have a process here."""
+        return json_response([status for status in self._services.fleet.models() if status.is_resident])
 
     async def version(self) -> Response:
         """The program's version."""

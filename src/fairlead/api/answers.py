@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from fairlead.api.errors import error_event
 from fairlead.api.schemas import StreamOptions
+from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job, TokenLogprob
 from fairlead.nodes.deltas import Deltas
 from fairlead.text.tokenizer import Tokenizer
@@ -23,13 +25,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def collect(deltas: Deltas, choices: int) -> list[Delta]:
-    """Wait for the end; return one delta a choice, in order. Raises the error that came instead, if any."""
+    """Wait for the end; return one delta a choice, in order. Raises the error that came instead, if any.
+
+    What another server wrote is whole in the first: it is one body for all choices.
+    """
     # Not reading before the end leaves the adding up to the channel, and wakes this task once.
     await deltas.ended()
     whole = [Delta(index) for index in range(choices)]
     while taken := await deltas.take():
         for delta in taken:
-            whole[delta.index].merge(delta)
+            if delta.index < choices:
+                whole[delta.index].merge(delta)
     return whole
 
 
@@ -142,6 +148,14 @@ class Chunks(ABC):
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + self._usage() + b"}\n\n" + DONE
+
+    def error(self, error: FairleadError) -> bytes:
+        """Return the event that says why the answer is not whole."""
+        return error_event(error)
+
+    def skip_beginnings(self) -> None:
+        """The client has the beginnings of all choices already, by another's hand."""
+        self._begun = [True] * len(self._begun)
 
     def _detailed_tail(self, delta: Delta) -> bytes:
         logprobs = self._logprobs(delta) if delta.logprobs else None

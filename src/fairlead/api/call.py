@@ -48,9 +48,10 @@ class Call:
 
     `read` returns the whole body, once, or raises as `exchange.read_body` does; `address` is the client's.
     `request_id` and `api_key` are what the door made of its headers; `body_bytes` is 0 until it was read.
+    `is_job`: the gateway has it from here on, and says what became of it.
     """
 
-    __slots__ = ("address", "api_key", "body_bytes", "headers", "nursery", "read", "request_id")
+    __slots__ = ("address", "api_key", "body_bytes", "headers", "is_job", "nursery", "read", "request_id")
 
     nursery: trio.Nursery
 
@@ -61,6 +62,7 @@ class Call:
         self.request_id = ""
         self.api_key: ApiKey | None = None
         self.body_bytes = 0
+        self.is_job = False
 
 
 class Reply(NamedTuple):

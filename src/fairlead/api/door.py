@@ -3,6 +3,8 @@
 Knows no framework and no route.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from uuid import uuid4
 
 import structlog
@@ -11,8 +13,11 @@ import trio
 from fairlead.api.access import Access
 from fairlead.api.call import Call
 from fairlead.api.limits import Quotas
+from fairlead.errors import FairleadError
 
 MAX_REQUEST_ID_LENGTH = 128
+
+logger = structlog.get_logger("fairlead.api")
 
 
 class Door:
@@ -21,6 +26,7 @@ class Door:
     def __init__(self, access: Access, quotas: Quotas) -> None:
         self._access = access
         self._quotas = quotas
+        self._refusals: Counter[str] = Counter()
 
     def enter(self, call: Call, *, without_key: bool = False) -> None:
         """Name the request, for its client and the log, and find out whose it is. Raises `InvalidApiKey`."""
@@ -28,6 +34,18 @@ class Door:
         structlog.contextvars.bind_contextvars(request_id=call.request_id)
         if not without_key:
             call.api_key = self._access.authenticate(call.headers)
+
+    def refused(self, call: Call, error: FairleadError) -> None:
+        """Write down that a request was refused before it became a job; of jobs the gateway keeps account."""
+        if call.is_job:
+            return
+        self._refusals[error.code] += 1
+        if error.status != FairleadError.status:  # our own bugs are in the log already
+            logger.info("request refused", outcome=error.code, status=error.status, reason=error.message)
+
+    def refusals(self) -> Mapping[str, int]:
+        """Return how many requests were refused before they became jobs, by the error's code."""
+        return dict(self._refusals)
 
     def headers(self, call: Call) -> dict[str, str]:
         """Return what every answer says. A caller whose key is not known has no limits to be told."""

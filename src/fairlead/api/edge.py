@@ -16,16 +16,17 @@ import trio
 
 from fairlead.api import answers
 from fairlead.api.access import flag_of, owner_of, priority_of, tenant_of
-from fairlead.api.body import Body, parse
+from fairlead.api.body import Body, parse, told
 from fairlead.api.call import Call, Reply
 from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.schemas import Generation
+from fairlead.api.schemas import Addressed
 from fairlead.api.services import Answer, Services
 from fairlead.api.sse import EventStream, Writer, event_reply
-from fairlead.errors import Cancelled, FairleadError, Forbidden, RequestTimeout
-from fairlead.job import Delta, Job, Sampling
+from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, RequestTimeout
+from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.nodes.status import ModelStatus
 from fairlead.text.model import TextModel
 
 Encoded = TypeVar("Encoded")
@@ -47,11 +48,15 @@ class Edge:
 
     # What the request is -----------------------------------------------------------------------------
 
-    async def read(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
-        """Return the parsed body. Raises `InvalidRequest`, `BodyTooLarge` or `BodyTimeout`."""
+    async def body(self, call: Call) -> bytes:
+        """Return the body. Raises `BodyTooLarge` or `BodyTimeout`."""
         body = await call.read()
         call.body_bytes = len(body)
-        return parse(body, decoder)
+        return body
+
+    async def read(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
+        """Return the parsed body. Raises `InvalidRequest`, and as `body` does."""
+        return parse(await self.body(call), decoder)
 
     async def encode(
         self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
@@ -73,48 +78,64 @@ class Edge:
         asked = call.headers.get("X-Priority") or asked
         return priority_of(call.api_key, asked, self.services.config.queue)
 
-    def models(self, call: Call) -> list[TextModel]:
-        """Return the models that the caller may use."""
-        return [model for model in self.services.models.values() if self._allows(call, model)]
+    def models(self, call: Call) -> list[ModelStatus]:
+        """Return the models that the caller may use, but for unlisted ones."""
+        known = self.services.fleet.models()
+        return [status for status in known if not status.unlisted and self._allows(call, status.model)]
 
-    def find_model(self, call: Call, name: str | None) -> TextModel:
-        """Return the model of that name or alias; without a name, the only one the caller may use.
+    def find(self, call: Call, name: str | None) -> str:
+        """Return the canonical name of that model; without a name, of the only one the caller may use.
 
         Raises `ModelNotFound`, `Forbidden`, or `InvalidRequest` when there are several to choose from.
         """
-        if name is None and len(allowed := self.models(call)) == 1:
-            return allowed[0]
-        model = self.services.find_model(name)
+        if name is None:
+            return self._only_model(call)
+        model = self.services.canonical(name)
         if not self._allows(call, model):
-            raise Forbidden(f"this API key may not use the model {model.name!r}", param="model")
+            raise Forbidden(f"this API key may not use the model {told(model)}", param="model")
+        return model
+
+    def find_model(self, call: Call, name: str | None) -> TextModel:
+        """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokens are unknown here."""
+        found = self.find(call, name)
+        model = self.services.models.get(found)
+        if model is None:
+            raise InvalidRequest(f"model: the tokens of {told(found)} are not known here", param="model")
         return model
 
     def job(
         self,
         call: Call,
-        wanted: Generation,
-        model: TextModel,
+        wanted: Addressed,
+        model: str,
         *,
         kind: str,
-        prompts: tuple[ReadOnlySequence[int], ...],
+        prompts: tuple[ReadOnlySequence[int], ...] = (),
         sampling: Sampling,
         n: int,
-        stop: tuple[str, ...],
+        stop: tuple[str, ...] = (),
+        relay: Relay | None = None,
+        prompt_estimate: int = 0,
+        embed: bool = False,
     ) -> Job:
         """Return the job that the request asks for; `kind` begins its id. Raises as `priority` does."""
         return Job(
             id=f"{kind}-{uuid4().hex}",
             tenant=self.tenant(call, user=wanted.user, safety_identifier=wanted.safety_identifier),
-            model=model.name,
+            model=model,
             prompts=prompts,
             sampling=sampling,
             n=n,
             stop=stop,
-            stream=bool(wanted.stream),
+            stream=bool(wanted.stream) if relay is None else relay.stream,
             request_id=call.request_id,
             owner=owner_of(call.api_key),
             priority=self.priority(call, wanted.priority),
             no_queue=flag_of(call.headers, "X-No-Queue"),
+            relay=relay,
+            prompt_estimate=prompt_estimate,
+            traceparent=call.headers.get("traceparent", ""),
+            embed=embed,
         )
 
     # Having it served --------------------------------------------------------------------------------
@@ -150,7 +171,9 @@ class Edge:
     def _admit(self, call: Call, job: Job) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise; from here until `_serve` is over it is in flight."""
         charge = self.quotas.of(call.api_key).admit(
-            prompt_tokens=job.prompt_tokens, now_s=trio.current_time()
+            prompt_tokens=job.prompt_tokens,
+            is_estimate=not job.prompts,
+            now_s=trio.current_time(),
         )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
@@ -158,6 +181,7 @@ class Edge:
             call.request_id = request_id
             structlog.contextvars.bind_contextvars(request_id=request_id)
         self._in_flight.add(job.request_id)
+        call.is_job = True
         return job, charge, PendingAnswer()
 
     async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
@@ -178,9 +202,17 @@ class Edge:
             charge.end()
             self._in_flight.discard(job.request_id)
 
-    def _allows(self, call: Call, model: TextModel) -> bool:
+    def _only_model(self, call: Call) -> str:
+        models = self.models(call)
+        if len(models) == 1:
+            return models[0].model
+        if not models and self.services.fleet.models():
+            raise Forbidden("this API key may use none of the models that are served", param="model")
+        raise InvalidRequest("model: one of the served models must be named", param="model")
+
+    def _allows(self, call: Call, model: str) -> bool:
         allowed = call.api_key.models if call.api_key is not None else ()
-        return not allowed or model.name in {self.services.aliases.get(name, name) for name in allowed}
+        return not allowed or model in {self.services.aliases.get(name, name) for name in allowed}
 
 
 def waiting_headers(answer: Answer) -> dict[str, str]:

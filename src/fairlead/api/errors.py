@@ -1,11 +1,13 @@
 """Errors as HTTP answers: the only reader of the hints that a `FairleadError` carries.
 
 Whatever is raised becomes JSON in the dialect of the route it was raised on, with the status and headers
-of spec 7. What is not a `FairleadError` is our own bug: it is logged, once, and the client is told nothing
-about it but the request id to ask for.
+of spec 7; but what another server said of a request that was passed on to it stays as it is. What is not a
+`FairleadError` is our own bug: it is logged, once, and the client is told nothing about it but the request id
+to ask for.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -18,6 +20,7 @@ from fairlead.errors import (
     FairleadError,
     InvalidRequest,
     MethodNotAllowed,
+    NodeRefused,
     NotFound,
 )
 
@@ -37,30 +40,78 @@ _TYPES = {
     504: "timeout_error",
 }
 
-Dialect = Callable[[FairleadError], bytes]
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def openai_error(error: FairleadError) -> bytes:
     """Return the body of an error in OpenAI's dialect; also the data of an error event in a stream."""
-    message = error.message
-    if error.status == 400 and error.param and not message.startswith(error.param):
-        message = f"{error.param}: {message}"  # many clients show nothing but the message
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return _encode({"error": {"message": message, "type": kind, "param": error.param, "code": error.code}})
+    told = {"message": _message(error), "type": kind, "param": error.param, "code": error.code}
+    return _encode({"error": told})
 
 
+def anthropic_error(error: FairleadError) -> bytes:
+    """Return the body of an error in Anthropic's dialect; also the data of an error event in a stream."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    told = {"type": kind, "message": _message(error), "param": error.param, "code": error.code}
+    return _encode({"type": "error", "error": told})
+
+
+def _message(error: FairleadError) -> str:
+    """Return the message with the field at fault: many clients show nothing else."""
+    if error.status == 400 and error.param and not error.message.startswith(error.param):
+        return f"{error.param}: {error.message}"
+    return error.message
+
+
+class Dialect(NamedTuple):
+    """How an error is written: `body`, and before it in a stream `head`, which names the event."""
+
+    body: Callable[[FairleadError], bytes]
+    head: bytes = b""
+
+
+_OPENAI = Dialect(openai_error)
 # By the beginning of the path, the first that fits.
-_DIALECTS: tuple[tuple[str, Dialect], ...] = (("/", openai_error),)
+_DIALECTS = (("/v1/messages", Dialect(anthropic_error, b"event: error\n")), ("/", _OPENAI))
 
 
-def error_reply(raised: Exception, path: str) -> Reply:
-    """Return the answer for whatever was raised while a request to `path` was handled."""
-    error = public_error(raised)
+def error_event(error: FairleadError, path: str = "/") -> bytes:
+    """Return the event that ends a stream on `path`, because of an error that a client may know of."""
+    dialect = _dialect(path)
+    data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or dialect.body(error)
+    return dialect.head + b"data: " + data + b"\n\n"
+
+
+def _in_one_line(body: bytes) -> bytes:
+    """Return another server's error as it can stand in an event; nothing if it has no form we know."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return b""
+    return _encode(document) if isinstance(document, dict) and "error" in document else b""
+
+
+def error_reply(raised: Exception, path: str, public: FairleadError | None = None) -> Reply:
+    """Return the answer for whatever was raised while a request to `path` was handled.
+
+    `public` is its `public_error`, if it was asked for before: that may log.
+    """
+    error = public or public_error(raised)
     headers = _headers(error)
     if isinstance(raised, werkzeug.MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
-    dialect = next((dialect for prefix, dialect in _DIALECTS if path.startswith(prefix)), openai_error)
-    return json_reply(dialect(error), error.status, headers)
+    if isinstance(error, NodeRefused) and error.body:
+        return Reply(error.body, error.status, {"Content-Type": error.content_type, **headers})
+    return json_reply(_dialect(path).body(error), error.status, headers)
 
 
 def public_error(raised: Exception) -> FairleadError:
@@ -80,6 +131,10 @@ def public_error(raised: Exception) -> FairleadError:
             return InvalidRequest(raised.description or "the request cannot be understood")
     logger.error("unexpected error", exc_info=raised)
     return FairleadError("the server failed; its log says more, under this request id")
+
+
+def _dialect(path: str) -> Dialect:
+    return next((dialect for prefix, dialect in _DIALECTS if path.startswith(prefix)), _OPENAI)
 
 
 def _headers(error: FairleadError) -> dict[str, str]:

@@ -15,7 +15,7 @@ import trio
 
 from fairlead.api.call import Call, FirstHeaders, Reply
 from fairlead.api.door import Door
-from fairlead.api.errors import error_reply
+from fairlead.api.errors import error_reply, public_error
 from fairlead.api.exchange import CutStream, check_encoding, unwrap
 from fairlead.api.sse import EventStream
 from fairlead.config import Limits
@@ -69,7 +69,7 @@ class _Request:
         except* Exception as group:  # noqa: BLE001  # a task of the request may raise anything
             failure = unwrap(group)
         if isinstance(failure, Exception) and not self._answering:
-            reply, ended = error_reply(failure, self._path), True
+            reply, ended = self._refusal(failure), True
         elif failure is not None and not isinstance(failure, CutStream):
             raise failure
         # The end goes out when nothing of the request is left: who hears of it may cancel what is.
@@ -81,7 +81,12 @@ class _Request:
             self._door.enter(self._call)
             return await route(self._call)
         except Exception as error:  # noqa: BLE001  # a route may raise anything
-            return error_reply(error, self._path)
+            return self._refusal(error)
+
+    def _refusal(self, raised: Exception) -> Reply:
+        error = public_error(raised)
+        self._door.refused(self._call, error)
+        return error_reply(raised, self._path, error)
 
     async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
         """Send the answer but for its end. It may take as long as it wants to, if only the client reads."""

@@ -97,12 +97,14 @@ class Quota:
         self.running = 0
         self._concurrent = limits.concurrent
 
-    def admit(self, *, prompt_tokens: int, now_s: float) -> "Charge":
+    def admit(self, *, prompt_tokens: int, now_s: float, is_estimate: bool = False) -> "Charge":
         """Charge a job for itself and its prompt, or charge nothing and raise.
 
         Raises `RateLimited` with the time to come back, and `InvalidRequest` for a prompt that no minute
-        has the tokens for.
+        has the tokens for; one that is only estimated to be so long has a minute of its own.
         """
+        if is_estimate and self.tokens is not None:
+            prompt_tokens = min(prompt_tokens, self.tokens.limit)
         if self.tokens is not None and prompt_tokens > self.tokens.limit:
             raise InvalidRequest(
                 f"the prompt has {prompt_tokens} tokens; this API key may use {self.tokens.limit} a minute",
@@ -169,12 +171,23 @@ class Quotas:
     """The quotas of all keys that this server knows."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
-        self._of_key: Mapping[str, Quota] = {api_key.key: Quota(api_key.limits) for api_key in api_keys}
+        self._of_key: Mapping[tuple[str, KeyLimits], Quota] = {}
         self._unlimited = Quota(KeyLimits())
+        self.change(api_keys)
+
+    def change(self, api_keys: Iterable[ApiKey]) -> None:
+        """Keep these keys' quotas from now on. A key whose limits are the same has used what it has used."""
+        known = self._of_key
+        names = [(api_key.key, api_key.limits) for api_key in api_keys]
+        self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}
 
     def of(self, api_key: ApiKey | None) -> Quota:
         """Return a key's quota; without a key, one without limits."""
-        return self._unlimited if api_key is None else self._of_key[api_key.key]
+        if api_key is None:
+            return self._unlimited
+        quota = self._of_key.get((api_key.key, api_key.limits))
+        # A caller may have come in with a key just before it was changed or taken away.
+        return quota if quota is not None else Quota(api_key.limits)
 
 
 def _window(limit: int | None) -> Window | None:

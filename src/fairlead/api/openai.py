@@ -7,11 +7,14 @@ import msgspec
 from quart import Quart, Response, g
 
 from fairlead.api import answers, prepare
-from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.body import parse
+from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
 from fairlead.api.exchange import json_response
 from fairlead.api.hot import Route
+from fairlead.api.relaying import CHAT, COMPLETIONS, Relaying
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
+from fairlead.config import CommandConfig
 from fairlead.text.model import TextModel
 
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -21,13 +24,15 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 class OpenAI:
     """`/v1/…`"""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, relaying: Relaying) -> None:
         self._edge = edge
+        self._relaying = relaying
         self._services = edge.services
+        self._began = int(time.time())
 
     def generating(self) -> dict[str, Route]:
         """Return the routes that generate, by path: all are POST."""
-        return {"/v1/chat/completions": self.chat, "/v1/completions": self.complete}
+        return {CHAT: self.chat, COMPLETIONS: self.complete}
 
     def add_to(self, app: Quart) -> None:
         """Register the others."""
@@ -36,8 +41,12 @@ class OpenAI:
 
     async def chat(self, call: Call) -> Reply:
         """`POST /v1/chat/completions`."""
-        wanted = await self._edge.read(call, _chat_decoder)
-        model = self._edge.find_model(call, wanted.model)
+        body = await self._edge.body(call)
+        addressed, name = self._relaying.read(call, body)
+        if (model := self._services.models.get(name)) is None:
+            return await self._relaying.pass_on(call, CHAT, body, addressed, name)
+        wanted = parse(body, _chat_decoder)
+        model.check_purpose(embed=False)
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
         tools = prepare.chat_tools(wanted)
@@ -49,7 +58,7 @@ class OpenAI:
         job = self._edge.job(
             call,
             wanted,
-            model,
+            name,
             kind="chatcmpl",
             prompts=(prompt,),
             sampling=prepare.sampling(
@@ -62,19 +71,24 @@ class OpenAI:
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
+            relay=self._relaying.beside(name, CHAT, body, wanted),
         )
         created = int(time.time())
         if job.stream:
             chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=wanted.stream_options)
-            return await self._edge.stream(call, job, chunks)
-        whole, headers = await self._edge.whole(call, job)
-        body = answers.chat_completion(job, whole, model.tokenizer, created=created)
-        return json_reply(body, headers=headers)
+            return await self._relaying.stream(call, job, chunks)
+        return await self._relaying.whole(
+            call, job, lambda whole: answers.chat_completion(job, whole, model.tokenizer, created=created)
+        )
 
     async def complete(self, call: Call) -> Reply:
         """`POST /v1/completions`."""
-        wanted = await self._edge.read(call, _completion_decoder)
-        model = self._edge.find_model(call, wanted.model)
+        body = await self._edge.body(call)
+        addressed, name = self._relaying.read(call, body)
+        if (model := self._services.models.get(name)) is None:
+            return await self._relaying.pass_on(call, COMPLETIONS, body, addressed, name)
+        wanted = parse(body, _completion_decoder)
+        model.check_purpose(embed=False)
         prepare.check_completion(wanted)
         prompts = prepare.completion_prompts(wanted.prompt)
         sequences = self._services.config.limits.sequences
@@ -84,7 +98,7 @@ class OpenAI:
         job = self._edge.job(
             call,
             wanted,
-            model,
+            name,
             kind="cmpl",
             prompts=encoded,
             sampling=prepare.sampling(
@@ -96,35 +110,50 @@ class OpenAI:
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
+            relay=self._relaying.beside(name, COMPLETIONS, body, wanted),
         )
         created = int(time.time())
         if job.stream:
             chunks = answers.CompletionChunks(
                 job, model.tokenizer, created=created, options=wanted.stream_options, echo=echo
             )
-            return await self._edge.stream(call, job, chunks)
-        whole, headers = await self._edge.whole(call, job)
-        body = answers.completion(job, whole, model.tokenizer, created=created, echo=echo)
-        return json_reply(body, headers=headers)
+            return await self._relaying.stream(call, job, chunks)
+        return await self._relaying.whole(
+            call,
+            job,
+            lambda whole: answers.completion(job, whole, model.tokenizer, created=created, echo=echo),
+        )
 
     async def models(self) -> Response:
         """`GET /v1/models`."""
-        served = [_model_card(model) for model in self._edge.models(g.call)]
+        served = [self._card(status.model) for status in self._edge.models(g.call)]
         return json_response({"object": "list", "data": served})
 
     async def model(self, name: str) -> Response:
         """`GET /v1/models/{id}`, by name or alias."""
-        return json_response(_model_card(self._edge.find_model(g.call, name)))
+        return json_response(self._card(self._edge.find(g.call, name)))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """Return what is told about a model: more of those whose tokens are known here."""
+        card = {"id": name, "object": "model", "created": self._began, "owned_by": "fairlead"}
+        if (model := self._services.models.get(name)) is not None:
+            card |= {"created": model.created, "max_model_len": model.max_model_len}
+            card["task"] = "generate" if model.embedding is None else "embed"
+        for config in self._services.config.models:
+            if config.name == name and isinstance(config, CommandConfig):
+                card |= _described(config)
+        return card
 
 
-def _model_card(model: TextModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "fairlead",
-        "max_model_len": model.max_model_len,
+def _described(config: CommandConfig) -> dict[str, Any]:
+    """Return what its configuration says for people and user interfaces, as llama-swap shows it."""
+    told = {
+        "name": config.title,
+        "description": config.description,
+        "capabilities": config.capabilities,
+        "meta": {"llamaswap": config.metadata} if config.metadata else None,
     }
+    return {name: value for name, value in told.items() if value}
 
 
 def _encode_prompts(model: TextModel, prompts: list[prepare.Prompt]) -> tuple[list[int], ...]:

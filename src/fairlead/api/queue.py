@@ -28,9 +28,9 @@ class Queue:
 
     async def estimate(self) -> Response:
         """What a new job of the caller would be told; `?model=` as in a job, `X-Priority` too."""
-        model = self._edge.find_model(g.call, request.args.get("model"))
+        model = self._edge.find(g.call, request.args.get("model"))
         return json_response(
-            self._services.estimate(model.name, self._edge.tenant(g.call), self._edge.priority(g.call))
+            self._services.estimate(model, self._edge.tenant(g.call), self._edge.priority(g.call))
         )
 
     async def cancel(self, request_id: str) -> Response:

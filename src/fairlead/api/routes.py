@@ -1,5 +1,6 @@
 """The application: every route, behind one door. The hot ones are answered past Quart, all others by it."""
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -10,18 +11,28 @@ from quart_trio import QuartTrio
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
 from fairlead.api.call import Call
+from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
 from fairlead.api.door import Door
 from fairlead.api.edge import Edge
-from fairlead.api.errors import error_reply
+from fairlead.api.embeddings import Embeddings
+from fairlead.api.errors import error_reply, public_error
+from fairlead.api.events import Events
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
+from fairlead.api.fleet import FleetRoutes
 from fairlead.api.hot import HotRoutes
+from fairlead.api.metrics import Metrics
 from fairlead.api.openai import OpenAI
+from fairlead.api.openapi import OpenApi
+from fairlead.api.origin import Guard
 from fairlead.api.queue import Queue
+from fairlead.api.relaying import Relaying
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
+from fairlead.config import ApiKey
+from fairlead.telemetry.snapshot import Overview
 
-# A load balancer that asks whether we live has no key.
-_OPEN_RULES = frozenset({"/health"})
+# A load balancer that asks whether we live has no key, nor has the page that asks for one.
+_OPEN_RULES = OPEN_RULES | {"/health"}
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
@@ -30,6 +41,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     asgi_http_class = Exchange
     request_class = FairleadRequest
     hot: HotRoutes
+    change_keys: Callable[[Iterable[ApiKey]], None]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request: ASGI."""
@@ -45,7 +57,13 @@ def create_app(services: Services) -> QuartTrio:
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     edge = Edge(services)
-    door = Door(Access(services.config.api_keys), edge.quotas)
+    access = Access(services.config.api_keys)
+    door = Door(access, edge.quotas)
+    guard = Guard(services.config.host)
+
+    def change_keys(api_keys: Iterable[ApiKey]) -> None:
+        edge.quotas.change(api_keys)
+        access.change(api_keys)
 
     async def enter() -> None:
         current = cast(FairleadRequest, request_ctx.request)
@@ -55,9 +73,13 @@ def create_app(services: Services) -> QuartTrio:
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
         rule = current.url_rule.rule if current.url_rule is not None else None
         door.enter(g.call, without_key=rule in _OPEN_RULES)
+        if rule in FleetRoutes.RULES:
+            guard.check(g.call.headers)
 
     async def fail(error: Exception) -> Response:
-        return response_of(error_reply(error, request.path))
+        public = public_error(error)
+        door.refused(g.call, public)
+        return response_of(error_reply(error, request.path, public))
 
     async def leave(response: Response) -> Response:
         response.headers.update(door.headers(g.call))
@@ -66,11 +88,26 @@ def create_app(services: Services) -> QuartTrio:
     app.before_request(enter)
     app.register_error_handler(Exception, fail)
     app.after_request(leave)
-    openai = OpenAI(edge)
-    app.hot = HotRoutes(door, openai.generating())
-    for path in openai.generating():
+    relaying = Relaying(edge)
+    openai = OpenAI(edge, relaying)
+    embeddings = Embeddings(edge, relaying)
+    generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
+    app.change_keys = change_keys
+    app.hot = HotRoutes(door, generating)
+    for path in generating:
         # Quart never runs these: it knows them for what it answers to other methods.
         app.add_url_rule(path, endpoint=path, methods=["POST"])
-    for part in (openai, Tokens(edge), Queue(edge), Admin(services)):
+    overview = Overview(services, door.refusals)  # one for all who look: rates are between their looks
+    for part in (
+        openai,
+        Tokens(edge),
+        Queue(edge),
+        Admin(services),
+        FleetRoutes(edge),
+        Metrics(services, overview, door.refusals),
+        OpenApi(),
+        Dashboard(),
+        Events(overview.snapshot, services.draining),
+    ):
         part.add_to(app)
     return app

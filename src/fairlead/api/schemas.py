@@ -4,7 +4,7 @@ Every optional field may also be null, which means the same as absent. Fields th
 ignored, because clients send more of them every month.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -34,11 +34,34 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     type: str
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that chat completions and completions share."""
+class Addressed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server itself reads, whoever answers: for which model, for whom, and how."""
 
     model: str | None = None
     stream: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    priority: str | None = None
+
+
+class Relayed(Addressed, frozen=True, kw_only=True):
+    """A body that is passed on: what we must know of it, in any dialect. Ranges are for its server to check.
+
+    `prompt` is a text completion's, which may be several; the dialects' names for `max_tokens` differ.
+    """
+
+    n: PositiveCount | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+class Generation(Addressed, frozen=True, kw_only=True):
+    """The fields that chat completions and completions share."""
+
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
     max_tokens: PositiveCount | None = None
@@ -59,9 +82,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    priority: str | None = None
 
 
 # Chat ----------------------------------------------------------------------------------------------
@@ -175,6 +195,20 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
 
 
+# Embeddings ----------------------------------------------------------------------------------------
+
+
+class EmbeddingRequest(Addressed, frozen=True, kw_only=True):
+    """`POST /v1/embeddings`. `input`: a text, token ids, or a list of either (all of one kind).
+
+    `dimensions` cuts each vector to its first numbers, for models that were trained for that.
+    """
+
+    input: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: PositiveCount | None = None
+
+
 # Tokens --------------------------------------------------------------------------------------------
 
 
@@ -196,3 +230,30 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+# Models and nodes ----------------------------------------------------------------------------------
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /models/load`."""
+
+    model: str
+
+
+class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /models/unload`. With `force` the model's jobs fail; else they are finished first."""
+
+    model: str
+    force: bool | None = None
+
+
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /nodes`: a server elsewhere, as `nodes` of a configuration file has one (`NodeConfig`)."""
+
+    id: str
+    url: str
+    api_key: str | None = None
+    seats: PositiveCount | None = None
+    models: tuple[str, ...] | None = None
+    model_names: dict[str, str] | None = None

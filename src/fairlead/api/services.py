@@ -7,10 +7,12 @@ from typing import Any, Protocol
 import trio
 
 from fairlead.api.body import told
-from fairlead.config import Config
-from fairlead.errors import InvalidRequest, ModelNotFound
+from fairlead.config import Config, NodeConfig
+from fairlead.errors import ModelNotFound
 from fairlead.job import Job
 from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
+from fairlead.tally import TallyStatistics
 from fairlead.text.model import TextModel
 
 
@@ -58,35 +60,75 @@ class Gateway(Protocol):
     def waiting(self, request_id: str) -> Waiting | None:
         """Return how a job waits; None if it has its seat, or has left."""
 
+    def statistics(self) -> TallyStatistics:
+        """Return what became of all jobs."""
+
+
+class Fleet(Protocol):
+    """All models and nodes, ours and those elsewhere. Models go by their canonical names."""
+
+    def models(self) -> list[ModelStatus]:
+        """Return every model that is known now: configured, or told of by a node elsewhere."""
+
+    def nodes(self) -> list[NodeStatus]:
+        """Return every node: engines, commands, remote ones."""
+
+    def has(self, model: str) -> bool:
+        """Whether some node holds the model or could load it."""
+
+    def is_relayed(self, model: str) -> bool:
+        """Whether a command or a remote node may run it: a job for it carries `relay`."""
+
+    async def load(self, model: str) -> None:
+        """Have the model loaded, in its turn, and return when it is ready; joins a load under way.
+
+        Raises `LoadFailed`.
+        """
+
+    async def unload(self, model: str, *, force: bool = False) -> None:
+        """Return when the model's process is gone. Its jobs are finished first; with `force` they fail."""
+
+    async def add_node(self, config: NodeConfig) -> None:
+        """Take a node elsewhere into service. Raises `InvalidRequest` if its id is taken."""
+
+    async def remove_node(self, node_id: str) -> None:
+        """Return when the node is out of service, its jobs finished. Raises `NotFound`."""
+
+    def drain_node(self, node_id: str) -> None:
+        """Give the node no more jobs; it stays listed. Raises `NotFound`."""
+
+    async def reload(self, config: Config) -> Changes:
+        """Go by another configuration. A model that did not change keeps its process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything the routes act on. `models` by canonical name; `aliases` from other names to those.
+    """Everything the routes act on.
+
+    `models` are those whose tokens are known here, by canonical name: the engine's. Others, which only
+    `fleet` knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models. Both may
+    change while we serve.
 
     `estimate` returns, for a model, tenant and priority, what a new job would be told: `position`,
-    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns what is wrong, by model.
+    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns what is wrong, by model;
+    `draining` whether the server takes no more jobs, because it is about to stop.
     """
 
     config: Config
     gateway: Gateway
+    fleet: Fleet
     models: Mapping[str, TextModel]
     aliases: Mapping[str, str]
     ready: Callable[[], bool]
     queue_statistics: Callable[[], dict[str, Any]]
     estimate: Callable[[str, str, int], dict[str, Any]]
-    running: Callable[[], list[dict[str, Any]]]
     problems: Callable[[], Mapping[str, str]] = dict
+    draining: Callable[[], bool] = bool
 
-    def find_model(self, name: str | None) -> TextModel:
-        """Return the model of that name or alias; without a name, the only one there is.
-
-        Raises `ModelNotFound`, or `InvalidRequest` when there are several to choose from.
-        """
-        if name is None:
-            if len(self.models) == 1:
-                return next(iter(self.models.values()))
-            raise InvalidRequest("model: one of the served models must be named", param="model")
-        model = self.models.get(self.aliases.get(name, name))
-        if model is None:
+    def canonical(self, name: str) -> str:
+        """Return the canonical name of the model of that name or alias. Raises `ModelNotFound`."""
+        model = self.aliases.get(name, name)
+        # An engine's model that is about to go has a node still, but nobody who could read its jobs.
+        if model not in self.models and not self.fleet.is_relayed(model):
             raise ModelNotFound(f"the model {told(name)} is not served here", param="model")
         return model

@@ -1,4 +1,4 @@
-"""Server-sent events: how an answer's deltas leave as they come. Knows no dialect but that of its errors.
+"""Server-sent events: how an answer's deltas leave as they come. Knows no dialect.
 
 The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
 never iterated, or stopped anywhere, holds nothing up.
@@ -11,10 +11,11 @@ import trio
 
 from fairlead.api.asgi import Direct
 from fairlead.api.call import Reply
-from fairlead.api.errors import openai_error, public_error
+from fairlead.api.errors import public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.services import Waiting
+from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 HEADERS = {
@@ -33,7 +34,10 @@ class Writer(Protocol):
         """Return the events for these deltas; empty if they have nothing to show yet."""
 
     def end(self) -> bytes:
-        """Return the events that close a good answer."""
+        """Return the events that close a good answer; empty if it is closed already."""
+
+    def error(self, error: FairleadError) -> bytes:
+        """Return the event that ends an answer that is not whole."""
 
 
 class EventStream:
@@ -69,10 +73,12 @@ class EventStream:
         try:
             if not self._pending.is_there and (comment := await self._comment()):
                 return comment
-            return await self._next()
+            if events := await self._next():
+                return events
         except Exception as error:  # noqa: BLE001  # our own bugs too must not look like the end of an answer
             self._failed = True
-            return b"data: " + openai_error(public_error(error)) + b"\n\n"
+            return self._writer.error(public_error(error))
+        raise StopAsyncIteration
 
     async def _comment(self) -> bytes:
         """Wait until it is time for a comment and return it; nothing if the answer is there before."""

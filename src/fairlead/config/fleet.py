@@ -9,18 +9,20 @@ from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, 
 
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A server elsewhere that speaks OpenAI's dialect, at `url` (without `/v1`).
-
-    It runs `seats` jobs at once. `models` are those it is used for, by the names clients call them (None: it
-    is asked for its list); where it has another name for one, `model_names` has that. Raises `ConfigError`.
-    """
+    """A server elsewhere that speaks OpenAI's dialect. Raises `ConfigError`."""
 
     id: str
+    """Its name here."""
     url: str
+    """Where it answers, without /v1."""
     api_key: str | None = None
+    """The key that it wants."""
     seats: AtLeastOne = 1
+    """Jobs that it runs at once."""
     models: tuple[str, ...] | None = None
+    """The models it is used for, by the names clients call them; by default it is asked for its list."""
     model_names: dict[str, str] = {}
+    """Its own names for some of them."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
 
@@ -39,27 +41,27 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A node is asked every `interval_s` how it is; after `failures` in a row it gets no more jobs.
-
-    No answer within `timeout_s` is a failure.
-    """
+    """When a node gets no more jobs."""
 
     interval_s: Seconds = 5.0
+    """How often each node is asked how it is."""
     failures: AtLeastOne = 3
+    """After so many in a row it gets no more jobs, until an answer is good."""
     timeout_s: Seconds = 5.0
+    """No answer within this time is a failure."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Models that belong together, by name.
-
-    `swap`: only one member runs at a time. `exclusive`: loading a member stops the members of all other
-    groups, but for those of `persistent` ones.
-    """
+    """Models that belong together, by name."""
 
     members: tuple[str, ...] = ()
+    """Its models."""
     swap: bool = True
+    """Whether only one member runs at a time."""
     exclusive: bool = True
+    """Whether loading a member stops the members of all other groups, but for persistent ones."""
     persistent: bool = False
+    """Whether no other group's models make it stop."""
 
 
 class KeepSwap(msgspec.Struct, frozen=True, tag="keep"):

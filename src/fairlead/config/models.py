@@ -26,46 +26,60 @@ DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """The KV cache of one model, at most `max_entries` tokens and `max_memory_mb` MiB (None: what there is).
-
-    What ended sequences leave in it is dropped, least recently used first, when the tokens or the memory in
-    use pass `eviction_threshold` (a part of the bound, 0…1), looked at every `cleanup_interval_s`.
-    `isolate_tenants`: nobody's prompts are answered faster because of another tenant's.
-    """
+    """The KV cache of one model. What ended sequences leave in it is dropped, least recently used first."""
 
     max_entries: AtLeastOne | None = 4 * 1024 * 1024
+    """Tokens that it holds at most; null: as many as fit."""
     max_memory_mb: AtLeastOne | None = None
+    """Its memory in MiB; by default 1024 on a CPU, and 90 % of what is free on a GPU."""
     eviction_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """The part of either bound (0 to 1) up to which what is kept for reuse may fill it."""
     cleanup_interval_s: Seconds = 1.0
+    """How often that is looked at."""
     isolate_tenants: bool = False
+    """Whether nobody's prompts are answered faster because of another tenant's."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """One model: where it is and within which limits it runs. None: what the model or the machine allows.
+    """A model of ours: a folder, run by the engine. None: what the model or the machine allows.
 
-    `slots` sequences run at once, `max_batch` of them in one step, which computes `max_batched_tokens`.
-    A prompt has at most `max_input_tokens`, an answer `max_output_tokens`, both together `max_model_len`.
-    A step that takes longer than `watchdog_s` ends the model's process, which is started again. `ttl_s`,
-    `memory_mb` and `preload` as in `CommandConfig`. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
 
     path: Path
+    """The model's folder, in Hugging Face's layout; from the folder of the configuration file if relative."""
     name: str
     aliases: tuple[str, ...] = ()
+    """Other names that clients may call it by."""
     device: Annotated[str, Meta(pattern=f"^({DEVICE})$")] = "auto"
+    """Where it runs: auto, cpu, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The type of its weights and of its KV cache."""
+    quantization: Literal["fp8"] | None = None
+    """In how many bits weights are kept, if not in those of their type; fp8 needs a Hopper GPU."""
     slots: AtLeastOne | None = None
+    """Sequences that run at once: its seats. By default 8 on a CPU, and on a GPU what the cache allows."""
     max_batch: AtLeastOne | None = None
+    """Sequences that one step computes; at most slots."""
     max_batched_tokens: AtLeastOne | None = None
+    """Tokens that one step computes: longer prompts take several. By default 512 on a CPU, 2048 on a GPU."""
     max_input_tokens: AtLeastOne | None = None
+    """Tokens that a prompt may have."""
     max_output_tokens: AtLeastOne | None = None
+    """Tokens that an answer may have."""
     max_model_len: Annotated[int, Meta(ge=2)] | None = None  # a token of the prompt and one of the answer
+    """Tokens that prompt and answer may have together; by default the model's own limit."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     watchdog_s: Seconds = 30.0
+    """How long a step may take before the model's process is ended and started again."""
     threads: AtLeastOne | None = None
+    """Threads that compute, on a CPU."""
     ttl_s: SecondsOrNone = 0.0
+    """How long it stays loaded without a job; 0: for ever."""
     memory_mb: AtLeastOne | None = None
+    """What it takes, in MiB, where room for it has to be made; by default that is measured."""
     preload: bool = False
+    """Whether it is loaded at the start, not by its first job."""
 
     def __post_init__(self) -> None:
         """Refuse limits that cannot be, in the configuration's names."""
@@ -84,64 +98,71 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class TimeoutsConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """How long a node may keep us waiting; 0: as long as it wants.
-
-    For a connection (`connect_s`), for the first byte of an answer (`first_byte_s`) and from one to the next
-    (`between_bytes_s`). A connection that nobody uses is closed after `idle_s`.
-    """
+    """How long a node may keep us waiting; 0: as long as it wants."""
 
     connect_s: SecondsOrNone = 30.0
+    """For a connection."""
     first_byte_s: SecondsOrNone = msgspec.field(default=0.0, name="responseHeader")
+    """For the first byte of an answer."""
     between_bytes_s: SecondsOrNone = 300.0
+    """From one piece of an answer to the next."""
     idle_s: SecondsOrNone = msgspec.field(default=90.0, name="idleConn")
+    """A connection that nobody has used for so long is closed."""
 
 
 class FiltersConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """What is changed in a request's body before a node gets it, in this order; `model` never is.
-
-    `strip_params` are taken out, `set_params` put in, then those of `set_params_by_id` for the name by which
-    the client called the model.
-    """
+    """What is changed in a request's body before a node gets it, in this order; `model` never is."""
 
     strip_params: Names = ()
+    """Parameters that are taken out."""
     set_params: dict[str, Any] = {}
+    """Parameters that are put in, with their values."""
     set_params_by_id: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict, name="setParamsByID")
+    """The same, for each name by which clients call the model."""
 
 
 class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A model that somebody else's server serves, which we start with `cmd` (its words) when it is wanted.
-
-    It answers at `proxy` (a URL), and is ready when `check_endpoint` there (a path, or "none") answers 200,
-    at most `health_check_timeout_s` after its start. It is stopped by `cmd_stop`, where `${PID}` is its
-    process, or else by SIGTERM, and killed `unload_timeout_s` later. It runs `concurrency_limit` jobs at once
-    (its seats) and is called `use_model_name` there (None: as here).
-
-    After `ttl_s` without a job it is unloaded (0: never). It takes `memory_mb` MiB (None: measure it).
-    `preload`: load it at the start. `unlisted`: not shown among the models. `title`, `description`,
-    `metadata` and `capabilities` are what is told about it. Raises `ConfigError`.
-    """
+    """A model that somebody else's server serves, which we start when it is wanted. Raises `ConfigError`."""
 
     name: str = msgspec.field(name="id")
     cmd: Command
+    """The command line that starts the server; ${PORT} is a free port. No shell is involved."""
     aliases: tuple[str, ...] = ()
+    """Other names that clients may call it by."""
     cmd_stop: Command = ()
+    """The command line that stops it, where ${PID} is its process; by default it is sent SIGTERM."""
     env: Environment = {}
+    """Variables of its environment, as NAME=value."""
     proxy: str = "http://localhost:5800"
+    """Where the server answers."""
     check_endpoint: str = "/health"
+    """The path that answers 200 as soon as it is ready; none: there is no such path."""
     health_check_timeout_s: Seconds = 120.0
+    """How long it may take to be ready; at least 15 s."""
     unload_timeout_s: Seconds = 10.0
+    """How long it may take to stop before it is killed."""
     ttl_s: SecondsOrNone = 0.0
+    """How long it stays loaded without a job; 0: for ever."""
     memory_mb: AtLeastOne | None = None
+    """What it takes, in MiB, where room for it has to be made; by default that is measured."""
     preload: bool = False
+    """Whether it is loaded at the start, not by its first job."""
     concurrency_limit: AtLeastOne = 1
+    """Jobs that it runs at once: its seats."""
     use_model_name: str | None = None
+    """What the server calls the model; by default, as here."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     unlisted: bool = False
+    """Whether it is left out of the list of models."""
     title: str = msgspec.field(default="", name="name")
+    """What people call it."""
     description: str = ""
+    """What people should know of it."""
     metadata: dict[str, Any] = {}
+    """Whatever else is to be told of it."""
     capabilities: dict[str, Any] = {}
+    """What it can do."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, in the configuration's names."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
-from fairlead.config.models import CommandConfig, ModelConfig
+from fairlead.config.models import CommandConfig, ModelConfig, is_http_url
 from fairlead.config.spelling import (
     AtLeastNone,
     AtLeastOne,
@@ -23,28 +23,29 @@ AnyModelConfig = ModelConfig | CommandConfig
 
 
 class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
-    """What one API key may use; None: as much as it wants.
-
-    Tokens are those of prompts and answers together. `concurrent` counts jobs, waiting or running.
-    """
+    """What one API key may use; None: as much as it wants."""
 
     requests_per_minute: AtLeastOne | None = None
+    """Requests in any minute."""
     tokens_per_minute: AtLeastOne | None = None
+    """Tokens in any minute, of prompts and answers together."""
     concurrent: AtLeastOne | None = None
+    """Jobs at a time, waiting or running."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
-    """A key, whose it is and what it may do.
-
-    `user` None: the key itself names the tenant. A trusted key may name others. `priority` is the highest
-    class it may ask for (None: the default class); `models` are those it may use (none named: all).
-    """
+    """A key, whose it is and what it may do."""
 
     key: str
+    """What a client sends, as `Authorization: Bearer KEY`."""
     user: str | None = None
+    """Whose it is: the tenant. By default each key is a tenant of its own."""
     trusted: bool = False
+    """Whether it may speak for other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
+    """The highest class that it may ask for; by default the default class."""
     models: tuple[str, ...] = ()
+    """The models that it may use; none named: all."""
     limits: KeyLimits = KeyLimits()
 
     def contradictions(self) -> Iterator[Fault]:
@@ -54,26 +55,30 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Who waits, for how long, and in which order.
-
-    `capacity` in waiting jobs; `timeout_s` from arrival to a seat (streaming: to the first delta). After
-    `keep_alive_s` of waiting a stream is answered early and told its position now and then; 0: never.
-    `classes` of priority, the first to be served first; `min_share` is the part of all grants that a waiting
-    lower class is sure of. The weights are those of `fairness: tokens`; a tenant with weight 2 gets twice as
-    much. `starvation_bound_s`: no job waits longer than this because of later arrivals for other models.
-    """
+    """Who waits, for how long, and in which order."""
 
     capacity: AtLeastNone = 100
+    """Jobs that may wait, over all tenants and models; the next one is answered 429."""
     timeout_s: Seconds = 60.0
+    """How long a job may wait for a seat, and a stream for its first token, before it is answered 504."""
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
+    """What tenants get equal shares of: turns, or tokens."""
     estimate: Literal["mean", "quantile"] = "mean"
+    """How waits are foretold: from the mean time of service, or from predicted lengths, with a 90 % bound."""
     keep_alive_s: SecondsOrNone = 15.0
+    """After so much waiting a stream is answered, and told its place now and then; 0: never."""
     classes: tuple[str, ...] = ("high", "normal", "low")
+    """Names of the classes of priority, the first to be served first."""
     min_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """The part of all grants (0 to 1) that a lower class is sure of while it waits."""
     prompt_weight: Annotated[float, Meta(ge=0)] = 1.0
+    """What a token of a prompt counts, where tokens are shared."""
     output_weight: Annotated[float, Meta(ge=0)] = 2.0
+    """What a token of an answer counts there."""
     tenant_weights: dict[str, Annotated[float, Meta(gt=0)]] = {}
+    """Tenants that get more than others there, or less: one with weight 2 gets twice as much."""
     starvation_bound_s: Seconds = 60.0
+    """No job waits longer than this because of later ones for models that are loaded."""
 
     @property
     def default_class(self) -> int:
@@ -89,18 +94,28 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class Limits(msgspec.Struct, frozen=True, rename=spelled):
-    """What one client can make us hold. `stall_s`: how long a client may not read, or not send, its part."""
+    """What one client can make us hold."""
 
     body_bytes: AtLeastOne = 16 * 1024 * 1024
+    """Bytes of a request's body."""
     header_bytes: AtLeastOne = 64 * 1024
+    """Bytes of its headers."""
     headers: AtLeastOne = 100
+    """How many headers it may have."""
     connections: AtLeastOne = 4096
+    """Connections at a time, of all clients."""
     body_timeout_s: Seconds = 60.0
+    """How long a body may take to arrive."""
     header_timeout_s: Seconds = 20.0
+    """How long the headers may take to arrive."""
     idle_timeout_s: Seconds = 75.0
+    """How long a connection may stay open without a request."""
     stall_s: Seconds = 30.0
+    """How long a client may not read, or not send, its part."""
     drain_s: SecondsOrNone = 30.0
+    """How long running jobs are given when the server is told to stop."""
     sequences: AtLeastOne = 64
+    """Answers that one request may ask for."""
 
 
 def read_key(said: object) -> object:
@@ -109,22 +124,33 @@ def read_key(said: object) -> object:
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
-    """All but the models, as a file says it too. `request_timeout_s`: from the seat to the last delta.
-
-    A job for a model that is being loaded waits, or is rejected (`while_loading`). Raises `ConfigError`.
-    """
+    """All but the models, as a file says it too. Raises `ConfigError`."""
 
     host: str = "127.0.0.1"
+    """The address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """The port to listen on; 0 takes a free one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
+    """Keys that clients must send, each as text or as a mapping; none: everybody may call."""
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     request_timeout_s: Seconds = 600.0
+    """How long a job may run, from its seat to its last token, before it is answered 408."""
     log_json: bool = False
+    """Whether the log is JSON, one object a line."""
     log_level: Literal["debug", "info", "warn", "error"] = "info"
+    """What is logged: this and what is worse."""
+    tenant_names: Literal["hashed", "plain"] = "hashed"
+    """How tenants are shown in logs, metrics and traces."""
+    otlp_endpoint: str | None = None
+    """Where OpenTelemetry's collector listens, as http://localhost:4318: traces and metrics go there. Needs
+    the extra otel.
+    """
     nodes: tuple[NodeConfig, ...] = ()
+    """Servers elsewhere that jobs can go to."""
     health_check: HealthConfig = HealthConfig()
     while_loading: Literal["wait", "reject"] = "wait"
+    """Whether a job for a model that is not loaded waits, or is rejected with 503 while it is loaded."""
 
     def __post_init__(self) -> None:
         """Check each setting, and what depends on two at once; in the configuration's names."""
@@ -134,6 +160,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         """Say what cannot be together."""
         if not self.host.strip():
             yield Fault(("host",), "must not be empty")
+        if self.otlp_endpoint is not None and not is_http_url(self.otlp_endpoint):
+            yield Fault(("otlpEndpoint",), "must be a URL that begins with http:// or https://")
         classes = self.queue.classes
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:

@@ -13,6 +13,7 @@ from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableErro
 from fairlead.swap import llama_swap
 from fairlead.swap.macros import Expansion
 from fairlead.swap.sections import FileSettings
+from fairlead.text.hub import is_hub_id
 
 FAULTS_AT_MOST = 100
 LETTERS_AT_MOST = 500
@@ -154,12 +155,17 @@ class _Reader:
                 self._conversion.unknown(key, path, known, {})
 
     def _with_folder(self, model: ModelConfig) -> ModelConfig:
-        """Find the model's folder, which a relative path names from the file's."""
+        """Find the model's folder, which a relative path names from the file's; or leave the name of a hub's.
+
+        What could be either is a folder that is missing if the one that it would be in is there.
+        """
         try:
             folder = (self._folder / model.path.expanduser()).resolve()
             there = folder.is_dir()
         except (OSError, RuntimeError):  # a name that is too long, links in a ring, nobody's home
             folder, there = model.path, False
+        if not there and not folder.parent.is_dir() and is_hub_id(str(model.path)):
+            return model
         if not there:
             self.faults.append(Fault(("models", model.name, "path"), f"there is no folder {folder}"))
         return msgspec.structs.replace(model, path=folder)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from fairlead.console.notify import notify
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -53,6 +55,7 @@ class Announcer:
         """Say where the server is, and on a terminal how to ask it something."""
         self._clear()
         print(f"Fairlead is ready: {url}  serving {', '.join(models)}", flush=True)
+        notify("READY=1", f"STATUS=serving {', '.join(models)} at {url}")
         if models and sys.stdout.isatty():
             print(_curl_hint(url, models[0], key_needed=self._key_needed), flush=True)
 
@@ -65,6 +68,7 @@ class Announcer:
         """Say that no more work is taken."""
         self._clear()
         print("Fairlead is stopping.", file=sys.stderr, flush=True)
+        notify("STOPPING=1")
 
     def __enter__(self) -> Self:
         return self

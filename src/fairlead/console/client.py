@@ -1,4 +1,4 @@
-"""A client of any OpenAI-compatible server, as small as the chat needs. Knows HTTP, no terminal.
+"""A client of any OpenAI-compatible server, as small as the commands need. Knows HTTP, no terminal.
 
 Whatever goes wrong is a `ServerError` with one line for the user.
 """
@@ -96,6 +96,22 @@ class Client:
         with self._request("GET", f"/v1/models/{quote(name, safe='')}"):
             pass
 
+    def get(self, path: str) -> bytes:
+        """Return the body of an answer to GET."""
+        with self._request("GET", path) as response:
+            return response.read()
+
+    def post(self, path: str, body: object) -> bytes:
+        """Send JSON; return the body of the answer."""
+        with self._request("POST", path, msgspec.json.encode(body)) as response:
+            return response.read()
+
+    @contextmanager
+    def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
+        """Give an iterator over a stream of server-sent events: name and data. Leaving early ends it."""
+        with self._request("GET", path) as response:
+            yield _named_events(response.iter_lines())
+
     @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
         """Ask; give an iterator over the answer's text as it comes. Leaving early cancels the request."""
@@ -137,6 +153,20 @@ def _pieces(lines: Iterator[str]) -> Iterator[str | Queued]:
             raise ServerError(_message(chunk.error))
         yield from (choice.delta.content for choice in chunk.choices if choice.delta.content)
     raise ServerError("the server cut the answer off")
+
+
+def _named_events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+    name, parts = "message", list[str]()
+    for line in lines:
+        field, _, value = line.partition(":")
+        if field == "event":
+            name = value.removeprefix(" ")
+        elif field == "data":
+            parts.append(value.removeprefix(" "))
+        elif not line:
+            if parts:
+                yield name, "\n".join(parts)
+            name, parts = "message", []
 
 
 def _refusal(response: httpx.Response) -> str:

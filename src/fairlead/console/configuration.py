@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 from fairlead.config import CommandConfig, Config
@@ -40,6 +41,11 @@ def check(file: Path, *, as_json: bool) -> int:
     else:
         print("\n".join(_lines(file, reading)))
     return 0
+
+
+def print_schema() -> None:
+    """Write the schema of configuration files to standard output."""
+    print((files("fairlead") / "config" / "schema.json").read_text(encoding="utf-8"), end="")
 
 
 def _summary(config: Config) -> dict[str, object]:

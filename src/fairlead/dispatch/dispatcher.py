@@ -4,7 +4,7 @@ A waiter stays registered until its own synchronous `finally` runs, so a grant i
 task that was just cancelled: whatever the task had then, a place in the queue or a seat, is given back.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -13,16 +13,21 @@ from random import Random
 import msgspec
 import trio
 
-from fairlead.config import QueueConfig
+from fairlead.config import QueueConfig, SwapConfig
 from fairlead.dispatch.estimate import retry_after_s
 from fairlead.dispatch.forecast import Forecast, Forecaster, Running
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.seat import Seat, Waiter
+from fairlead.dispatch.swaps import PATIENCE
+from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.dispatch.timer import Alarm, Timer
-from fairlead.errors import FairleadError, QueueTimeout
+from fairlead.dispatch.upkeep import Upkeep
+from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.desk import Garage
+from fairlead.nodes.node import Node, NodeCounts, NodeLimits
+from fairlead.swap.llama_swap import policy_for
 
 METER_INTERVAL_S = 1.0
 # How long a node that turned a job away is taken to be full, if none of its jobs is finished before.
@@ -40,67 +45,15 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
     mean_service_s: float
 
 
-class _Waiter:
-    """A task at the counter: woken once, by a grant or a refusal; stopped, perhaps, when it has its seat."""
+class Dispatcher:
+    """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`). `run` is its timer.
 
-    __slots__ = ("alarms", "error", "event", "forecast", "generated", "scope", "ticket")
-
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
-        self.alarms: list[Alarm] = []
-        self.event = trio.Event()
-        self.scope = trio.CancelScope()
-        self.error: FairleadError | None = None
-        self.forecast: Forecast | None = None
-        self.generated: Callable[[], int] = int  # none yet
-
-    async def granted(self) -> Node:
-        """Wait for a seat; return its node, or raise why there is none. Who has it at once waits no turn."""
-        if not self.event.is_set():
-            await self.event.wait()
-        if self.error is not None:
-            raise self.error
-        assert self.ticket.place is not None
-        return self.ticket.place.node
-
-    def end(self, error: FairleadError) -> None:
-        """Wake or stop the task with this error; the first one counts."""
-        self.error = self.error or error
-        self.event.set()
-
-
-class Seat:
-    """The right to run one job on one node, and after a failure on another: `node` is the one in force.
-
-    `forecast` is what the job was told on arrival, if it had to wait.
+    `rejects_loading`: a job whose model is not loaded is refused, and the load begun all the same.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "forecast", "node", "waited_s")
-
-    def __init__(self, dispatcher: "Dispatcher", waiter: _Waiter, node: Node, waited_s: float) -> None:
-        self.node = node
-        self.waited_s = waited_s
-        self.forecast = waiter.forecast
-        self._dispatcher = dispatcher
-        self._waiter = waiter
-
-    def begin(self, generated: Callable[[], int]) -> None:
-        """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
-        self._dispatcher.begin(self._waiter, generated)
-
-    async def another(self, *, is_full: bool = False) -> None:
-        """Give the seat back, because its node failed or is full after all, and wait for another.
-
-        The job comes first of its tenant's, costs what one attempt does, and has its first deadline until it
-        has begun. Raises what `Dispatcher.seat` raises while waiting, and `LoadFailed`; leave the block then.
-        """
-        self.node = await self._dispatcher.another_seat(self._waiter, is_full=is_full)
-
-
-class Dispatcher:
-    """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`). `run` is its timer."""
-
-    def __init__(self, queue: QueueConfig, *, random: Random | None = None) -> None:
+    def __init__(
+        self, queue: QueueConfig, *, random: Random | None = None, rejects_loading: bool = False
+    ) -> None:
         self._queue = queue
         self._random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
         self._scheduler = Scheduler(
@@ -110,11 +63,15 @@ class Dispatcher:
             fairness=queue.fairness,
             min_share=queue.min_share,
             tenant_weights=queue.tenant_weights,
+            rejects_loading=rejects_loading,
         )
         self._timer = Timer()
+        # Who starves only when its time is up starves in vain.
+        self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
+        self._upkeep = Upkeep(self._scheduler, self._timer, starvation_s=self._starvation_s)
         self._forecaster = Forecaster(queue)
-        self._waiters: dict[Ticket, _Waiter] = {}
-        self._by_id: dict[str, _Waiter] = {}
+        self._waiters: dict[Ticket, Waiter] = {}
+        self._by_id: dict[str, Waiter] = {}
         self._granted_at: dict[Ticket, float] = {}  # since when; the oldest first
         self._full: dict[Place, Alarm] = {}  # who turned a job away, and when to look again
 
@@ -132,7 +89,7 @@ class Dispatcher:
         Raises what `cancel` was called with, at any time.
         """
         arrived = trio.current_time()
-        waiter = _Waiter(self._forecaster.ticket(job))
+        waiter = Waiter(self._forecaster.ticket(job))
         ticket = waiter.ticket
         self._waiters[ticket] = self._by_id[job.request_id] = waiter
         with waiter.scope:
@@ -141,6 +98,7 @@ class Dispatcher:
                 if ticket.state is TicketState.QUEUED:
                     waiter.forecast = self._forecast(ticket, first=True)
                 self._set_alarms(waiter, arrived)
+                self._want_all_the_same(waiter)
                 node = await waiter.granted()
                 waited_s = trio.current_time() - arrived
                 self._forecaster.granted(ticket, waited_s)
@@ -152,12 +110,12 @@ class Dispatcher:
         if waiter.error is not None:
             raise waiter.error
 
-    def begin(self, waiter: _Waiter, generated: Callable[[], int]) -> None:
+    def begin(self, waiter: Waiter, generated: Callable[[], int]) -> None:
         """See `Seat.begin`."""
         waiter.generated = generated
         self._scheduler.first_delta(waiter.ticket)
 
-    async def another_seat(self, waiter: _Waiter, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Waiter, *, is_full: bool) -> Node:
         """See `Seat.another`: return the node of the next seat."""
         ticket, place = waiter.ticket, waiter.ticket.place
         assert place is not None
@@ -228,6 +186,55 @@ class Dispatcher:
         """A node could not load its models."""
         self._scheduler.load_failed(node, error)
 
+    # What the fleet asks for (Desk) ------------------------------------------------------------------
+
+    def arrange(
+        self, garage: Garage, swap: SwapConfig, ttl_s: Mapping[str, float], memory_mb: Mapping[str, float]
+    ) -> None:
+        """Have models loaded and unloaded by `garage`, as the configuration says they make room.
+
+        `ttl_s` has every model that can be loaded: it is unloaded when it had no job for so long (0: never).
+        `memory_mb` is what models take, as far as is known; it is read at each decision.
+        """
+        self._upkeep.arrange(garage, policy_for(swap, memory_mb), ttl_s)
+
+    async def load(self, model: str, *, spare: bool = False) -> None:
+        """Have a model loaded when a job for it that came now would have; return when it is.
+
+        `spare`: only when that evicts none. Raises `LoadFailed`, `ModelNotFound` or `Draining`.
+        """
+        await self._upkeep.load(model, spare=spare)
+
+    def unload(self, model: str, error: FairleadError | None = None) -> None:
+        """Have a model stopped once the jobs that it has are finished; with an error, they end with that."""
+        if error is not None:
+            for ticket in list(self._granted_at):
+                place = ticket.place
+                if place is not None and place.limits.evictable and model in place.node.models:
+                    self.stop(ticket, error)
+        self._scheduler.unload(model)
+
+    def forget(self, model: str) -> None:
+        """A model is not served any more."""
+        self._scheduler.forget(model)
+
+    def gone(self, models: frozenset[str]) -> None:
+        """Nothing is left of the processes of these models."""
+        self._scheduler.gone(models)
+
+    def close(self, node_id: str) -> trio.Event:
+        """Give a node elsewhere no more jobs; return what is set when it has none."""
+        return self._upkeep.close(node_id)
+
+    def reopen(self, node_id: str) -> None:
+        """A node of this name may have jobs again, from its next life on."""
+        self._scheduler.reopen(node_id)
+
+    def counts(self, node_id: str) -> NodeCounts | None:
+        """Return what we count of a node; None if it is not up."""
+        place = self._scheduler.place(node_id)
+        return None if place is None else NodeCounts(place.busy, place.draining or place.leaving)
+
     # What the scheduler asks for (Effects) -----------------------------------------------------------
 
     def grant(self, ticket: Ticket) -> None:
@@ -246,12 +253,28 @@ class Dispatcher:
         waiter.scope.cancel()
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Nothing is loadable by a swap as long as every model has a node of its own."""
-        raise AssertionError(f"no swap can load {model} in place of {sorted(evict)}")
+        """See `Upkeep`, as for all that follow."""
+        self._upkeep.start_swap(model, evict)
+
+    def stop_model(self, model: str) -> None:
+        """See `Effects`."""
+        self._upkeep.stop_model(model)
+
+    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+        """See `Effects`."""
+        self._upkeep.wish_ended(wish, error)
+
+    def closed(self, node_id: str) -> None:
+        """See `Effects`."""
+        self._upkeep.closed(node_id)
+
+    def idle(self, place: Place) -> None:
+        """See `Effects`."""
+        self._upkeep.idle(place)
 
     # Clocks and costs --------------------------------------------------------------------------------
 
-    def _set_alarms(self, waiter: _Waiter, arrived: float) -> None:
+    def _set_alarms(self, waiter: Waiter, arrived: float) -> None:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
@@ -263,9 +286,16 @@ class Dispatcher:
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, arrived)
 
-    def _set_starving(self, waiter: _Waiter, since: float) -> None:
+    def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self._scheduler.starved, waiter.ticket)
-        waiter.alarms.append(self._timer.at(since + self._queue.starvation_bound_s, starved))
+        waiter.alarms.append(self._timer.at(since + self._starvation_s, starved))
+
+    def _want_all_the_same(self, waiter: Waiter) -> None:
+        """Have the model loaded of who may not wait for it: where nobody waits, nothing would ever be."""
+        may_not = isinstance(waiter.error, ModelLoading)
+        may_not |= isinstance(waiter.error, QueueFull) and not self._queue.capacity
+        if may_not and self._scheduler.must_load(waiter.ticket.job.model):
+            self._upkeep.wish(waiter.ticket.job.model)
 
     def _look_again(self, place: Place) -> None:
         """Have a place that is full looked at again after a while, counted from the last time that it was."""
@@ -283,12 +313,12 @@ class Dispatcher:
             self._scheduler.charge(waiter.ticket, self._spent(waiter))
         self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
 
-    def _spent(self, waiter: _Waiter) -> float:
+    def _spent(self, waiter: Waiter) -> float:
         if not waiter.ticket.has_begun:
             return 0.0
         return self._forecaster.weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
 
-    def _over(self, waiter: _Waiter) -> None:
+    def _over(self, waiter: Waiter) -> None:
         """A job is over, or has left: give back what it has. Synchronous, so nothing comes in between."""
         ticket, job = waiter.ticket, waiter.ticket.job
         del self._waiters[ticket]

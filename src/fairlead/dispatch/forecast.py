@@ -59,8 +59,8 @@ class Forecaster:
 
     def ticket(self, job: Job) -> Ticket:
         """Return a ticket with the cost and the cache tokens that the job is likely to have."""
-        generated = job.sequences * self._predict(job)
-        tokens = job.prompt_tokens * job.n + round(generated)
+        generated = 0.0 if job.embed else job.sequences * self._predict(job)
+        tokens = job.prompt_tokens_at_once + round(generated)
         return Ticket(job, cost=self.weights.cost(job.prompt_tokens, generated), tokens=tokens)
 
     def foretell(

@@ -10,12 +10,12 @@ class Place:
     """A node that is up, and what of it is taken. A node that comes back is a new place.
 
     `busy` seats and `tokens` of its cache are our own count of the jobs we sent there, never a report: a
-    report is old when it arrives. `draining`: it gets no more jobs, because another model needs its room.
-    `is_full`: it has turned a job away, so for a while it has no seats, whatever we count.
-    `used` orders places by when they were last given a job; 0: never.
+    report is old when it arrives. `draining`: it gets no jobs for now, because another model needs its room;
+    `leaving`: never again, because it is to go. `is_full`: it has turned a job away, so for a while it has no
+    seats, whatever we count. `used` orders places by when they were last given a job; 0: never.
     """
 
-    __slots__ = ("busy", "draining", "is_full", "limits", "node", "tokens", "used")
+    __slots__ = ("busy", "draining", "is_full", "leaving", "limits", "node", "tokens", "used")
 
     def __init__(self, node: Node, limits: NodeLimits) -> None:
         self.node = node
@@ -23,13 +23,14 @@ class Place:
         self.busy = 0
         self.tokens = 0
         self.draining = False
+        self.leaving = False
         self.is_full = False
         self.used = 0
 
     @property
     def free(self) -> int:
         """Seats to give away."""
-        return 0 if self.draining or self.is_full else self.limits.seats - self.busy
+        return 0 if self.draining or self.leaving or self.is_full else self.limits.seats - self.busy
 
     def holds(self, tokens: int) -> bool:
         """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""
@@ -49,10 +50,17 @@ class Place:
 
 
 def choose(free: Sequence[Place], random: Random) -> Place:
-    """Return the least busy of some places with free seats, idle ones first; ties at random.
+    """Return the place for a job among some with free seats: idle ones first; ties at random.
 
-    The spec's score is 0.3·load + 0.7·busy/seats [000]. As long as the only load we know is our own count
-    of jobs, load is busy/seats too, and the score orders as that does; an idle node has 0 and comes first.
+    Then counts the spec's score [000], 0.3·load + 0.7·busy/seats. A load that is not reported is taken to be
+    what we have sent there.
     """
-    least = min(place.busy / place.limits.seats for place in free)
-    return random.choice([place for place in free if place.busy / place.limits.seats == least])
+    scores = [_score(place) for place in free]
+    least = min(scores)
+    return random.choice([place for place, score in zip(free, scores, strict=True) if score == least])
+
+
+def _score(place: Place) -> tuple[bool, float]:
+    busy = place.busy / place.limits.seats
+    load = busy if place.limits.load is None else place.limits.load
+    return place.busy > 0, 0.3 * load + 0.7 * busy

@@ -6,66 +6,43 @@ All state changes are synchronous, so in Trio each event is a critical section. 
 what was committed is logged where it is carried out.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Literal, Protocol
-
-import msgspec
+from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.effects import Effects, SchedulerStatistics
 from fairlead.dispatch.placement import Place, choose
 from fairlead.dispatch.swaps import Swaps
-from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import (
     Displaced,
     Draining,
     FairleadError,
     InvalidRequest,
+    LoadFailed,
+    ModelLoading,
+    ModelNotFound,
     NoQueue,
     QueueFull,
     QueueTimeout,
 )
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
-from fairlead.swap.policy import EvictionPolicy, KeepEverything
+from fairlead.swap.policy import EvictionPolicy
 
 Fairness = Literal["roundRobin", "tokens"]
 
 LINE_ROOM = 2**31
-
-
-class Effects(Protocol):
-    """What the scheduler can do to the world. Called synchronously; must not call back into it."""
-
-    def grant(self, ticket: Ticket) -> None:
-        """The ticket has a seat at `ticket.place` now."""
-
-    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """The ticket will never have a seat (again)."""
-
-    def stop(self, ticket: Ticket, error: FairleadError) -> None:
-        """The ticket's job is to end with this error; it leaves when it has."""
-
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Unload the models of `evict`, which are idle and get no more jobs, then load `model`."""
-
-
-class SchedulerStatistics(msgspec.Struct, frozen=True):
-    """A picture of the counts: jobs waiting and running, and all seats of the nodes that are up."""
-
-    waiting: int
-    running: int
-    capacity: int
-    seats: int
+LOADING_RETRY_S = 5
 
 
 class Scheduler:
     """One global fair queue over the seats of all nodes.
 
-    `loadable` are models that a swap can load, as `policy` allows. Rules: a job with a free seat never
-    counts against the queue; a free seat that fits means that nobody waits who could have it; a model with
-    work in flight is never evicted; every ticket ends exactly once.
+    `loadable` are models that a swap can load, as `policy` allows; with `rejects_loading` no job waits for
+    that. Rules: a job with a free seat never counts against the queue; a free seat that fits means that
+    nobody waits who could have it; a model with work in flight is never evicted; every ticket ends once.
     """
 
     def __init__(
@@ -79,6 +56,7 @@ class Scheduler:
         tenant_weights: Mapping[str, float] | None = None,
         policy: EvictionPolicy | None = None,
         loadable: frozenset[str] = frozenset(),
+        rejects_loading: bool = False,
     ) -> None:
         self._effects = effects
         self._random = random
@@ -88,10 +66,11 @@ class Scheduler:
         self._line = FairQueue(capacity=LINE_ROOM, fairness=fairness, min_share=min_share)
         for tenant, weight in (tenant_weights or {}).items():
             self._line.set_weight(tenant, weight)
-        self._swaps = Swaps(policy or KeepEverything(), loadable)
+        self._rejects_loading = rejects_loading
         self._queued: dict[int, Ticket] = {}
-        self._starved: Counter[str] = Counter()
         self._places: dict[str, Place] = {}
+        self._closed: set[str] = set()
+        self._swaps = Swaps(self._places, policy, loadable)
         self._draining = False
         self._grants = 0
 
@@ -117,11 +96,14 @@ class Scheduler:
         if ticket.state is TicketState.QUEUED:
             self._line.discard(ticket.handle)
             self._dequeue(ticket)
-        elif ticket.state is TicketState.GRANTED:
-            self._vacate(ticket).is_full = False
+        place = None
+        if ticket.state is TicketState.GRANTED:
+            place = self._vacate(ticket)
+            place.is_full = False
         self._refund(ticket, down_to=cost)
         ticket.state = TicketState.DONE
         self._pump()
+        self._note_idle(place)
 
     def first_delta(self, ticket: Ticket) -> None:
         """A job's answer has begun: it has waited its wait."""
@@ -168,7 +150,7 @@ class Scheduler:
         """A job has waited so long that its model's turn comes before those of the models that are loaded."""
         if ticket.state is TicketState.QUEUED and not ticket.starved:
             ticket.starved = True
-            self._starved[ticket.job.model] += 1
+            self._swaps.starved(ticket.job.model)
             self._pump()
 
     def position(self, ticket: Ticket) -> int:
@@ -192,20 +174,97 @@ class Scheduler:
         self._line.discard(handle)
         return ahead
 
+    def must_load(self, model: str) -> bool:
+        """Whether the model would have to be loaded for a job."""
+        return self._swaps.is_loadable(model) and not self._holding(model)
+
+    def place(self, node_id: str) -> Place | None:
+        """Return the place of a node, if it is up."""
+        return self._places.get(node_id)
+
+    # Events of models --------------------------------------------------------------------------------
+
+    def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
+        """Load these models from now on, and make room for them as this policy says."""
+        self._swaps.arrange(policy, loadable)
+        self._pump()
+
+    def forget(self, model: str) -> None:
+        """A model is not served any more: nobody need wait for it, unless another node has it."""
+        error = ModelNotFound(f"the model {model} is not served any more", param="model")
+        self._end_wish(model, error)
+        self._tell_waiting(model, error)
+        self._pump()
+
+    def wish(self, wish: Wish) -> None:
+        """A model is wanted without a job. Its turn is that of a job that came now."""
+        place = self._swaps.place_of(wish.model)
+        if place is not None and not place.leaving:
+            self._effects.wish_ended(wish, None)
+        elif self._draining:
+            self._effects.wish_ended(wish, _draining())
+        elif not self._swaps.is_loadable(wish.model):
+            self._effects.wish_ended(wish, ModelNotFound(f"{wish.model} is no model of this server"))
+        else:
+            self._swaps.wish(wish)
+            self._pump()
+
+    def strengthen(self, wish: Wish) -> None:
+        """A wish may evict other models, too, from now on."""
+        wish.spare = False
+        self._pump()
+
+    def wish_starved(self, wish: Wish) -> None:
+        """A wish has waited so long that its turn comes before those of the models that are loaded."""
+        if self._swaps.is_wished(wish) and not wish.starved:
+            wish.starved = True
+            self._swaps.starved(wish.model)
+            self._pump()
+
+    def unload(self, model: str) -> None:
+        """A model of ours is to go: it finishes the jobs that it has. If it is only being loaded, at once.
+
+        Who waits for it, or will, waits for its next load.
+        """
+        if (place := self._swaps.place_of(model)) is not None:
+            place.leaving = True
+        elif self._swaps.give_up(model):
+            self._end_wish(model, LoadFailed(f"{model} was unloaded before it was ready"))
+            self._effects.stop_model(model)
+        self._pump()
+
+    def expired(self, place: Place, used: int) -> None:
+        """A place has had no job for as long as its models are kept, unless it was `used` meanwhile."""
+        if place.used == used and not place.busy and self._places.get(place.node.id) is place:
+            place.leaving = True
+            self._pump()
+
+    def gone(self, models: frozenset[str]) -> None:
+        """Nothing is left of the processes of these models, nor of what they took."""
+        self._swaps.gone(models)
+        self._pump()
+
     # Events of nodes and of the server ---------------------------------------------------------------
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
         """A node has seats to give; its models are loaded. Seats of an earlier life of it are forgotten."""
-        self._places[node.id] = Place(node, limits)
-        self._swaps.ended(node.models)
+        place = self._places[node.id] = Place(node, limits)
+        place.leaving = node.id in self._closed
+        if limits.evictable:
+            self._swaps.ended(node.models)
+            for model in node.models:
+                self._end_wish(model, None)
         for ticket in list(self._queued.values()):
             if (error := self._misfit(ticket.job)) is not None:
                 self._withdraw(ticket, error)
         self._pump()
+        self._note_idle(place)
 
     def node_down(self, node: Node) -> None:
         """A node is gone, and its seats with it; who held one finds out from the node."""
-        self._places.pop(node.id, None)
+        place = self._places.pop(node.id, None)
+        if place is not None and place.limits.evictable:
+            self._swaps.stops(node.models)
         self._pump()
 
     def seats_changed(self, node: Node, limits: NodeLimits) -> None:
@@ -218,17 +277,29 @@ class Scheduler:
         """A node could not load its models: who waits for them is told, unless another node has them."""
         self._places.pop(node.id, None)
         self._swaps.ended(node.models)
-        for ticket in list(self._queued.values()):
-            model = ticket.job.model
-            if model in node.models and not self._holding(model):
-                self._withdraw(ticket, error)
+        for model in node.models:
+            self._end_wish(model, error)
+            self._tell_waiting(model, error)
         self._pump()
+
+    def close(self, node_id: str) -> None:
+        """A node elsewhere is to have no more jobs, in its next lives neither; it finishes those it has."""
+        self._closed.add(node_id)
+        if (place := self._places.get(node_id)) is None:
+            self._effects.closed(node_id)
+        else:
+            place.leaving = True
+            self._pump()
+
+    def reopen(self, node_id: str) -> None:
+        """A node of this name may have jobs again, from its next life on."""
+        self._closed.discard(node_id)
 
     def drain(self) -> None:
         """Take no more jobs and refuse those that wait; the running ones go on, after a failure too."""
         self._draining = True
         for ticket in [ticket for ticket in self._queued.values() if not ticket.attempts]:
-            self._withdraw(ticket, Draining("the server is shutting down", retry_after_s=5))
+            self._withdraw(ticket, _draining())
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counts now."""
@@ -243,7 +314,7 @@ class Scheduler:
     # Decisions ---------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Give every free seat to the job whose turn it is, then start the swaps that can be."""
+        """Give every free seat to the job whose turn it is, let go who is to leave, start swaps."""
         while self._queued and any(place.free > 0 for place in self._places.values()):
             try:
                 ticket = self._queued[self._line.pop(self._fits)]
@@ -259,6 +330,7 @@ class Scheduler:
             ticket.charged = max(ticket.charged, ticket.cost)
             ticket.attempts += 1
             self._effects.grant(ticket)
+        self._let_go()
         self._start_swaps()
 
     def _fits(self, handle: int) -> bool | None:
@@ -279,18 +351,29 @@ class Scheduler:
             return holding
         return [place for place in holding if place is not ticket.failed_at] or holding
 
+    def _let_go(self) -> None:
+        for place in [place for place in self._places.values() if place.leaving and not place.busy]:
+            del self._places[place.node.id]
+            if not place.limits.evictable:
+                self._effects.closed(place.node.id)
+                continue
+            self._swaps.stops(place.node.models)
+            for model in place.node.models:
+                self._effects.stop_model(model)
+
     def _start_swaps(self) -> None:
-        wanted = (ticket.job.model for ticket in self._queued.values())
-        for model, evict in self._swaps.start(wanted, starved=self._starved, places=self._places):
+        for model, evict in self._swaps.start():
             self._effects.start_swap(model, evict)
 
     def _refusal(self, job: Job) -> FairleadError | None:
         if self._draining:
-            return Draining("the server is shutting down", retry_after_s=5)
+            return _draining()
         if (misfit := self._misfit(job)) is not None:
             return misfit
         if any(place.free > 0 for place in self._holding(job.model)):
             return None
+        if self._rejects_loading and self.must_load(job.model):
+            return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=LOADING_RETRY_S)
         if job.no_queue:
             return NoQueue("no seat is free, and the request does not want to wait")
         if len(self._queued) < self._capacity:
@@ -330,22 +413,23 @@ class Scheduler:
         ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
         ticket.state = TicketState.QUEUED
         self._queued[ticket.handle] = ticket
+        self._swaps.wanted(job.model)
 
     def _dequeue(self, ticket: Ticket) -> None:
         """Forget a ticket whose entry has left the line."""
         del self._queued[ticket.handle]
-        if ticket.starved:
-            ticket.starved = False
-            self._starved[ticket.job.model] -= 1
+        self._swaps.unwanted(ticket.job.model, starved=ticket.starved)
+        ticket.starved = False
 
     def _return(self, ticket: Ticket) -> None:
         assert ticket.state is TicketState.GRANTED
-        self._vacate(ticket)
+        place = self._vacate(ticket)
         if ticket.late is None or ticket.has_begun:
             self._enqueue(ticket, self._line.push_front)
         else:
             self._refuse(ticket, ticket.late)
         self._pump()
+        self._note_idle(place)
         still_waits = self._queued.get(ticket.handle) is ticket
         if still_waits and ticket.job.no_queue and not ticket.has_begun:
             self._withdraw(ticket, NoQueue("the node failed, no other seat is free, and it is not to wait"))
@@ -361,6 +445,23 @@ class Scheduler:
         self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
         ticket.charged = 0.0
 
+    def _note_idle(self, place: Place | None) -> None:
+        """Tell that a place has nothing to do, if that is new."""
+        if place is None or place.busy or place.leaving or self._places.get(place.node.id) is not place:
+            return
+        if place.limits.evictable and any(map(self._swaps.is_loadable, place.node.models)):
+            self._effects.idle(place)
+
+    def _end_wish(self, model: str, error: FairleadError | None) -> None:
+        if (wish := self._swaps.unwish(model)) is not None:
+            self._effects.wish_ended(wish, error)
+
+    def _tell_waiting(self, model: str, error: FairleadError) -> None:
+        """Refuse who waits for a model that no node has, or will have much longer."""
+        if all(place.leaving for place in self._holding(model)):
+            for ticket in [ticket for ticket in self._queued.values() if ticket.job.model == model]:
+                self._withdraw(ticket, error)
+
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
         self._line.discard(ticket.handle)
         self._dequeue(ticket)
@@ -371,3 +472,7 @@ class Scheduler:
         if not ticket.has_begun:
             self._refund(ticket, down_to=0.0)
         self._effects.refuse(ticket, error)
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down", retry_after_s=5)

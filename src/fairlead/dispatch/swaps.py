@@ -1,62 +1,179 @@
 """Which model is loaded next, and which make room for it (spec 4). Pure: knows no queue and no process."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 from fairlead.dispatch.placement import Place
-from fairlead.swap.policy import EvictionPolicy
+from fairlead.dispatch.ticket import Wish
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
+
+# Who waits starves after this part of the bound on its wait: the rest is for others who starve before it.
+PATIENCE = 2 / 3
+
+Swap = tuple[str, frozenset[str]]
 
 
 class Swaps:
-    """What is being loaded, and when the next swap may start.
+    """What is wanted, what is on its way up or down, and when the next swap may start.
 
     A model that works is never evicted: it goes on with the jobs that wait for it, so that swaps are few,
     until somebody starves for another; then it gets no more jobs, and is evicted when it is idle.
+
+    `places` are those of all nodes by id, and the scheduler's; a model that is evicted loses its place here.
     """
 
-    def __init__(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        places: dict[str, Place],
+        policy: EvictionPolicy | None = None,
+        loadable: frozenset[str] = frozenset(),
+    ) -> None:
+        self._places = places
+        self._policy = policy or KeepEverything()
         self._loadable = loadable
         self._loading: set[str] = set()
+        self._stopping: set[str] = set()
+        # Of jobs and wishes together; in the order in which the models began to be wanted, or to starve.
+        self._wanted: dict[str, int] = {}
+        self._starved: dict[str, int] = {}
+        self._wishes: dict[str, Wish] = {}
 
-    def ended(self, models: frozenset[str]) -> None:
-        """These are loaded, or could not be."""
-        self._loading -= models
+    def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
+        """Decide by this policy from now on, and load these models."""
+        self._policy = policy
+        self._loadable = loadable
 
-    def start(
-        self, wanted: Iterable[str], *, starved: Mapping[str, int], places: dict[str, Place]
-    ) -> list[tuple[str, frozenset[str]]]:
+    # Who wants what ----------------------------------------------------------------------------------
+
+    def wanted(self, model: str) -> None:
+        """Somebody waits for the model, or one more does."""
+        _add(self._wanted, model)
+
+    def unwanted(self, model: str, *, starved: bool) -> None:
+        """One who waited does not any more."""
+        _subtract(self._wanted, model)
+        if starved:
+            _subtract(self._starved, model)
+
+    def starved(self, model: str) -> None:
+        """One who waits has waited so long that this model's turn comes before those of the loaded ones."""
+        _add(self._starved, model)
+
+    def wish(self, wish: Wish) -> None:
+        """Somebody wants the model without a job. There is one wish for a model at a time."""
+        assert wish.model not in self._wishes
+        self._wishes[wish.model] = wish
+        self.wanted(wish.model)
+
+    def is_wished(self, wish: Wish) -> bool:
+        """Whether this wish is not over yet."""
+        return self._wishes.get(wish.model) is wish
+
+    def unwish(self, model: str) -> Wish | None:
+        """Return the wish for a model, if there is one: it is over."""
+        wish = self._wishes.pop(model, None)
+        if wish is not None:
+            self.unwanted(model, starved=wish.starved)
+        return wish
+
+    # What becomes of models --------------------------------------------------------------------------
+
+    def is_loadable(self, model: str) -> bool:
+        """Whether a swap could load it."""
+        return model in self._loadable
+
+    def place_of(self, model: str) -> Place | None:
+        """Return where it is loaded here; None if it is not."""
+        return next((place for place in self._ours() if model in place.node.models), None)
+
+    def ended(self, models: Iterable[str]) -> None:
+        """The load of these is over, well or badly."""
+        self._loading.difference_update(models)
+        self._stopping.difference_update(models)
+
+    def stops(self, models: Iterable[str]) -> None:
+        """These have no place any more, but what they take is not free before they are `gone`."""
+        self._stopping |= set(models) - self._loading
+
+    def gone(self, models: Iterable[str]) -> None:
+        """The processes of these are no more."""
+        self._stopping.difference_update(models)
+
+    def give_up(self, model: str) -> bool:
+        """End the load of a model, if it is under way; return whether it was."""
+        if model not in self._loading:
+            return False
+        self._loading.remove(model)
+        self._stopping.add(model)
+        return True
+
+    def start(self) -> list[Swap]:
         """Return the swaps that start now: what to load, and what to evict; its places are gone from here on.
 
-        `wanted` are the models of waiting jobs in the order of arrival; starved ones come first. Marks the
-        places that are to run dry.
+        Marks the places that are to run dry.
         """
         if not self._loadable:
             return []
-        for place in places.values():
+        for place in self._places.values():
             place.draining = False
-        started = []
-        for model in sorted(self._missing(wanted, places), key=lambda model: not starved.get(model)):
-            evict = self._policy.eviction_for(model, self._running(places.values()))
-            victims = [place for place in places.values() if place.node.models & evict]
+        return list(self._swaps())
+
+    # Decisions ---------------------------------------------------------------------------------------
+
+    def _swaps(self) -> Iterator[Swap]:
+        for model in self._missing():
+            evict = self._policy.eviction_for(model, self._running(model))
+            victims = [place for place in self._ours() if place.node.models & evict]
             if evict & self._loading or any(place.draining for place in victims):
+                continue
+            if evict and self._is_spare(model):
                 continue
             if any(place.busy for place in victims):
                 for place in victims:
-                    place.draining = bool(starved.get(model))
+                    place.draining = model in self._starved
                 continue
             for place in victims:
-                del places[place.node.id]
+                del self._places[place.node.id]
+                self.stops(place.node.models)
+            self._stopping.discard(model)
             self._loading.add(model)
-            started.append((model, evict))
-        return started
+            yield model, evict
 
-    def _running(self, places: Iterable[Place]) -> list[str]:
-        """What is loaded, used longest ago first, and what is being loaded."""
-        by_use = sorted(places, key=lambda place: (place.busy > 0, place.used))
-        return list(
-            dict.fromkeys([*(model for place in by_use for model in place.node.models), *self._loading])
-        )
+    def _missing(self) -> list[str]:
+        """What is wanted and could be loaded: first who starves, then who waits, the longest first."""
+        if not self._wanted:
+            return []
+        here = frozenset[str]().union(*(place.node.models for place in self._ours()))
+        by_turn = dict.fromkeys([*self._starved, *self._wanted])
+        missing = [model for model in by_turn if model in self._loadable - self._loading - here]
+        if not missing:
+            return missing
+        elsewhere = [place for place in self._places.values() if not place.leaving]
+        held = frozenset[str]().union(*(place.node.models for place in elsewhere))
+        return [model for model in missing if model in self._wishes or model not in held]
 
-    def _missing(self, wanted: Iterable[str], places: Mapping[str, Place]) -> list[str]:
-        held = frozenset().union(*(place.node.models for place in places.values()))
-        return [model for model in dict.fromkeys(wanted) if model in self._loadable - self._loading - held]
+    def _running(self, target: str) -> list[str]:
+        """What is on its way out, what is loaded, used longest ago first, and what is being loaded."""
+        by_use = sorted(self._ours(), key=lambda place: (place.busy > 0, place.used))
+        loaded = (model for place in by_use for model in place.node.models)
+        running = dict.fromkeys([*sorted(self._stopping), *loaded, *sorted(self._loading)])
+        running.pop(target, None)
+        return list(running)
+
+    def _is_spare(self, model: str) -> bool:
+        """Whether nobody wants it but a wish that is not to evict anything."""
+        wish = self._wishes.get(model)
+        return wish is not None and wish.spare and self._wanted[model] == 1
+
+    def _ours(self) -> Iterator[Place]:
+        return (place for place in list(self._places.values()) if place.limits.evictable)
+
+
+def _add(counts: dict[str, int], model: str) -> None:
+    counts[model] = counts.get(model, 0) + 1
+
+
+def _subtract(counts: dict[str, int], model: str) -> None:
+    """Count one less. Who is not counted any more is at the end when it is counted again."""
+    counts[model] -= 1
+    if not counts[model]:
+        del counts[model]

@@ -1,4 +1,4 @@
-"""A job's place in the queue, then its seat: what the scheduler knows of it."""
+"""A job's place in the queue, then its seat; and a model that is wanted without a job."""
 
 from enum import StrEnum
 
@@ -50,4 +50,18 @@ class Ticket:
         self.charged = 0.0
         self.has_begun = False
         self.late: QueueTimeout | None = None
+        self.starved = False
+
+
+class Wish:
+    """A model that somebody wants to be loaded, as a job would. `spare`: only if that evicts none.
+
+    `starved`: it has waited so long that its turn comes first. Only the scheduler writes to it.
+    """
+
+    __slots__ = ("model", "spare", "starved")
+
+    def __init__(self, model: str, *, spare: bool = False) -> None:
+        self.model = model
+        self.spare = spare
         self.starved = False

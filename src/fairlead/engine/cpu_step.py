@@ -128,7 +128,7 @@ class CpuStep:
                 variant=variant,
             )
         except ValueError as error:
-            raise LoadFailed(f"the CPU kernel cannot run this model: {error}") from error
+            raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {error}") from error
         settle_names(weights)
         if shape.tied and "lm_head.weight" in weights:  # some checkpoints keep a second copy
             weights.rename(lambda name: None if name == "lm_head.weight" else name)

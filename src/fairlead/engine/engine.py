@@ -23,6 +23,8 @@ from fairlead.job import Sampling, TokenLogprob
 from fairlead.worker.wire import EngineStatistics, Output
 
 STOPPED = 1  # the reason in `Committed.finished`; any other is the length
+# What the batch is told of a prompt to be embedded: that it ends where its first token would be chosen.
+ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
 
 
 class Engine:
@@ -35,6 +37,9 @@ class Engine:
     `eviction_threshold` of the blocks or of `max_entries` tokens are in use; that is checked every
     `cleanup_interval_s`, and whenever blocks are needed. `hash_key` (16 bytes, random by default) keeps
     clients from making prompts that are found in each other's place.
+
+    With `embeds`, a sequence is its prompt alone and ends with its vector (`Picks.vectors`). Every token
+    goes through the model then, in chunks that do not depend on who shares the step: nor does the vector.
 
     `draw_seed` makes the seed of a sequence that brings none, `predictor` guesses how long outputs will be.
     Between `plan` and its `commit` or `fail` a step is under way: one, or two where the runner overlaps.
@@ -62,6 +67,7 @@ class Engine:
         prefix_cache: bool = True,
         hash_key: bytes | None = None,
         predictor: Predictor | None = None,
+        embeds: bool = False,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._intake = Intake(
@@ -90,7 +96,7 @@ class Engine:
             hash_key=os.urandom(16) if hash_key is None else hash_key,
             max_entries=max_entries,
             threshold=eviction_threshold,
-            prefix_cache=prefix_cache,
+            prefix_cache=prefix_cache and not embeds,
         )
         self._scheduler = Scheduler(
             self._batch,
@@ -99,9 +105,11 @@ class Engine:
             max_batch=max_batch,
             max_batched_tokens=max_batched_tokens,
             predictor=predictor,
+            even_chunks=embeds,
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
+        self._embeds = embeds
         self._cleanup_interval_s = cleanup_interval_s
         self._sequences: dict[int, Sequence] = {}
         self._told: dict[int, Output] = {}  # refusals and timeouts: the next outcome has them
@@ -129,17 +137,21 @@ class Engine:
         priority: int = 1,
         timeout_s: float | None = None,
         salt: bytes = b"",
+        embed: bool = False,
     ) -> None:
         """Put a sequence in line, behind those of its class (0 is served first).
 
         `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits behind it.
+        With `embed` its vector is wanted, to which nothing of `sampling` matters.
         After `timeout_s`, from the next plan on, the sequence ends wherever it is. Sequences of different
         `salt` never share blocks. One that cannot run fails alone: the next outcome says why.
         """
         assert key not in self._sequences
         assert key not in self._told
         try:
-            tokens = self._intake.accept(key, prompt, sampling)
+            if embed != self._embeds:
+                raise ValueError(f"this model makes {'vectors, no text' if self._embeds else 'no vectors'}")
+            tokens = self._intake.accept(key, prompt, ONE_TOKEN if embed else sampling)
         except (ValueError, TypeError, OverflowError) as error:
             self._told[key] = Output(key, [], error=str(error))
             return
@@ -218,6 +230,8 @@ class Engine:
         logprobs = self._logprobs_by_place(step, picks, committed) if picks.logprobs else {}
         keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
         tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
+        if self._embeds:
+            return Outcome(b"", b"", outputs + self._embedded(picks, committed))
         self._generated_tokens += len(keys)
         for slot, reason, place in committed.finished:
             outputs.append(
@@ -243,6 +257,16 @@ class Engine:
         return Outcome(b"", b"", self._take_told())
 
     # Helpers: a step ---------------------------------------------------------------------------------
+
+    def _embedded(self, picks: Picks, committed: Committed) -> list[Output]:
+        """End the sequences whose last token was computed, each with its vector."""
+        outputs = []
+        for slot, _, place in committed.finished:
+            sequence = self._running_in(slot)
+            self._leave(sequence, State.COMPLETED, keep=False)
+            vector = picks.vectors[committed.samples[place]]
+            outputs.append(Output(sequence.key, [], finish_reason="stop", vector=vector))
+        return outputs
 
     def _logprobs_by_place(self, step: Step, picks: Picks, committed: Committed) -> dict[int, TokenLogprob]:
         """Log-probabilities by the place of their token in `committed`; without those that have departed."""

@@ -4,15 +4,22 @@ Owns the model and the cache's memory. A compiled kernel for a whole step goes i
 `TorchForward`; all that it needs of the step is in `Inputs`.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
+import msgspec
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs, upload
 from fairlead.models.registry import Model
+
+FEW_ROWS = 32
+"""Of fewer rows than about half of this, matrix products are summed up in another order."""
 
 
 class Forward(Protocol):
@@ -33,6 +40,25 @@ class Forward(Protocol):
         """Write the step's keys and values to the cache; return the sampling rows' logits, [S, V] floats."""
 
 
+@runtime_checkable
+class OnDevice(Forward, Protocol):
+    """A `Forward` whose steps arrive at addresses that do not change, so that it brings them there itself."""
+
+    def prepare(
+        self,
+        *,
+        slots: int,
+        max_batch: int,
+        max_batched_tokens: int,
+        max_model_len: int,
+        report: Callable[[float], None],
+    ) -> None:
+        """Make room for steps within these limits, and do all that would make a first one slow."""
+
+    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+        """Start the copy of a step, to be run next. `latest` [S]: what the one before chose, if any."""
+
+
 class TorchForward:
     """`Forward` in torch, layer by layer, on any device."""
 
@@ -50,3 +76,25 @@ class TorchForward:
         if not len(inputs.sample_rows):
             return hidden.new_empty((0, self.vocab_size))
         return self.model.logits(hidden.index_select(0, upload(inputs.sample_tokens, self.device)))
+
+    def states(self, inputs: Inputs) -> Tensor:
+        """Write the step's keys and values to the cache; return what the model says of each token, [T, C].
+
+        On a CPU and in float32 a text's states are, bit for bit, what they are without the others in the
+        step, if it was cut at the same places: matrix products differ for few rows only, so there are never
+        few, and each text attends by itself.
+        """
+        tokens = len(inputs.token_ids)
+        attend = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)
+        missing = FEW_ROWS - tokens
+        if missing <= 0:
+            return self.model.states(self.model.hidden(inputs.token_ids, inputs.positions, attend))
+
+        def attend_and_fill(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            found = attend(layer, query[:tokens], key[:tokens], value[:tokens])
+            return F.pad(found, (0, 0, 0, missing))
+
+        hidden = self.model.hidden(
+            F.pad(inputs.token_ids, (0, missing)), F.pad(inputs.positions, (0, missing)), attend_and_fill
+        )
+        return self.model.states(hidden[:tokens])

@@ -63,6 +63,19 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         return ends
 
 
+def strangers(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:
+    """Which of the samples in `slots` have an id outside the vocabulary in their prompt, and what to say.
+
+    A prompt is looked at once, when its first token is about to come.
+    """
+    first = np.flatnonzero(np.asarray(batch.output_tokens)[slots] == 0)
+    return {
+        index: f"the prompt has token ids outside 0…{vocab_size - 1}"
+        for index in first.tolist()
+        if np.asarray(batch.state(int(slots[index])).tokens_view()).max() >= vocab_size
+    }
+
+
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """Bring an array to `device` without waiting for it; on a CPU it stays where it is."""
     tensor = torch.from_numpy(array)

@@ -16,12 +16,16 @@ from typing_extensions import Buffer
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
 from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep, supports
-from fairlead.engine.forward import Forward, TorchForward
-from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.devices import multiplies_float8, runs_our_kernels
+from fairlead.engine.embedder import EmbeddingRunner
+from fairlead.engine.forward import Forward, OnDevice, TorchForward
+from fairlead.engine.inputs import Inputs, strangers, upload
 from fairlead.engine.logits import Notes
 from fairlead.engine.sampler import Parameters, PendingPicks, choose
 from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
+from fairlead.models.float8 import narrow_linear
+from fairlead.models.layers import Linear
 from fairlead.models.loader import Source, read_source
 from fairlead.models.shape import ModelShape
 from fairlead.worker.wire import WorkerSpec
@@ -34,10 +38,10 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is ready to run, and the limits it runs within. Sizes are in tokens, blocks and bytes.
 
     `windows` are the KV cache groups' (None: no window), the widest first; `blocks_total` is by group.
-    `kernel` is what computes, in a word (`Forward.kernel`).
+    `kernel` is what computes, in a word (`Forward.kernel`). `embeds`: it makes vectors, and no text.
     """
 
-    runner: "ModelRunner"
+    runner: "ModelRunner | EmbeddingRunner"
     slots: int
     max_batch: int
     max_batched_tokens: int
@@ -54,6 +58,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_cache_bytes: int
     kernel: str
+    embeds: bool = False
 
 
 class ModelRunner:
@@ -77,29 +82,35 @@ class ModelRunner:
         self._eos_token_ids = eos_token_ids
         self._notes = Notes()
         self._latest: Tensor | None = None  # what the step before chose
+        self._bring = forward.bring if isinstance(forward, OnDevice) else self._read
 
     @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
         """Run a step: all its tokens through the layers, logits only where a row samples."""
         forward = self.forward
-        inputs = Inputs.read(step, batch, forward.device)
-        inputs = self._resolved(inputs, np.asarray(step.input_ids))
+        inputs = self._bring(step, batch, self._latest)
         logits = forward(inputs)
         slots = np.asarray(step.sample_slots)
         positions = inputs.sequence_lengths[inputs.sample_rows]
         parameters = Parameters.gather(
             batch, slots, positions, self._eos_token_ids, forward.vocab_size, self._notes
         )
-        last = inputs.token_ids.index_select(0, upload(inputs.sample_tokens, forward.device))
+        last = inputs.token_ids
+        if len(slots) < len(last):  # else every token is the last one of its row
+            last = last.index_select(0, upload(inputs.sample_tokens, forward.device))
         picks = choose(logits, parameters, last)
         self._latest = picks.tokens
-        return LaunchedStep(picks, self._strangers(batch, slots))
+        return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size))
 
-    def _resolved(self, inputs: Inputs, token_ids: np.ndarray) -> Inputs:
+    def _read(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+        inputs = Inputs.read(step, batch, self.forward.device)
+        return self._resolved(inputs, np.asarray(step.input_ids), latest)
+
+    def _resolved(self, inputs: Inputs, token_ids: np.ndarray, latest: Tensor | None) -> Inputs:
         """Put in what the step before has chosen, still on the device.
 
         An id that the model does not have runs as 0, since an index out of range would end the whole
-        step; its sequence is failed when it samples (`_strangers`).
+        step; its sequence is failed when it samples (`strangers`).
         """
         vocabulary = self.forward.vocab_size
         late = np.flatnonzero(token_ids < 0)
@@ -108,21 +119,11 @@ class ModelRunner:
         ids = inputs.token_ids
         ids = ids.masked_fill((ids < 0) | (ids >= vocabulary), 0)
         if len(late):
-            assert self._latest is not None
+            assert latest is not None
             device = self.forward.device
-            chosen = self._latest.index_select(0, upload(-1 - token_ids[late], device))
+            chosen = latest.index_select(0, upload(-1 - token_ids[late], device))
             ids.index_copy_(0, upload(late, device), chosen.to(ids.dtype))
         return msgspec.structs.replace(inputs, token_ids=ids)
-
-    def _strangers(self, batch: InputBatch, slots: np.ndarray) -> dict[int, str]:
-        """Samples whose prompt has an id outside the vocabulary, and what to say: a look once a sequence."""
-        vocabulary = self.forward.vocab_size
-        first = np.flatnonzero(np.asarray(batch.output_tokens)[slots] == 0)
-        return {
-            index: f"the prompt has token ids outside 0…{vocabulary - 1}"
-            for index in first.tolist()
-            if np.asarray(batch.state(int(slots[index])).tokens_view()).max() >= vocabulary
-        }
 
 
 class LaunchedStep:
@@ -165,15 +166,17 @@ def load_runner(
 ) -> LoadedModel:
     """Load what `spec` asks for; `report(fraction, stage)` hears how far it is. Raises `LoadFailed`.
 
-    On a CPU, what the compiled step can run is run by it; without `compiled`, by torch, which says the same.
+    On a CPU, what the compiled step can run is run by it, on a GPU all by our kernels; without `compiled`, by
+    torch, which says the same.
+    A model that was made for embeddings makes those, and no text.
     """
     if spec.threads is not None:
         torch.set_num_threads(max(1, spec.threads))
     device = _device(spec.device)
     try:
-        source = read_source(Path(spec.path), device=device, dtype=spec.dtype)
+        source = read_source(Path(spec.path), device=device, dtype=spec.dtype, needs_head=False)
         weighed = _load(spec, source, device, lambda fraction: report(fraction, "weights"), compiled=compiled)
-        return _with_cache(spec, source, weighed, device)
+        return _with_cache(spec, source, weighed, device, lambda fraction: report(fraction, "graphs"))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed(f"{spec.path}: out of memory on {device}: {error}") from error
     except RuntimeError as error:
@@ -189,7 +192,9 @@ def _load(
     *,
     compiled: bool,
 ) -> _Weighed:
+    # The compiled step has logits to give, and what they are made of stays inside.
     may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE
+    may = may and spec.quantization is None and source.pooling is None
     if may and source.own is not None and supports(*source.own, source.dtype):
         with source.weights(device, report) as weights:
             _settle_threads(spec, weights.bytes_total)
@@ -201,16 +206,35 @@ def _load(
             )
             weights.finish()
         return _Weighed(step.shape, step.model.weight_bytes, step.block_bytes, step.with_cache)
-    loaded = source.load(device, report)
+    loaded = source.load(device, report, _linear(spec, source, device))
     _settle_threads(spec, loaded.weight_bytes)
     shape = loaded.model.shape
 
     def with_cache(blocks: tuple[int, ...]) -> tuple[Forward, int]:
         cache = KVCache(shape, blocks=blocks, block_size=spec.block_size, dtype=loaded.dtype, device=device)
+        if compiled and source.pooling is None and runs_our_kernels(device):
+            from fairlead.engine.device_forward import DeviceForward  # which needs Triton
+
+            return DeviceForward.on_cuda(loaded.model, cache), cache.nbytes
         return TorchForward(loaded.model, cache), cache.nbytes
 
     block_bytes = [size * spec.block_size for size in bytes_per_token(shape, loaded.dtype)]
     return _Weighed(shape, loaded.weight_bytes, block_bytes, with_cache)
+
+
+def _linear(
+    spec: WorkerSpec, source: Source, device: torch.device
+) -> Callable[[Tensor, Tensor | None], Linear]:
+    """What makes the layers' matrices, in as many bits as `spec` says."""
+    if spec.quantization is None:
+        return Linear
+    if spec.quantization != "fp8":
+        raise LoadFailed(f"quantization {spec.quantization!r} is not supported (fp8 is)")
+    if not multiplies_float8(device):
+        raise LoadFailed(f"quantization fp8 needs a GPU that multiplies 8-bit floats (Hopper), not {device}")
+    if source.dtype != torch.bfloat16:
+        raise LoadFailed(f"quantization fp8 needs dtype bfloat16, not {source.dtype}")
+    return narrow_linear
 
 
 def _settle_threads(spec: WorkerSpec, weight_bytes: int) -> None:
@@ -222,7 +246,13 @@ def _max_batched_tokens(spec: WorkerSpec, device: torch.device) -> int:
     return spec.max_batched_tokens or (512 if device.type == "cpu" else 2048)
 
 
-def _with_cache(spec: WorkerSpec, source: Source, weighed: _Weighed, device: torch.device) -> LoadedModel:
+def _with_cache(
+    spec: WorkerSpec,
+    source: Source,
+    weighed: _Weighed,
+    device: torch.device,
+    report: Callable[[float], None],
+) -> LoadedModel:
     """Settle the limits, which depend on one another: slots, context, cache."""
     shape, block_bytes, on_cpu = weighed.shape, weighed.block_bytes, device.type == "cpu"
     context = min(shape.max_positions, spec.max_model_len or shape.max_positions)
@@ -245,6 +275,15 @@ def _with_cache(spec: WorkerSpec, source: Source, weighed: _Weighed, device: tor
 
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
     max_model_len = min(context, max(blocks) * spec.block_size)
+    max_batch = min(spec.max_batch or slots, slots)
+    if isinstance(forward, OnDevice):
+        forward.prepare(
+            slots=slots,
+            max_batch=max_batch,
+            max_batched_tokens=max_batched_tokens,
+            max_model_len=max_model_len,
+            report=report,
+        )
     arenas = _arenas(
         device,
         InputBatch.arena_size(
@@ -255,10 +294,16 @@ def _with_cache(spec: WorkerSpec, source: Source, weighed: _Weighed, device: tor
             groups=len(blocks),
         ),
     )
+    runner: ModelRunner | EmbeddingRunner
+    if source.pooling is None:
+        runner = ModelRunner(forward, source.eos_token_ids, overlaps=not on_cpu, arenas=arenas)
+    else:
+        assert isinstance(forward, TorchForward)
+        runner = EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)
     return LoadedModel(
-        runner=ModelRunner(forward, source.eos_token_ids, overlaps=not on_cpu, arenas=arenas),
+        runner=runner,
         slots=slots,
-        max_batch=min(spec.max_batch or slots, slots),
+        max_batch=max_batch,
         max_batched_tokens=max_batched_tokens,
         max_model_len=max_model_len,
         max_input_tokens=min(spec.max_input_tokens or max_model_len, max_model_len),
@@ -273,6 +318,7 @@ def _with_cache(spec: WorkerSpec, source: Source, weighed: _Weighed, device: tor
         weight_bytes=weighed.weight_bytes,
         kv_cache_bytes=kv_cache_bytes,
         kernel=forward.kernel,
+        embeds=source.pooling is not None,
     )
 
 

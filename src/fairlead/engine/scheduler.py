@@ -23,6 +23,9 @@ class Scheduler:
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
     takes, those that waited longest since their last step go first, so none starves. Of those that wait, the
     first of the highest class enters as soon as it fits, and nobody overtakes it.
+
+    With `even_chunks` a prompt is cut at the same places whoever shares its steps (unless the blocks of a
+    window run short): it waits for a step with room for a whole chunk, which the first in prefill finds.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Scheduler:
         max_batch: int,
         max_batched_tokens: int,
         predictor: Predictor | None = None,
+        even_chunks: bool = False,
     ) -> None:
         self.batch = batch
         self.memory = memory
@@ -54,6 +58,8 @@ class Scheduler:
         self._max_batched_tokens = max_batched_tokens
         # A small budget bounds the sequences too, so decodes never leave a prefill without a token.
         self._places = min(max_batch, max_batched_tokens)
+        # What a step has left however many decodes it has: a prompt of one token is surveyed as one.
+        self._even_chunk = max(1, max_batched_tokens - self._places) if even_chunks else None
         self._lines: dict[int, OrderedDict[int, Sequence]] = {}
         self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
         self._by_slot: list[Sequence | None] = [None] * slots
@@ -208,7 +214,9 @@ class Scheduler:
     def _give_chunk(self, sequence: Sequence) -> None:
         """Let a sequence compute as many of its tokens as the budget allows and, with windows, blocks."""
         tokens = sequence.tokens
-        count = min(tokens.num_tokens - tokens.computed, self._budget)
+        count = min(tokens.num_tokens - tokens.computed, self._even_chunk or self._budget)
+        if count > self._budget:
+            return
         if count > 0 and self.memory.slides:
             count = self.memory.hold_chunk(sequence, count)
         if count > 0:

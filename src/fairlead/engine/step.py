@@ -15,12 +15,14 @@ class Picks(msgspec.Struct, frozen=True):
     """What a step's sampling rows go on with.
 
     `token_ids`: int32 [S], one a sampling row of the step, in its order; a negative one ends that row's
-    sequence alone, for the reason in `errors`. `logprobs` and `errors` are by sample index.
+    sequence alone, for the reason in `errors`. `logprobs` and `errors` are by sample index, and so are the
+    `vectors` (float32, little-endian) of prompts that were to be embedded, whose token ids mean nothing.
     """
 
     token_ids: Buffer
     logprobs: dict[int, TokenLogprob] = {}
     errors: dict[int, str] = {}
+    vectors: dict[int, bytes] = {}
 
 
 class PendingStep(Protocol):

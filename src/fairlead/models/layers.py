@@ -40,6 +40,11 @@ class Linear:
         """Whether the weight given to it is still somebody else's, because this one was rearranged."""
         return self._packed
 
+    @property
+    def saved_bytes(self) -> int:
+        """How much less memory it takes than the weight that it was made of."""
+        return 0
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed:
             operator = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  no public name reaches packed weights
@@ -52,22 +57,22 @@ class RMSNorm:
     """x / rms(x) · weight over the last dimension, in float32 inside."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._weight = weight
-        self._epsilon = epsilon
+        self.scale = weight
+        self.epsilon = epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+        return F.rms_norm(x, self.scale.shape, self.scale, self.epsilon)
 
 
 class OffsetRMSNorm:
     """x / rms(x) · (1 + weight), as Gemma stores it: computed and multiplied in float32, then rounded."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._scale = weight.float() + 1  # not rounded to bfloat16, where 1 + a small weight would be 1
-        self._epsilon = epsilon
+        self.scale = weight.float() + 1  # not rounded to bfloat16, where 1 + a small weight would be 1
+        self.epsilon = epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self._scale.shape[-1:], None, self._epsilon).mul_(self._scale).type_as(x)
+        return F.rms_norm(x.float(), self.scale.shape[-1:], None, self.epsilon).mul_(self.scale).type_as(x)
 
 
 class Embedding:
@@ -87,14 +92,14 @@ class GatedMLP:
     """
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._smooth = activation == "gelu_tanh"
+        self.gate_up = gate_up
+        self.down = down
+        self.smooth = activation == "gelu_tanh"
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, -1)  # [T, I] each
-        opened = F.gelu(gate, approximate="tanh") if self._smooth else F.silu(gate)
-        return self._down(opened.mul_(up))
+        gate, up = self.gate_up(x).chunk(2, -1)  # [T, I] each
+        opened = F.gelu(gate, approximate="tanh") if self.smooth else F.silu(gate)
+        return self.down(opened.mul_(up))
 
 
 def _onednn_bfloat16() -> bool:

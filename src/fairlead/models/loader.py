@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.config import Config
+from fairlead.models.layers import Linear
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.registry import Architecture, Model, architecture, built_in
 from fairlead.models.shape import ModelShape
@@ -47,13 +49,25 @@ class Source(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     pooling: Pooling | None
 
-    def weights(self, device: torch.device, report: Callable[[float], None]) -> Weights:
+    def weights(
+        self,
+        device: torch.device,
+        report: Callable[[float], None],
+        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
+    ) -> Weights:
         """Open the checkpoint; `report` hears of the fraction read at least every 5 %."""
-        return Weights(self.directory, dtype=self.dtype, device=device, report=report)
+        return Weights(
+            self.directory, dtype=self.dtype, device=device, report=report, make_linear=make_linear
+        )
 
-    def load(self, device: torch.device, report: Callable[[float], None]) -> Loaded:
+    def load(
+        self,
+        device: torch.device,
+        report: Callable[[float], None],
+        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
+    ) -> Loaded:
         """Build the model, in torch."""
-        with self.weights(device, report) as weights:
+        with self.weights(device, report, make_linear) as weights:
             model = self.build(weights)
             weights.finish()
             return Loaded(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)

@@ -82,7 +82,7 @@ class Qwen3MoeForCausalLM(LlamaForCausalLM):
         if experts is None or not experts.layers[layer]:
             return super().mlp(weights, prefix, layer)
         return MixtureMLP(
-            weights.linear({f"{prefix}.mlp.gate": experts.count}, hidden),
+            weights.linear({f"{prefix}.mlp.gate": experts.count}, hidden, exact=True),
             [
                 weights.mlp(f"{prefix}.mlp.experts.{expert}", hidden, experts.inner_size)
                 for expert in range(experts.count)
@@ -113,7 +113,7 @@ class MixtralForCausalLM(MistralForCausalLM):
             gate_up = weights.linear({f"{matrices}.w1": inner, f"{matrices}.w3": inner}, hidden)
             return GatedMLP(gate_up, weights.linear({f"{matrices}.w2": hidden}, inner))
 
-        router = weights.linear({f"{name}.gate": experts.count}, hidden)
+        router = weights.linear({f"{name}.gate": experts.count}, hidden, exact=True)
         return MixtureMLP(
             router, [expert(index) for index in range(experts.count)], experts.per_token, normalize=True
         )

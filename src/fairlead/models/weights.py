@@ -28,8 +28,8 @@ class Weights:
     """The tensors of the checkpoint in `directory`, given out as `dtype` on `device`.
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `bytes_placed` counts what is in
-    the device's memory now. Use it as a context: the files are closed at its end, but for those of which
-    a tensor is used where it lies.
+    the device's memory now. `make_linear` makes the layers that need not be exact. Use it as a context: the
+    files are closed at its end, but for those of which a tensor is used where it lies.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         report: Callable[[float], None] = lambda _: None,
+        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
     ) -> None:
         self.dtype = dtype
+        self._make_linear = make_linear
         self.device = device
         self.bytes_placed = 0
         self._report = report
@@ -65,6 +67,11 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         """Whether the tensor is there and nobody has taken it yet."""
         return name in self._tensors
+
+    @property
+    def listing(self) -> Path:
+        """The file that says which tensors there are."""
+        return self._listing
 
     @property
     def bytes_total(self) -> int:
@@ -101,13 +108,20 @@ class Weights:
         self._lay(sources, placed)
         return placed
 
-    def linear(self, rows: Mapping[str, int], inputs: int, *, bias: bool = False) -> Linear:
-        """Take projections of the same input, fused into one: `rows` maps names to their output sizes."""
+    def linear(
+        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, exact: bool = False
+    ) -> Linear:
+        """Take projections of the same input, fused into one: `rows` maps names to their output sizes.
+
+        An `exact` one is never rounded to fewer bits.
+        """
         sources = self._take_all({f"{name}.weight": size for name, size in rows.items()}, (inputs,))
         placed = self._room(sum(rows.values()), inputs)
         self._lay(sources, placed)
         offset = self.stack({f"{name}.bias": size for name, size in rows.items()}) if bias else None
-        return Linear(placed, offset)
+        made = Linear(placed, offset) if exact else self._make_linear(placed, offset)
+        self.bytes_placed -= made.saved_bytes
+        return made
 
     def norm(self, name: str, size: int, epsilon: float) -> RMSNorm:
         return RMSNorm(self.tensor(f"{name}.weight", size), epsilon)
@@ -130,7 +144,7 @@ class Weights:
             return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), None
         if not tied:
             return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), self.linear(
-                {head: vocab_size}, hidden
+                {head: vocab_size}, hidden, exact=True
             )
         self._tensors.pop(f"{head}.weight", None)  # some checkpoints keep a second copy
         if not (Linear.rearranges(self.dtype, self.device) and self._fits_as_it_is(f"{name}.weight")):

@@ -48,7 +48,10 @@ def again(deltas: Deltas) -> Sink | None:
     """
     if deltas.restart():
         return deltas
-    return None if deltas.kept is None else _replay(deltas, deltas.kept)
+    if deltas.kept is None:
+        return None
+    deltas.seal()
+    return _replay(deltas, deltas.kept)
 
 
 def _replay(deltas: Deltas, kept: Sequence[Delta]) -> Replay:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from fairlead.errors import FairleadError
-from fairlead.job import Delta
+from fairlead.job import Delta, FinishReason
 
 Tap = Callable[[list[Delta]], bool]
 
@@ -25,14 +25,17 @@ class Deltas:
     """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
 
     `tokens` counts the tokens of all choices that were put so far, whether they have been read or not.
-    `keeps`: what was put can be had again, as `kept`.
+    `finish_reasons` are those of the choices that have ended. `keeps`: what was put can be had again, as
+    `kept`.
     """
 
     def __init__(self, choices: int, *, keeps: bool = False) -> None:
         self.tokens = 0
+        self.finish_reasons: list[FinishReason] = []
         self._choices = choices
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
+        self._sealed: list[Delta] = []
         self._kept: list[Delta] | None = [] if keeps else None
         self._was_read = False
         self._error: FairleadError | None = None
@@ -61,6 +64,7 @@ class Deltas:
         else:
             earlier.merge(delta)  # also into what is kept: it is the same object
         if delta.finish_reason is not None:
+            self.finish_reasons.append(delta.finish_reason)
             self._open_choices -= 1
             if not self._open_choices:
                 self._ended.set()
@@ -91,6 +95,7 @@ class Deltas:
         if self._was_read:
             return False
         self.tokens = 0
+        self.finish_reasons.clear()
         self._open_choices = self._choices
         self._waiting.clear()
         if self._kept is not None:
@@ -98,22 +103,29 @@ class Deltas:
         self._first = trio.Event()
         return True
 
+    def seal(self) -> None:
+        """Let nothing be added to what has not been read: what follows may be of another kind."""
+        if self._waiting:
+            self._tap = None  # its reader was woken, and is to take this first
+        self._sealed += self._waiting.values()
+        self._waiting.clear()
+
     # The reader's side ------------------------------------------------------------------------------
 
     async def started(self) -> None:
         """Wait until there is something to read, or raise the error if that is all there is."""
         await self._first.wait()
-        if self._error is not None and not self._waiting:
+        if self._error is not None and not (self._waiting or self._sealed):
             raise self._error
 
     async def take(self, tap: Tap | None = None) -> list[Delta]:
-        """Wait for news; return all of it, at most one delta a choice. An empty list is the end.
+        """Wait for news; return all of it, at most one delta a choice and attempt. An empty list is the end.
 
         Raises the error of `fail` once everything before it was taken. Until then `tap` is offered every
         delta but the last of a choice, within `put`: it must not raise, and returns whether it took it. What
         it does not take is news.
         """
-        while not self._waiting:
+        while not (self._waiting or self._sealed):
             if self._error is not None:
                 raise self._error
             if self._ended.is_set():
@@ -124,7 +136,8 @@ class Deltas:
                 await self._news.wait()
             finally:
                 self._tap = None
-        taken = list(self._waiting.values())
+        taken = [*self._sealed, *self._waiting.values()]
+        self._sealed.clear()
         self._waiting.clear()
         self._was_read = True
         return taken

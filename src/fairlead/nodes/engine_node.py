@@ -1,4 +1,4 @@
-"""The built-in engine as a node: one model in a child process, started again when it dies or is stuck."""
+"""The built-in engine as a node: one life of one model's child process, from its start to its end."""
 
 import hashlib
 import math
@@ -10,20 +10,17 @@ import structlog
 import trio
 
 from fairlead.config import ModelConfig
-from fairlead.errors import FairleadError, InvalidRequest, LoadFailed, NodeFailed
+from fairlead.errors import FairleadError, InvalidRequest, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
 from fairlead.nodes.node import NodeLimits, NodeListener
 from fairlead.nodes.sequence import NodeSequence
 from fairlead.nodes.sink import Sink
+from fairlead.nodes.texts import embedding
 from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND, Worker
 from fairlead.worker.wire import EngineStatistics, Ready, WorkerSpec
-
-FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 30.0
-HEALTHY_AFTER_S = 60.0
 
 logger = structlog.get_logger("fairlead.node")
 
@@ -35,6 +32,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         path=str(model.path),
         device=model.device,
         dtype=model.dtype,
+        quantization=model.quantization,
         slots=model.slots,
         max_batch=model.max_batch,
         max_batched_tokens=model.max_batched_tokens,
@@ -51,7 +49,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
 
 
 class EngineNode:
-    """Owns the child of one model: starts it, watches it, starts it again.
+    """One life of a model's child. Who wants it to live again makes another.
 
     `isolate_tenants`: no tenant's prompts are answered faster because of another's. `command` starts the
     child; tests give one of their own.
@@ -78,11 +76,9 @@ class EngineNode:
         self._worker: Worker | None = None
         self._ready: Ready | None = None
         self._load_progress = 0.0
+        self._load_stage = ""
         self._load_s = 0.0
-        self._started_at = -math.inf
-        self._loads = 0
-        self._stuck = 0
-        self._problem: str | None = None
+        self._began_at = -math.inf
 
     @property
     def is_ready(self) -> bool:
@@ -90,9 +86,9 @@ class EngineNode:
         return self._ready is not None
 
     @property
-    def problem(self) -> str | None:
-        """Why the server is not well, if it is not: the child was stuck, and is not back yet."""
-        return self._problem
+    def stuck(self) -> str | None:
+        """Why the child was given up although it had not ended, if it was."""
+        return self._worker.stuck if self._worker is not None else None
 
     @property
     def pid(self) -> int | None:
@@ -100,26 +96,25 @@ class EngineNode:
         return self._worker.pid if self._worker is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the child running until cancelled. Raises `LoadFailed` only when the first load fails."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            self._load_progress = 0.0
-            self._worker = Worker(
-                self._spec, command=self._command, on_progress=self._progress, on_stuck=self._went_down
-            )
-            self._started_at = trio.current_time()
-            status = task_status if self._loads == 0 else trio.TASK_STATUS_IGNORED
-            try:
-                # Not a nursery: this task has nothing to do but to be told when the child is ready.
-                await self._worker.run(task_status=_Readiness(self._came_up, status))
-            except (LoadFailed, NodeFailed) as error:
-                if self._loads == 0:
-                    raise
-                self._went_down(error)
-            if trio.current_time() - self._started_at > HEALTHY_AFTER_S:
-                backoff_s = FIRST_BACKOFF_S
-            await trio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+        """Live: start the child, `started()` when its model is loaded, and run until it ends.
+
+        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, or is
+        stuck; it never returns. Cancelling ends the child. The listener is told of `node_up` and `node_down`;
+        a failed load is the caller's to tell. When it is over, the child is gone and every job has failed.
+        """
+        assert self._worker is None, "an engine node has one life"
+        self._began_at = trio.current_time()
+        self._worker = Worker(
+            self._spec,
+            command=self._command,
+            on_progress=self._progress,
+            on_stuck=lambda _error: self._went_down(),
+        )
+        try:
+            # Not a nursery: this task has nothing to do but to be told when the child is ready.
+            await self._worker.run(task_status=_Readiness(self._came_up, task_status))
+        finally:
+            self._went_down()
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
@@ -130,14 +125,19 @@ class EngineNode:
         worker = self._worker
         if worker is None or not self.is_ready:
             raise NodeFailed(f"{self._model.name} is not running")
+        self._model.check_purpose(embed=job.embed)
         self._check_input(job)
 
         def failed(error: FairleadError) -> None:
             # Before any task learns that its job is over and frees a seat that is not there any more.
             if isinstance(error, NodeFailed):
-                self._went_down(error)
+                self._went_down()
             into.fail(error)
 
+        if job.embed:
+            with embedding(worker, into, job, failed, salt=self._salt(job)):
+                yield
+            return
         sequences = [
             NodeSequence(worker, into, self._choice(job, index), failed) for index in range(job.sequences)
         ]
@@ -175,30 +175,21 @@ class EngineNode:
             mean_step_ms=ratio(1000 * engine.step_s, engine.steps),
             mean_step_tokens=ratio(engine.step_tokens, engine.steps),
             load_progress=self._load_progress,
-            restarts=self._restarts,
+            load_stage=self._load_stage,
             kernel=ready.kernel if ready is not None else None,
-            problem=self._problem,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
         )
 
     def statistics(self) -> EngineNodeStatistics:
         """Return the counts now."""
         ready = self._ready
         return EngineNodeStatistics(
-            model=self._model.name,
-            ready=ready is not None,
-            seats=ready.slots if ready is not None else 0,
-            restarts=self._restarts,
-            stuck=self._stuck,
-            load_progress=self._load_progress,
             load_s=self._load_s,
             weight_bytes=ready.weight_bytes if ready is not None else 0,
             kv_cache_bytes=ready.kv_cache_bytes if ready is not None else 0,
             engine=self._engine_statistics(),
         )
-
-    @property
-    def _restarts(self) -> int:
-        return max(0, self._loads - 1)
 
     def _engine_statistics(self) -> EngineStatistics:
         if self._ready is None or self._worker is None:
@@ -209,10 +200,8 @@ class EngineNode:
 
     def _came_up(self, ready: Ready) -> None:
         self._ready = ready
-        self._loads += 1
         self._load_progress = 1.0
-        self._load_s = trio.current_time() - self._started_at
-        self._problem = None
+        self._load_s = trio.current_time() - self._began_at
         logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
         limits = NodeLimits(
             seats=ready.slots,
@@ -221,21 +210,13 @@ class EngineNode:
         )
         self._listener.node_up(self, limits)
 
-    def _went_down(self, error: FairleadError) -> None:
+    def _went_down(self) -> None:
         was_up, self._ready = self._ready is not None, None
         if was_up:
-            assert self._worker is not None
-            if self._worker.stuck is not None:
-                self._stuck += 1
-                self._problem = f"{self._worker.stuck} and is started again"
-            logger.error("model lost", model=self._model.name, reason=error.message)
             self._listener.node_down(self)
-        elif isinstance(error, LoadFailed):
-            logger.error("model not loaded", model=self._model.name, reason=error.message)
-            self._listener.load_failed(self, error)
 
     def _progress(self, fraction: float, stage: str) -> None:
-        self._load_progress = fraction
+        self._load_progress, self._load_stage = fraction, stage
         self._on_progress(fraction, stage)
 
     def _check_input(self, job: Job) -> None:

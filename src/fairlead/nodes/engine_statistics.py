@@ -6,12 +6,12 @@ from fairlead.worker.wire import EngineStatistics
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """What `GET /running` says of the node. Blocks and sequences are the child's own counts.
+    """What the node shows of itself. Blocks and sequences are the child's own counts.
 
     `cache_usage` is the part of the blocks that running sequences hold, `prefix_hit_rate` the part of the
     prompts' tokens that were found in the cache (both 0…1). `mean_step_ms` and `mean_step_tokens` are over
-    all steps since the model was loaded, and `kernel` is what computes them, in a word ("torch", "amx"; None
-    before). `problem` says why `/health` is red, if this node is why.
+    all steps since the model was loaded, as are `prefix_queries` and `prefix_hits`, in tokens; `kernel` is
+    what computes them, in a word ("torch", "amx"; None before).
     """
 
     model: str
@@ -29,23 +29,15 @@ class EngineStatus(msgspec.Struct, frozen=True):
     mean_step_ms: float
     mean_step_tokens: float
     load_progress: float
-    restarts: int
+    load_stage: str
     kernel: str | None
-    problem: str | None
+    prefix_queries: int
+    prefix_hits: int
 
 
 class EngineNodeStatistics(msgspec.Struct, frozen=True):
-    """Counts for telemetry. `engine`: the child's, which begin at 0 in each of its lives; the rest are ours.
+    """Counts for telemetry: how long the load took, what it took, and the child's own counts of this life."""
 
-    `stuck` counts the lives that the watchdog ended; `load_s` is how long the latest load took.
-    """
-
-    model: str
-    ready: bool
-    seats: int
-    restarts: int
-    stuck: int
-    load_progress: float
     load_s: float
     weight_bytes: int
     kv_cache_bytes: int

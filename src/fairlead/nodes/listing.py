@@ -11,7 +11,10 @@ Shape = TypeVar("Shape")
 
 
 class RemoteStatus(msgspec.Struct, frozen=True):
-    """A picture of the node. `load` is what it says of itself, 0…; None if it says nothing."""
+    """A picture of the node. `load` is what it says of itself, 0…; None if it says nothing.
+
+    `ups` and `downs` count how often it came and went.
+    """
 
     id: str
     is_up: bool
@@ -21,6 +24,8 @@ class RemoteStatus(msgspec.Struct, frozen=True):
     busy: int
     load: float | None
     connections: UpstreamStatistics
+    ups: int
+    downs: int
 
 
 class Listed(msgspec.Struct):

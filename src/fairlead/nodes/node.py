@@ -13,11 +13,23 @@ from fairlead.nodes.sink import Sink
 class NodeLimits(msgspec.Struct, frozen=True):
     """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: of all that
     run at once, None if the node does not say.
+
+    `load` is how busy a node elsewhere says that it is, 0…, for it may have other clients than us; None if it
+    does not say. `evictable`: it is ours, and can be stopped so that another model has its room.
     """
 
     seats: int
     max_model_len: int
     cache_tokens: int | None = None
+    load: float | None = None
+    evictable: bool = True
+
+
+class NodeCounts(msgspec.Struct, frozen=True):
+    """What the dispatcher counts of a node that is up: its jobs, and whether it gets no more of them."""
+
+    busy: int
+    draining: bool
 
 
 class Node(Protocol):

@@ -113,7 +113,8 @@ async def _whole(name: str, job: Job, answer: Answer, into: Sink) -> None:
             generated = read_usage(body)
         except ValueError as error:
             raise RelayFailed(f"{name} sent {error}") from error
-    into.put(Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop"))
+    kind = answer.head.headers.get("content-type", "application/json")
+    into.put(Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop", content_type=kind))
     for index in range(1, job.sequences):
         into.put(Delta(index, finish_reason="stop"))
 

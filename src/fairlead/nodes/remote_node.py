@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Protocol
 
+import msgspec
 import structlog
 import trio
 
@@ -63,7 +64,6 @@ class RemoteNode:
     ) -> None:
         self.id = node_id
         self.models = frozenset(names or ())
-        self.load: float | None = None
         self._upstream = upstream
         self._listener = listener
         self._face: Node = face or self
@@ -77,6 +77,7 @@ class RemoteNode:
         self._is_fairlead = False
         self._probe_answered = False
         self._running: set[_Attempt] = set()
+        self._ups = self._downs = 0
 
     async def run(self) -> None:
         """Probe the server until cancelled; tell the listener when it comes and goes. Never raises."""
@@ -120,8 +121,10 @@ class RemoteNode:
             models=tuple(sorted(self.models)),
             seats=self._limits.seats,
             busy=len(self._running),
-            load=self.load,
+            load=self._limits.load,
             connections=self._upstream.statistics(),
+            ups=self._ups,
+            downs=self._downs,
         )
 
     # For whoever knows more than a probe could ---------------------------------------------------------
@@ -194,10 +197,9 @@ class RemoteNode:
         if running:
             seats = sum(entry.seats for entry in running)
             taken = sum(entry.sequences + entry.waiting for entry in running)
-            self.load = taken / max(1, seats)
-            self._limits = self._limits_of(max(1, seats))
+            self._limits = self._limits_of(max(1, seats), load=taken / max(1, seats))
         else:
-            self.load = None
+            self._limits = msgspec.structs.replace(self._limits, load=None)
         if self._names is None:
             listing = decoded(await self._get("/v1/models"), LISTING)
             if listing is not None:
@@ -217,15 +219,18 @@ class RemoteNode:
             return  # it is busy answering others: some servers do one thing at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
 
-    def _limits_of(self, reported_seats: int) -> NodeLimits:
+    def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
         seats = self._seats or reported_seats
         self._upstream.resize(seats + SPARE_CONNECTIONS)
-        return NodeLimits(seats=seats, max_model_len=UNLIMITED_TOKENS)
+        is_ours = self._face is not self
+        return NodeLimits(seats=seats, max_model_len=UNLIMITED_TOKENS, load=load, evictable=is_ours)
 
     def _new_breaker(self) -> Breaker:
         return Breaker(math.inf if self._health is None else self._health.failures)
 
     def _change(self, change: Change | None, reason: str) -> None:
+        self._ups += change == "up"
+        self._downs += change == "down"
         if change == "up":
             logger.info("node up", node=self.id, models=sorted(self.models), seats=self._limits.seats)
             self._listener.node_up(self._face, self._limits)

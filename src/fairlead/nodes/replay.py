@@ -108,6 +108,7 @@ class _Sent:
         self._logprobs = put.logprobs
         self._finished = put.finished
         self._was_relayed = put.recent is not None
+        self._is_relayed = False
         self._silent = _silent_at_end(put.recent or [])
         self._text_at = 0
         self._tokens_at = 0
@@ -121,7 +122,8 @@ class _Sent:
         if is_repeated and self._was_relayed:
             token_ids, logprobs = [], []  # they belong to text that was sent without them
         if delta.finish_reason is not None:
-            self._check_end(len(self._token_ids))
+            # What was relayed has no tokens, and its end may be without an event, too.
+            self._check_end(0 if self._is_relayed else len(self._token_ids))
             if self._finished:
                 return None
         if not (text or token_ids or delta.finish_reason):
@@ -130,6 +132,7 @@ class _Sent:
 
     def relayed(self, delta: Delta) -> Delta | None:
         """Return what of another server's events is new; None if nothing is. Raises `_Differs`."""
+        self._is_relayed = True
         kept: list[bytes] = []
         texts: list[str] = []
         for raw in delta.raw:

@@ -45,7 +45,6 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
-    ("logLevel",): False,
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,
     ("models", "*", "metadata"): False,

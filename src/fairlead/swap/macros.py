@@ -136,7 +136,7 @@ class Expansion:
 
     def _refuse_unknown(self, value: Any, path: KeyPath) -> None:
         if isinstance(value, str):
-            stopping = len(path) == 3 and path[0] == "models" and path[2] == "cmdStop"
+            stopping = path[0] == "models" and path[2:3] == ("cmdStop",)
             for name in dict.fromkeys(_USE.findall(value)):
                 if name != "PID" or not stopping:
                     self.faults.append(Fault(path, f"there is no macro ${{{name}}}"))

@@ -31,9 +31,13 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
     """Another server, and the models it is used for."""
 
     proxy: str
+    """Where it answers, without /v1."""
     models: tuple[str, ...]
+    """The models it is used for."""
     api_key: str | None = None
+    """The key that it wants."""
     seats: AtLeastOne = 1
+    """Jobs that it runs at once."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig(first_byte_s=FIRST_BYTE_OF_PEER_S)
 
@@ -49,6 +53,7 @@ class Startup(msgspec.Struct, frozen=True, rename=spelled):
     """What is done first: these models are loaded."""
 
     preload: tuple[str, ...] = ()
+    """Models that are loaded at the start."""
 
 
 class Hooks(msgspec.Struct, frozen=True, rename=spelled):
@@ -61,29 +66,38 @@ class Matrix(msgspec.Struct, frozen=True, rename=spelled):
     """Which models may run together: `MatrixSwap` as a file spells it."""
 
     sets: dict[str, str]
+    """Expressions by name: each says which models may run together, as "a & (b | c)"."""
     variables: dict[str, str] = msgspec.field(default_factory=dict, name="vars")
+    """Short names for models in these."""
     evict_costs: dict[str, AtLeastOne] = msgspec.field(default_factory=dict, name="evict_costs")
+    """What losing a running model costs; 1 by default."""
 
 
 class Lru(msgspec.Struct, frozen=True, rename=spelled):
     """Who was used longest ago makes room: `LruSwap` as a file spells it. Not llama-swap's."""
 
     max_loaded: AtLeastOne | None = None
+    """Models that may be loaded at the same time."""
     memory_mb: AtLeastOne | None = None
+    """Memory in MiB that they may take together."""
 
 
 class RouterSettings(msgspec.Struct, frozen=True, rename=spelled):
     """The settings of each way to make room; only those of the one in use count."""
 
     groups: dict[str, GroupConfig] = {}
+    """As at the top."""
     matrix: Matrix | None = None
+    """As at the top."""
     lru: Lru | None = None
+    """As at the top."""
 
 
 class Router(msgspec.Struct, frozen=True, rename=spelled):
     """Which way to make room is in use; `lru` and `keep` (make none) are not llama-swap's."""
 
     use: Literal["group", "matrix", "lru", "keep"] | None = None
+    """Which of them is in use."""
     settings: RouterSettings = RouterSettings()
 
 
@@ -111,22 +125,27 @@ class Routing(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
-    """All that a file has, but for models and macros.
-
-    Ports of commands are given from `start_port` on. Models that say nothing else are unloaded after
-    `global_ttl_s` (0: never); commands have `health_check_timeout_s` to be ready, `unload_timeout_s` to end.
-    """
+    """All that a file has, but for models and macros."""
 
     start_port: Annotated[int, Meta(ge=1, le=65535)] = 5800
+    """The first port that ${PORT} of a command may be."""
     health_check_timeout_s: Seconds = 120.0
+    """How long commands may take to be ready, unless they say something else."""
     global_ttl_s: SecondsOrNone = msgspec.field(default=0.0, name="globalTTL")
+    """How long models stay loaded without a job, unless they say something else; 0: for ever."""
     unload_timeout_s: SecondsOrNone = 10.0
+    """How long commands may take to stop, unless they say something else."""
     groups: dict[str, GroupConfig] = msgspec.field(default_factory=dict)
+    """Groups of models, by name: members swap with each other. Models of no group are one of their own."""
     matrix: Matrix | None = None
+    """Expressions of which models may run together, instead of groups."""
     lru: Lru | None = None
+    """How many models, or how much of them, may be loaded, instead of groups: least recently used out."""
     routing: Routing = Routing()
+    """llama-swap's newer place for the same."""
     hooks: Hooks = Hooks()
     peers: dict[str, Peer] = msgspec.field(default_factory=dict)
+    """Servers elsewhere, as llama-swap has them, by name; nodes can say more."""
 
     def choices(self) -> Iterator[tuple[tuple[str, ...], SwapConfig]]:
         """Yield each way to make room that the file asks for, and where it does."""

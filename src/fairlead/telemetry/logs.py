@@ -1,13 +1,25 @@
-"""Structured logs on stderr, one line an event: readable on a terminal, JSON when asked."""
+"""Structured logs on stderr, one line an event: readable on a terminal, JSON when asked.
+
+Whatever a client has put into a value, it can neither begin a line of its own nor command a terminal.
+"""
 
 import logging
 import os
 import sys
+from typing import Literal
 
 import structlog
 
+Level = Literal["debug", "info", "warn", "error"]
+_LEVELS: dict[Level, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+}
 
-def configure(*, json: bool) -> None:
+
+def configure(*, json: bool, level: Level = "info") -> None:
     """Set up structlog for the whole process. Called once, by the composition root."""
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     renderer: structlog.typing.Processor = (
@@ -18,10 +30,10 @@ def configure(*, json: bool) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info if json else _as_it_is,
+            structlog.processors.format_exc_info if json else _printable,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=True,
     )
@@ -36,8 +48,11 @@ class _Stderr:
     debug = info = warning = error = critical = exception = msg
 
 
-def _as_it_is(
+def _printable(
     _logger: structlog.typing.WrappedLogger, _name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """The console renderer prints tracebacks itself, and better."""
+    """Escape what cannot be shown. Tracebacks are no values yet, and JSON escapes all by itself."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
     return event

@@ -51,7 +51,7 @@ class ChoiceText:
             text += self._detokenizer.flush()
         text, hit = self._stops.push(text)
         # Copies: deltas are merged in place.
-        delta = Delta(self._index, text, [*output.token_ids], [*output.logprobs])
+        delta = Delta(self._index, text, [*output.token_ids], [*output.logprobs], vector=output.vector)
         if hit is not None:
             self._end(delta, "stop", hit)
         elif output.finish_reason is not None:

@@ -49,6 +49,11 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
     return _fetch(named["name"], named["revision"], report)
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a model could be on a hub under this name: `org/name`, `org/name@revision`."""
+    return _ID.fullmatch(model) is not None
+
+
 def _fetch(name: str, revision: str | None, report: Report) -> Path:
     try:
         import huggingface_hub

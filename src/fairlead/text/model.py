@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text.chat_template import ChatTemplate, Message
+from fairlead.text.embedding import Embedding, read_embedding
 from fairlead.text.files import read_json, read_special_tokens
 from fairlead.text.tokenizer import Tokenizer
 
@@ -33,7 +34,8 @@ class TextModel:
     """One model as text sees it. `max_model_len` in tokens, prompt + output; `created` in Unix time.
 
     `max_input_tokens` and `max_output_tokens` are what the configuration allows below that, for a prompt and
-    for one answer to it; None: no less than the model.
+    for one answer to it; None: no less than the model. `embedding`: the vectors that it makes of texts,
+    instead of going on with them.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TextModel:
     created: int
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    embedding: Embedding | None = None
 
     @classmethod
     def load(
@@ -76,6 +79,7 @@ class TextModel:
             created=int(config_path.stat().st_mtime),
             max_input_tokens=max_input_tokens,
             max_output_tokens=max_output_tokens,
+            embedding=read_embedding(path),
         )
 
     @property
@@ -83,6 +87,13 @@ class TextModel:
         """The most tokens that a prompt may have."""
         longest = self.max_model_len - 1
         return longest if self.max_input_tokens is None else min(longest, self.max_input_tokens)
+
+    def check_purpose(self, *, embed: bool) -> None:
+        """Raise `InvalidRequest` of `model` unless this is what the model was made for."""
+        if embed and self.embedding is None:
+            raise InvalidRequest(f"the model {self.name} does not make embeddings", param="model")
+        if self.embedding is not None and not embed:
+            raise InvalidRequest(f"the model {self.name} makes embeddings, no text", param="model")
 
     def longest_answer(self, prompt_tokens: int) -> int:
         """Return the most tokens that an answer to a prompt of so many may have."""

@@ -102,8 +102,9 @@ class Worker:
         priority: int = 1,
         timeout_s: float | None = None,
         salt: bytes = b"",
+        embed: bool = False,
     ) -> int:
-        """Start a sequence and return its key; `priority`, `timeout_s` and `salt` as in `wire.Submit`.
+        """Start a sequence and return its key; the options as in `wire.Submit`.
 
         `NodeFailed` when the child is not ready, or gone; `InvalidRequest` when the prompt could never run.
         """
@@ -119,7 +120,7 @@ class Worker:
         except struct.error:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
-        self._send(wire.Submit(key, packed, sampling, priority, timeout_s, salt))
+        self._send(wire.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
         self._open[key] = receiver
         self._watchdog.asked()
         return key

@@ -91,8 +91,10 @@ class Loop:
         self._owes = True
         request = wire.to_child_decoder.decode(message)
         match request:
-            case wire.Submit(key, prompt, sampling, priority, timeout_s, salt):
-                self._engine.submit(key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt)
+            case wire.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
+                self._engine.submit(
+                    key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
+                )
             case wire.Abort(key):
                 self._engine.abort(key)
         return isinstance(request, wire.Abort)

@@ -69,6 +69,8 @@ class Loaded(Protocol):
     def kv_cache_bytes(self) -> int: ...
     @property
     def kernel(self) -> str: ...
+    @property
+    def embeds(self) -> bool: ...
 
 
 Report = Callable[[float, str], None]
@@ -172,6 +174,7 @@ def _engine(model: Loaded, spec: wire.WorkerSpec) -> "Engine":
         eviction_threshold=spec.eviction_threshold,
         cleanup_interval_s=spec.cleanup_interval_s,
         draw_seed=_draw_seed,
+        embeds=model.embeds,
     )
 
 
@@ -187,6 +190,7 @@ def _ready(model: Loaded) -> wire.Ready:
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=model.kv_cache_bytes,
         kernel=model.kernel,
+        embeds=model.embeds,
     )
 
 

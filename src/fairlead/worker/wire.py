@@ -24,12 +24,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
     `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped, least recently used
     first, down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the
-    parent's patience with a step. `threads` are torch's intra-op threads.
+    parent's patience with a step. `threads` are torch's intra-op threads. `quantization`: None, or "fp8".
     """
 
     path: str
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     slots: int | None = None
     max_batch: int | None = None
     max_batched_tokens: int | None = None
@@ -52,7 +53,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A new sequence. `key` is the parent's, never reused; `prompt` is little-endian int32.
 
     `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: what is left of its time, from
-    now. `salt`: whose cached prefixes it may use; sequences with different ones share none.
+    now. `salt`: whose cached prefixes it may use; sequences with different ones share none. `embed`: the
+    prompt's vector is wanted, and nothing after it.
     """
 
     key: int
@@ -61,6 +63,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     priority: int = 1
     timeout_s: float | None = None
     salt: bytes = b""
+    embed: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -82,7 +85,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have.
 
-    `kernel`: what computes its steps, in a word: "torch", or an instruction set as "amx".
+    `kernel`: what computes its steps, in a word: "torch", or an instruction set as "amx". `embeds`: it makes
+    vectors of prompts, and no text.
     """
 
     slots: int
@@ -95,6 +99,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     weight_bytes: int
     kv_cache_bytes: int
     kernel: str = "torch"
+    embeds: bool = False
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
@@ -107,7 +112,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     """What one step made for one sequence. `finish_reason` or `error` says that it was the last.
 
     `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
-    error's, as in spec 7; None: `engine_failed`.
+    error's, as in spec 7; None: `engine_failed`. `vector`: float32, little-endian, of a prompt that was to
+    be embedded; such a sequence has no tokens, and ends with it.
     """
 
     key: int
@@ -117,6 +123,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int | None = None
     error: str | None = None
     code: ErrorCode | None = None
+    vector: bytes = b""
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):

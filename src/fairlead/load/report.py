@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from serve_client import Answer
+from fairlead.load.client import Answer
 
 
 class Quantiles(msgspec.Struct, frozen=True):

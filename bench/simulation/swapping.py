@@ -1,0 +1,190 @@
+"""One model in memory, three that are wanted: how often it is exchanged, and how long the rare ones wait.
+
+Six clients always want the first model, and each of two others is asked for about once a minute. The real
+scheduler under one-at-a-time eviction, and beside it a strict first come, first served, on the same requests.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from fairlead.dispatch.placement import Place
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.swaps import PATIENCE
+from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.errors import FairleadError
+from fairlead.job import Job, Sampling
+from fairlead.nodes.node import NodeLimits
+from fairlead.swap.lru import LruPolicy
+from simulation.clock import Clock
+from simulation.desk import Node
+
+BUSY, RARE = "busy", ("rare-1", "rare-2")
+MODELS = (BUSY, *RARE)
+CLIENTS = 6
+SEATS = 4
+SERVICE_S = 5.0
+LONGEST_S = 20.0
+LOAD_S = 8.0
+BOUND_S = 60.0  # queue.starvationBound
+
+
+class Swapping(NamedTuple):
+    """Swaps an hour, all that was served, and the waits of the rare models' requests."""
+
+    swaps_an_hour: float
+    served: int
+    rare_waits_s: list[float]
+
+
+def swapping(*, strict: bool, length_s: float = 3600.0, seed: int = 1) -> Swapping:
+    """Run the same clients before our scheduler, or before a `strict` queue."""
+    clock, random = Clock(), Random(seed)
+    served = 0
+    waits: list[float] = []
+
+    def ended(asked: "Asked") -> None:
+        nonlocal served
+        served += 1
+        if asked.model == BUSY:
+            clock.after(0.0, partial(submit, BUSY))
+
+    def granted(asked: "Asked") -> None:
+        if asked.model != BUSY:
+            waits.append(clock.now_s - asked.submitted_s)
+
+    def submit(model: str) -> None:
+        service_s = min(LONGEST_S, random.expovariate(1 / SERVICE_S))
+        server.submit(Asked(model, service_s, clock.now_s))
+
+    def want_rarely(model: str) -> None:
+        clock.after(random.expovariate(1 / 60.0), partial(want_rarely, model))
+        submit(model)
+
+    server = StrictServer(clock, granted, ended) if strict else OurServer(clock, granted, ended)
+    for _ in range(CLIENTS):
+        submit(BUSY)
+    for model in RARE:
+        clock.after(random.expovariate(1 / 60.0), partial(want_rarely, model))
+    clock.run(length_s)
+    return Swapping(server.swaps * 3600 / length_s, served, waits)
+
+
+class Asked:
+    """One request."""
+
+    def __init__(self, model: str, service_s: float, submitted_s: float) -> None:
+        self.model = model
+        self.service_s = service_s
+        self.submitted_s = submitted_s
+
+
+Told = Callable[[Asked], None]
+
+
+class StrictServer:
+    """First come, first served: the next one's model is loaded when the seats are empty."""
+
+    def __init__(self, clock: Clock, granted: Told, ended: Told) -> None:
+        self.swaps = 0
+        self._clock = clock
+        self._granted, self._ended = granted, ended
+        self._queue: deque[Asked] = deque()
+        self._loaded: str | None = None
+        self._busy = 0
+
+    def submit(self, asked: Asked) -> None:
+        """A request comes."""
+        self._queue.append(asked)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._queue and self._loaded is not None and self._busy < SEATS:
+            asked = self._queue[0]
+            if asked.model != self._loaded:
+                break
+            self._queue.popleft()
+            self._busy += 1
+            self._granted(asked)
+            self._clock.after(asked.service_s, partial(self._finish, asked))
+        is_loading = self.swaps and self._loaded is None
+        if self._queue and not self._busy and not is_loading and self._queue[0].model != self._loaded:
+            self.swaps += 1
+            self._loaded = None
+            self._clock.after(LOAD_S, partial(self._load, self._queue[0].model))
+
+    def _load(self, model: str) -> None:
+        self._loaded = model
+        self._pump()
+
+    def _finish(self, asked: Asked) -> None:
+        self._busy -= 1
+        self._ended(asked)
+        self._pump()
+
+
+class OurServer:
+    """The real scheduler, and its effects on virtual time."""
+
+    def __init__(self, clock: Clock, granted: Told, ended: Told) -> None:
+        self.swaps = 0
+        self._clock = clock
+        self._granted, self._ended = granted, ended
+        self._asked: dict[Ticket, Asked] = {}
+        self._scheduler = Scheduler(
+            self,
+            capacity=100,
+            random=Random(1),
+            policy=LruPolicy(max_loaded=1),
+            loadable=frozenset(MODELS),
+        )
+
+    def submit(self, asked: Asked) -> None:
+        """A request comes."""
+        ticket = Ticket(Job("r", asked.model, asked.model, ([1],), Sampling(max_tokens=1)))
+        self._asked[ticket] = asked
+        self._scheduler.submit(ticket)
+        self._clock.after(PATIENCE * BOUND_S, partial(self._scheduler.starved, ticket))
+
+    def grant(self, ticket: Ticket) -> None:
+        """See `Effects`."""
+        self._granted(self._asked[ticket])
+        self._clock.after(self._asked[ticket].service_s, partial(self._finish, ticket))
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        """See `Effects`."""
+        self.swaps += 1
+        self._clock.after(LOAD_S, partial(self._load, model, evict))
+
+    def idle(self, place: Place) -> None:
+        """Nothing is unloaded for want of work."""
+
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        """There is room for all."""
+        raise AssertionError(ticket, error)
+
+    stop = refuse
+
+    def stop_model(self, model: str) -> None:
+        """Nobody asks for it, nor for what follows."""
+        raise AssertionError(model)
+
+    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+        """See `stop_model`."""
+        raise AssertionError(wish, error)
+
+    def closed(self, node_id: str) -> None:
+        """See `stop_model`."""
+        raise AssertionError(node_id)
+
+    def _load(self, model: str, evicted: Iterable[str]) -> None:
+        self._scheduler.gone(frozenset(evicted))
+        node = Node(f"engine:{model}", model)
+        self._scheduler.node_up(node, NodeLimits(seats=SEATS, max_model_len=100))
+
+    def _finish(self, ticket: Ticket) -> None:
+        asked = self._asked.pop(ticket)
+        self._scheduler.finished(ticket, cost=1.0)
+        self._ended(asked)

@@ -1,0 +1,252 @@
+/* The next token of a row of logits: the highest, or a draw. Included by kernels.h for float32.
+ *
+ * A row's scores are its logits, less the highest, over the temperature: 0 and below. top_k, top_p and min_p are all
+ * thresholds of the score, so that equal scores stay or go together; a draw is the inverse of the sum of weights in the
+ * vocabulary's order. A row's result depends on nothing but the row. */
+
+enum {
+    BINS = 1024,
+    FEW = 64 /* scores that are simply sorted */
+};
+
+/* The highest of a row and the first place where it is; NaN counts as highest. */
+static void NAME(find_highest)(const float *x, int count, float *highest, int64_t *place)
+{
+    vf best = splat(-INFINITY);
+    vi where = {0}, index, odd = {0};
+    for (int i = 0; i < VW; i++) index[i] = i;
+    int whole = count / VW * VW;
+    for (int i = 0; i < whole; i += VW, index += VW) {
+        vf v = load(x + i);
+        vi more = v > best;
+        best = choose(more, v, best);
+        where = (more & index) | (~more & where);
+        odd |= v != v;
+    }
+    float top = -INFINITY;
+    int at = 0, broken = 0;
+    for (int lane = 0; lane < VW; lane++) {
+        broken |= odd[lane];
+        if (best[lane] > top || (best[lane] == top && where[lane] < at)) {
+            top = best[lane];
+            at = where[lane];
+        }
+    }
+    for (int i = whole; i < count; i++) {
+        broken |= isnan(x[i]);
+        if (x[i] > top) {
+            top = x[i];
+            at = i;
+        }
+    }
+    if (broken)
+        for (at = 0; !isnan(x[at]);) at++;
+    *highest = x[at];
+    *place = at;
+}
+
+/* Scores of a row, filled up to whole runs with what is never chosen, and the highest of each run. */
+static void NAME(take_scores)(const float *x, int count, float top, float temperature, float *scores, float *tops)
+{
+    vf factor = splat(1.0f / temperature), zero = {0};
+    int runs = (count + RUN - 1) / RUN;
+    for (int i = count / VW * VW; i < runs * RUN; i++) scores[i] = i < count ? x[i] : -INFINITY;
+    for (int run = 0; run < runs; run++) {
+        vf most = splat(-INFINITY);
+        for (int i = run * RUN; i < (run + 1) * RUN; i += VW) {
+            vf v = load((i + VW <= count ? x : scores) + i);
+            vf score = lesser(v - top, zero) * factor;
+            store(scores + i, score);
+            most = greater(most, score);
+        }
+        tops[run] = highest(most);
+    }
+}
+
+/* The one that is at `rank`, from 0 on, when they fall; their order is lost. */
+static float NAME(select)(float *values, int count, int rank)
+{
+    int low = 0, high = count - 1;
+    while (low < high) {
+        float pivot = values[low + (high - low) / 2];
+        int i = low, j = high;
+        while (i <= j) {
+            while (values[i] > pivot) i++;
+            while (values[j] < pivot) j--;
+            if (i > j) break;
+            float other = values[i];
+            values[i++] = values[j];
+            values[j--] = other;
+        }
+        if (rank <= j)
+            high = j;
+        else if (rank >= i)
+            low = i;
+        else
+            break;
+    }
+    return values[rank];
+}
+
+/* The score that `k` scores reach. As many runs as have a highest of at least some score have as many scores that do:
+ * so only the runs at the top are looked at. */
+static float NAME(find_kth)(const float *scores, const float *tops, int runs, int k, float *room)
+{
+    float least = -INFINITY;
+    if (k <= runs) {
+        memcpy(room, tops, (size_t)runs * sizeof *room);
+        least = NAME(select)(room, runs, k - 1);
+    }
+    int count = 0;
+    for (int run = 0; run < runs; run++) {
+        if (tops[run] < least) continue;
+        for (int i = run * RUN; i < (run + 1) * RUN; i++) {
+            room[count] = scores[i];
+            count += scores[i] >= least;
+        }
+    }
+    return NAME(select)(room, count, k - 1);
+}
+
+ALWAYS vf NAME(weight)(vf scores, vf least) { return choose(scores >= least, power_of_two(scores * LOG2_E), (vf){0}); }
+
+/* The weight of each run, of scores that are not below `least`, and of all. */
+static double NAME(weigh_runs)(const float *scores, const float *tops, int runs, float least, double *sums)
+{
+    double whole = 0;
+    for (int run = 0; run < runs; run++) {
+        vf sum = {0};
+        if (tops[run] >= least)
+            for (int i = run * RUN; i < (run + 1) * RUN; i += VW) sum += NAME(weight)(load(scores + i), splat(least));
+        whole += sums[run] = total(sum);
+    }
+    return whole;
+}
+
+static int NAME(falls)(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* The highest score such that those that reach it weigh `wanted` of `whole` together; `least` if they never do. Scores
+ * are counted into bins by their weight, and then those of the one bin that matters, until they are few. */
+static float NAME(find_nucleus)(const float *scores, const float *tops, int runs, float least, double wanted,
+                                double whole, float *room)
+{
+    double before = 0, weights[BINS], parts[4][BINS]; /* parts: an addition need not wait for the one before */
+    /* If all scores were below this one, they would still not weigh what may be missing. */
+    float top = 0, low = logf((float)((whole - wanted) / ((double)runs * RUN))) - 0.01f;
+    if (!(low > -87.0f)) low = -87.0f; /* what is lower weighs nothing */
+    if (low < least) low = least;
+    int left = 0;
+    for (int run = 0; run < runs; run++) {
+        if (tops[run] < low) continue;
+        for (int i = run * RUN; i < (run + 1) * RUN; i++) {
+            room[left] = scores[i];
+            left += scores[i] >= low;
+        }
+    }
+    while (left > FEW && top - low > 1e-30f) {
+        float scale = (BINS - 1) / (top - low);
+        memset(parts, 0, sizeof parts);
+        for (int i = 0; i < left; i += VW) {
+            vf score = load(room + i);
+            float weight[VW];
+            int32_t bin[VW];
+            vi bins = __builtin_convertvector((top - score) * scale, vi);
+            store(weight, power_of_two(score * LOG2_E));
+            memcpy(bin, &bins, sizeof bin);
+            int lanes = left - i < VW ? left - i : VW;
+            for (int lane = 0; lane < lanes; lane++) parts[lane % 4][bin[lane]] += weight[lane];
+        }
+        for (int bin = 0; bin < BINS; bin++)
+            weights[bin] = parts[0][bin] + parts[1][bin] + parts[2][bin] + parts[3][bin];
+        int chosen = 0, last = 0;
+        double sum = before;
+        for (; chosen < BINS && sum + weights[chosen] < wanted; chosen++) {
+            if (weights[chosen] > 0) last = chosen;
+            sum += weights[chosen];
+        }
+        if (chosen == BINS) { /* all of them are not enough, by a rounding */
+            chosen = last;
+            sum = wanted;
+        }
+        before = sum;
+        float highest = -INFINITY, lowest = INFINITY;
+        int kept = 0;
+        for (int i = 0; i < left; i++) {
+            float score = room[i];
+            room[kept] = score;
+            kept += (int)((top - score) * scale) == chosen;
+        }
+        left = kept;
+        for (int i = 0; i < left; i++) {
+            highest = room[i] > highest ? room[i] : highest;
+            lowest = room[i] < lowest ? room[i] : lowest;
+        }
+        top = highest;
+        low = lowest;
+    }
+    if (left > FEW) return low; /* equal, all of them */
+    qsort(room, (size_t)left, sizeof *room, NAME(falls));
+    int chosen = 0;
+    for (; chosen < left - 1; chosen++)
+        if ((before += power_of_two(splat(room[chosen] * LOG2_E))[0]) >= wanted) break;
+    return left ? room[chosen] : least;
+}
+
+/* Where the sum of weights passes the part `number` of the whole, and never where nothing is added. */
+static int NAME(pass)(const float *scores, int runs, float least, const double *sums, double whole, double number)
+{
+    double target = whole * number;
+    int run = 0, last = 0;
+    for (; run < runs; run++) {
+        if (sums[run] > 0) last = run;
+        if (sums[run] > target) break;
+        target -= sums[run];
+    }
+    if (run == runs) { /* a target may be rounded up to the whole */
+        run = last;
+        target = INFINITY;
+    }
+    int found = run * RUN;
+    for (int i = run * RUN; i < (run + 1) * RUN; i += VW) {
+        vf weights = NAME(weight)(load(scores + i), splat(least));
+        for (int lane = 0; lane < VW; lane++) {
+            if (!(weights[lane] > 0)) continue;
+            found = i + lane;
+            if (weights[lane] > target) return found;
+            target -= weights[lane];
+        }
+    }
+    return found;
+}
+
+static void NAME(choose_row)(const Choice *choice, int row, char *scratch)
+{
+    const float *x = choice->logits + row * choice->stride;
+    int count = choice->vocabulary, runs = (count + RUN - 1) / RUN;
+    NAME(find_highest)(x, count, &choice->highest[row], &choice->tokens[row]);
+    float highest = choice->highest[row], temperature = choice->temperatures[row];
+    if (!(temperature >= choice->greedy_below) || !(highest > -INFINITY)) return;
+    if (temperature > 1e30f) temperature = 1e30f; /* −inf stays −inf */
+    float *scores = (float *)scratch, *room = scores + (long)runs * RUN, *tops = room + (long)runs * RUN;
+    double *sums = (double *)(tops + (runs + 1) / 2 * 2);
+    NAME(take_scores)(x, count, highest < FLT_MAX ? highest : FLT_MAX, temperature, scores, tops);
+    float least = choice->least[row] > -INFINITY ? choice->least[row] : -INFINITY; /* also of NaN */
+    if (choice->top_k[row] > 0 && choice->top_k[row] < count) {
+        float kth = NAME(find_kth)(scores, tops, runs, choice->top_k[row], room);
+        if (kth > least) least = kth;
+    }
+    double whole = NAME(weigh_runs)(scores, tops, runs, least, sums);
+    if (choice->top_p[row] < 1) {
+        double wanted = choice->top_p[row] > 0 ? whole * choice->top_p[row] : 0;
+        float nucleus = NAME(find_nucleus)(scores, tops, runs, least, wanted, whole, room);
+        if (nucleus > least) {
+            least = nucleus;
+            whole = NAME(weigh_runs)(scores, tops, runs, least, sums);
+        }
+    }
+    choice->tokens[row] = NAME(pass)(scores, runs, least, sums, whole, choice->numbers[row]);
+}

@@ -1,0 +1,276 @@
+// The chat: one question at a time, its way through the queue, and the answer as it comes. Stopping hangs up,
+// and whoever hangs up leaves the queue or frees the seat at once.
+
+import { element, put } from "./element.js";
+import { askForKey } from "./key.js";
+import { elementsOf } from "./markdown.js";
+import { Refusal, server } from "./server.js";
+import { eventsOf } from "./sse.js";
+import { count, knows, percent, say, time, wait } from "./words.js";
+
+const QUEUED = /^queued position=(\d+) estimated_wait=(\d+)$/;
+const ANNOUNCED_APART_MS = 10_000;
+const READ_OUT = 1500; // characters of an answer that are read out when it is there
+const NEAR_END = 48;
+
+const form = document.querySelector("#chat-form");
+const question = document.querySelector("#question");
+const button = document.querySelector("#chat-button");
+const picker = document.querySelector("#chat-model");
+const transcript = document.querySelector("#transcript");
+const status = document.querySelector("#chat-status");
+
+let messages = [];
+let underWay = null;
+
+// One answer ------------------------------------------------------------------------------------------
+
+class Turn {
+  /** The line of an answer in the transcript: what has come of it, and how it stands. */
+  constructor(model) {
+    this.model = model;
+    this.text = "";
+    this.begun = false; // the server has begun to answer
+    this.began = performance.now();
+    this.first = null;
+    this.usage = null;
+    this.body = element("div", { class: "text" });
+    this.note = element("p", { class: "note" });
+    this.line = element("li", { class: "turn under-way" }, element("h3", {}, model), this.body, this.note);
+    this.announced = -Infinity;
+    this.place = null;
+    put(this.note, say("sending"));
+  }
+
+  /** Say how it stands; read out when it is another `place`, but never one place in line after the other. */
+  stand(words, place) {
+    put(this.note, words);
+    const soon = performance.now() - this.announced < ANNOUNCED_APART_MS;
+    if (place === this.place || (soon && place > 0)) return;
+    this.place = place;
+    this.announced = performance.now();
+    status.textContent = words;
+  }
+
+  /** Wait in the queue, counting down between what the server says of it. */
+  queue(position, seconds) {
+    clearInterval(this.clock);
+    const until = performance.now() + 1000 * seconds;
+    const show = () => {
+      const left = Math.ceil((until - performance.now()) / 1000);
+      if (left < 0) this.stand(say("overdue"), -2);
+      else this.stand(say("queued", { position: count(position), wait: wait(Math.max(1, left)) }), position);
+    };
+    show();
+    this.clock = setInterval(show, 1000);
+  }
+
+  /** Wait for the model, which has been loaded this far: 0…1. */
+  awaitModel(progress) {
+    if (this.first !== null) return;
+    this.leaveQueue();
+    this.stand(say("awaiting", { name: this.model, n: percent(progress) }), -1);
+  }
+
+  leaveQueue() {
+    clearInterval(this.clock);
+  }
+
+  add(text) {
+    if (!text) return;
+    if (this.first === null) {
+      this.first = performance.now();
+      this.leaveQueue();
+      put(this.note, say("answering"));
+    }
+    this.text += text;
+    this.frame ??= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.frame = undefined;
+    following(() => this.body.replaceChildren(...elementsOf(this.text)));
+  }
+
+  /** It is over: draw what there is, and say why, aloud. */
+  end(words, { problem = false } = {}) {
+    this.leaveQueue();
+    cancelAnimationFrame(this.frame);
+    this.draw();
+    this.line.classList.remove("under-way");
+    this.note.classList.toggle("problem", problem);
+    put(this.note, words);
+    status.textContent = problem || !this.text ? words : `${this.text.slice(0, READ_OUT)}\n${words}`;
+  }
+
+  summary(finish) {
+    const now = performance.now();
+    if (!this.text) return say("empty");
+    const tokens = this.usage?.completion_tokens;
+    if (tokens === undefined || this.first === null) return "";
+    const words = say("done", {
+      tokens: count(tokens),
+      time: time((now - this.began) / 1000),
+      first: time((this.first - this.began) / 1000),
+    });
+    return finish === "length" ? `${words}. ${say("cutOff")}` : words;
+  }
+}
+
+// Asking ----------------------------------------------------------------------------------------------
+
+async function ask(text) {
+  const model = picker.value;
+  const turn = new Turn(model);
+  const hangUp = new AbortController();
+  const mine = { turn, hangUp };
+  underWay = mine;
+  const asked = messages; // a new chat has other messages; what ends then belongs to the old ones
+  asked.push({ role: "user", content: text });
+  transcript.querySelector(".welcome")?.remove();
+  transcript.append(
+    element("li", { class: "turn mine" }, element("h3", {}, say("you")), element("div", { class: "text" }, text)),
+    turn.line,
+  );
+  transcript.scrollTop = transcript.scrollHeight;
+  name();
+  try {
+    const finish = await answer(model, asked, turn, hangUp.signal);
+    turn.end(turn.summary(finish));
+  } catch (error) {
+    turn.end(...explain(error, turn));
+    if (error instanceof Refusal && error.status === 401) askForKey();
+    if (!turn.text && !question.value && asked === messages) question.value = text; // to be sent again
+  } finally {
+    hangUp.abort();
+    if (turn.text) asked.push({ role: "assistant", content: turn.text });
+    else asked.pop();
+    if (underWay === mine) underWay = null;
+    name();
+  }
+}
+
+/** Have it answered into the turn; return why the answer ended. Raises when it did not come to its end. */
+async function answer(model, asked, turn, signal) {
+  // What a request would be told now is what ours is told until the server speaks of ours.
+  const path = `queue/estimate?model=${encodeURIComponent(model)}`;
+  const told = await server.call(path, { signal }).then((response) => response.json()).catch(() => null);
+  signal.throwIfAborted();
+  if (told?.position > 0) turn.queue(told.position, told.estimated_wait_s);
+  const response = await server.call("v1/chat/completions", {
+    method: "POST",
+    json: { model, messages: asked, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
+  turn.begun = true;
+  let finish = null;
+  for await (const { comment, data } of eventsOf(response)) {
+    if (comment !== undefined) {
+      const place = QUEUED.exec(comment);
+      if (place) turn.queue(Number(place[1]), Number(place[2]));
+      else if (turn.first === null) {
+        turn.leaveQueue();
+        turn.stand(say("begun"), 0);
+      }
+      continue;
+    }
+    if (data === "[DONE]") return finish ?? "stop";
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Refusal(0, chunk.error);
+    turn.usage = chunk.usage ?? turn.usage;
+    const choice = chunk.choices?.[0];
+    turn.add(choice?.delta?.content ?? "");
+    finish = choice?.finish_reason ?? finish;
+  }
+  throw new Refusal(0, { message: say("broken") });
+}
+
+/** What to say of an answer that did not come to its end. */
+function explain(error, turn) {
+  if (error.name === "AbortError") return [say("halted")];
+  if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error); // a mistake of ours
+  if (!(error instanceof Refusal)) return [say(turn.begun ? "broken" : "unreachable"), { problem: true }];
+  const code = error.code === "draining" ? "draining_server" : error.code;
+  const words = knows(code) ? say(code, { wait: wait(error.retryAfter ?? 2), reason: error.message }) : error.message;
+  return [words || say("broken"), { problem: true }];
+}
+
+const stop = () => underWay?.hangUp.abort();
+
+// The page's side -------------------------------------------------------------------------------------
+
+/** Change the transcript, and stay at its end if that is where the reader is. */
+function following(change) {
+  const atEnd = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END;
+  change();
+  if (atEnd) transcript.scrollTop = transcript.scrollHeight;
+}
+
+/** Name the button for what it does now. */
+function name() {
+  put(button, say(underWay ? "stop" : "send"));
+  button.classList.toggle("stops", underWay !== null);
+}
+
+function welcome() {
+  if (messages.length) return;
+  transcript.replaceChildren(element("li", { class: "welcome" }, element("p", {}, say("welcome")), element("p", {}, say("keys"))));
+}
+
+/** Take a snapshot: who waits for a model to be loaded wants to know how far it is. */
+export function showModels({ models }) {
+  offer(models);
+  const wanted = underWay && models.find(({ model }) => model === underWay.turn.model);
+  if (wanted?.state === "loading") underWay.turn.awaitModel(wanted.load_progress);
+}
+
+/** Offer these models, without losing the one that was picked. */
+function offer(models) {
+  const names = models.filter(({ unlisted }) => !unlisted).map(({ model }) => model);
+  const offered = [...picker.options].map(({ value }) => value);
+  if (names.join("\n") === offered.join("\n")) return;
+  const picked = picker.value;
+  picker.replaceChildren(...names.map((each) => element("option", { value: each }, each)));
+  if (names.includes(picked)) picker.value = picked;
+}
+
+/** Write everything again, in another language. What was said stays as it was said. */
+export function sayChatAgain() {
+  name();
+  welcome();
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = question.value.trim();
+  if (underWay) stop();
+  else if (text && !picker.value) status.textContent = say("noModel");
+  else if (text) {
+    question.value = "";
+    ask(text);
+  }
+  question.focus();
+});
+
+question.addEventListener("keydown", (event) => {
+  // While characters are being composed (Japanese, Chinese), Enter ends the composition. 229 is for Safari.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+  event.preventDefault();
+  if (!underWay) form.requestSubmit();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && underWay && !event.isComposing && !document.querySelector("dialog[open]")) {
+    event.preventDefault();
+    stop();
+  }
+});
+
+document.querySelector("#chat-new").addEventListener("click", () => {
+  stop();
+  underWay = null;
+  messages = [];
+  transcript.replaceChildren();
+  welcome();
+  question.focus();
+});

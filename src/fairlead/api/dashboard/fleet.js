@@ -1,0 +1,222 @@
+// Models and nodes: a line each, kept while it changes, so that nobody loses the focus or the place.
+
+import { element, mark, put } from "./element.js";
+import { server } from "./server.js";
+import { bytes, count, percent, say } from "./words.js";
+
+const MOST_PIPS = 16;
+const SURE_MS = 5000;
+
+const announcer = document.querySelector("#fleet-status");
+const underWay = new Set(); // what was asked for and is not done: "load qwen"
+const problems = new Map(); // why the last thing asked for was not done, by line
+let latest = null;
+
+class Rows {
+  /** Lines of one list. `make(name)` returns a line's parts, `fill(parts, status)` writes a status into them. */
+  constructor(list, { make, fill, empty }) {
+    this.list = list;
+    this.make = make;
+    this.fill = fill;
+    this.empty = element("li", { class: "empty" });
+    this.emptyWords = empty;
+    this.lines = new Map();
+  }
+
+  show(statuses, nameOf) {
+    const names = new Set(statuses.map(nameOf));
+    for (const [name, parts] of this.lines) {
+      if (names.has(name)) continue;
+      parts.line.remove();
+      this.lines.delete(name);
+    }
+    let before = null;
+    for (const status of statuses) {
+      const name = nameOf(status);
+      if (!this.lines.has(name)) this.lines.set(name, this.make(name));
+      const parts = this.lines.get(name);
+      this.fill(parts, status);
+      const wanted = before ? before.nextSibling : this.list.firstChild;
+      if (parts.line !== wanted) this.list.insertBefore(parts.line, wanted);
+      before = parts.line;
+    }
+    put(this.empty, say(this.emptyWords));
+    if (statuses.length) this.empty.remove();
+    else if (!this.empty.isConnected) this.list.append(this.empty);
+  }
+}
+
+/** A line that says a number in short to who sees it and in words to who hears it. */
+function twoWays(line) {
+  const [seen, heard] = [element("span", { "aria-hidden": "true" }), element("span", { class: "unseen" })];
+  line.append(seen, heard);
+  return { line, seen, heard };
+}
+
+function putTwoWays({ seen, heard }, [short, words]) {
+  put(seen, short);
+  put(heard, words);
+}
+
+function makeLine(kind, name) {
+  const parts = {
+    words: element("span"),
+    more: element("span"),
+    pips: element("span", { class: "pips", "aria-hidden": "true" }),
+    seats: twoWays(element("p", { class: "seats" })),
+    amount: twoWays(element("p", { class: "amount" })),
+    button: element("button", { class: "action", type: "button" }),
+    problem: element("p", { class: "problem", hidden: "" }),
+  };
+  parts.state = element("p", { class: "state" }, element("span", { class: "dot", "aria-hidden": "true" }), parts.words, parts.more);
+  parts.line = element(
+    "li", { class: "row", [`data-${kind}`]: name },
+    element("div", { class: "who" }, element("p", { class: "name" }, name), parts.state),
+    parts.seats.line, parts.amount.line, parts.button, parts.problem,
+  );
+  parts.seats.line.prepend(parts.pips);
+  return parts;
+}
+
+function fillLine(parts, { state, seats, busy, problem }, id) {
+  parts.status = state;
+  mark(parts.state, "data-state", state);
+  put(parts.words, say(state));
+  fillPips(parts.pips, busy, seats);
+  const taken = { busy: count(busy), seats: count(seats) };
+  putTwoWays(parts.seats, seats ? [`${taken.busy} / ${taken.seats}`, say("seatsTaken", taken)] : ["", ""]);
+  const wrong = problems.get(id) ?? problem ?? "";
+  put(parts.problem, wrong);
+  parts.problem.hidden = !wrong;
+}
+
+function fillPips(pips, busy, seats) {
+  const shown = seats <= MOST_PIPS ? seats : 0;
+  while (pips.children.length > shown) pips.lastChild.remove();
+  while (pips.children.length < shown) pips.append(element("i"));
+  [...pips.children].forEach((pip, index) => pip.classList.toggle("busy", index < busy));
+}
+
+/** What a button does is in its words; `label` says the same with the name, for who does not see the line. */
+function fillButton(button, { words, label, waits }) {
+  put(button, words);
+  mark(button, "aria-label", label);
+  mark(button, "aria-disabled", waits ? "true" : null); // a button really disabled would lose the focus
+}
+
+// Models ---------------------------------------------------------------------------------------------
+
+const LOADED = new Set(["ready", "draining"]);
+const BETWEEN = new Set(["loading", "stopping"]);
+
+const models = new Rows(document.querySelector("#models"), {
+  empty: "noModels",
+  make(name) {
+    const parts = makeLine("model", name);
+    parts.progress = element("progress", { max: "1" });
+    parts.progress.hidden = true;
+    parts.line.append(parts.progress);
+    parts.button.addEventListener("click", () => toggle(name, parts));
+    return parts;
+  },
+  fill(parts, status) {
+    fillLine(parts, status, `model ${status.model}`);
+    const { model: name, kind, state, load_progress: progress, load_stage: stage, memory_bytes: memory } = status;
+    const loading = state === "loading";
+    put(parts.more, loading ? `${percent(progress)}% ${stage}` : say(kind));
+    putTwoWays(parts.amount, memory ? [bytes(memory), say("memory", { n: bytes(memory) })] : ["", ""]);
+    parts.progress.hidden = !loading;
+    parts.progress.value = progress;
+    mark(parts.progress, "aria-label", say("loadProgress", { name }));
+    parts.button.hidden = kind === "remote";
+    const unloads = LOADED.has(state) || state === "stopping";
+    fillButton(parts.button, {
+      words: say(unloads ? "unload" : "load"),
+      label: say(unloads ? "unloadOf" : "loadOf", { name }),
+      waits: BETWEEN.has(state) || underWay.has(`load ${name}`) || underWay.has(`unload ${name}`),
+    });
+  },
+});
+
+function toggle(name, parts) {
+  if (parts.button.getAttribute("aria-disabled")) return;
+  const action = LOADED.has(parts.status) ? "unload" : "load";
+  ask(`${action} ${name}`, `model ${name}`, `models/${action}`, { model: name });
+}
+
+// Nodes ----------------------------------------------------------------------------------------------
+
+const nodes = new Rows(document.querySelector("#nodes"), {
+  empty: "noNodes",
+  make(name) {
+    const parts = makeLine("node", name);
+    parts.button.addEventListener("click", () => drain(name, parts));
+    return parts;
+  },
+  fill(parts, status) {
+    const { id: name, kind, url, models: served, load } = status;
+    // A node of ours is down whenever its model is not loaded, and the model's line says why.
+    const ours = kind !== "remote";
+    const state = ours && status.state === "down" ? "stopped" : status.state;
+    fillLine(parts, { ...status, state, problem: ours ? null : status.problem }, `node ${name}`);
+    put(parts.more, [url ?? say(kind), served.length ? say("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
+    putTwoWays(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, say("loadIs", { n: percent(load) })]);
+    parts.button.hidden = ours || state === "draining" || state === "down"; // ours are unloaded, not drained
+    fillButton(parts.button, {
+      words: say(parts.sure ? "drainSure" : "drain"),
+      label: say(parts.sure ? "drainSureOf" : "drainOf", { name }),
+      waits: underWay.has(`drain ${name}`),
+    });
+  },
+});
+
+/** Asks once more before it does it: a node is not undrained by a click. */
+function drain(name, parts) {
+  if (parts.button.getAttribute("aria-disabled")) return;
+  if (!parts.sure) {
+    parts.sure = true;
+    announcer.textContent = say("drainSureOf", { name });
+    setTimeout(() => { parts.sure = false; draw(); }, SURE_MS);
+    draw();
+    return;
+  }
+  parts.sure = false;
+  ask(`drain ${name}`, `node ${name}`, `nodes/${encodeURIComponent(name)}/drain`);
+}
+
+// Both -----------------------------------------------------------------------------------------------
+
+async function ask(what, id, path, json) {
+  underWay.add(what);
+  problems.delete(id);
+  draw();
+  try {
+    await server.call(path, { method: "POST", json });
+  } catch (error) {
+    problems.set(id, error.message || say("unreachable"));
+    announcer.textContent = problems.get(id);
+  } finally {
+    underWay.delete(what);
+    draw();
+  }
+}
+
+/** Show a snapshot, and say which models have come into another state. */
+export function showFleet(snapshot) {
+  const earlier = new Map(latest?.models.map(({ model, state }) => [model, state]));
+  const changed = latest ? snapshot.models.filter(({ model, state }) => earlier.get(model) !== state) : [];
+  latest = snapshot;
+  draw();
+  if (changed.length) {
+    announcer.textContent = changed.map(({ model, state }) => say("stateOf", { name: model, state: say(state) })).join(". ");
+  }
+}
+
+/** Write everything again, in another language. */
+export const sayFleetAgain = () => draw();
+
+function draw() {
+  if (!latest) return;
+  models.show(latest.models, ({ model }) => model);
+  nodes.show(latest.nodes, ({ id }) => id);
+}

@@ -1,0 +1,98 @@
+"""The dashboard's files over HTTP: `GET /` is the page, `GET /dashboard/…` what it is made of.
+
+They hold no secrets and are served without a key: the page asks for one and sends it with what it asks for.
+Promises that nothing of the page comes from elsewhere or goes elsewhere, and that nothing in it but its own
+files is ever run. Knows nothing of what the page shows.
+"""
+
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+from quart import Quart, Response, request
+
+from fairlead.api.body import told
+from fairlead.api.call import Reply
+from fairlead.api.exchange import response_of
+from fairlead.errors import NotFound
+
+PAGE_RULE = "/"
+FILES_RULE = "/dashboard/<path:name>"
+# What a visitor without a key may have.
+OPEN_RULES = frozenset({PAGE_RULE, FILES_RULE})
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# There are no trusted types: a browser that knows them lets nobody turn text into HTML or a script.
+_POLICY = (
+    "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asks each time whether it is still this one, and is told so in a few bytes
+}
+
+
+class Asset(NamedTuple):
+    """A file of the page, as it is sent."""
+
+    content: bytes
+    content_type: str
+    tag: str
+
+
+class Dashboard:
+    """The page and its files, all in memory."""
+
+    def add_to(self, app: Quart) -> None:
+        """Register the routes."""
+        app.add_url_rule(PAGE_RULE, view_func=self.page, methods=["GET"])
+        app.add_url_rule(FILES_RULE, view_func=self.file, methods=["GET"])
+
+    async def page(self) -> Response:
+        """The page itself."""
+        return _answer(assets()["index.html"])
+
+    async def file(self, name: str) -> Response:
+        """A file of the page."""
+        asset = assets().get(name)
+        if asset is None:
+            raise NotFound(f"the dashboard has no file {told(name)}")
+        return _answer(asset)
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Return the files of the page by their path, read once. Only what a browser asks for is among them."""
+    found: dict[str, Asset] = {}
+    _collect(resources.files(__package__), "", found)
+    return found
+
+
+def _collect(folder: Traversable, prefix: str, found: dict[str, Asset]) -> None:
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir():
+            _collect(entry, f"{name}/", found)
+        elif (content_type := _TYPES.get(name[name.rfind(".") :])) is not None:
+            content = entry.read_bytes()
+            found[name] = Asset(content, content_type, f'"{sha256(content).hexdigest()[:32]}"')
+
+
+def _answer(asset: Asset) -> Response:
+    headers = {**_HEADERS, "ETag": asset.tag}
+    if request.headers.get("If-None-Match") == asset.tag:
+        return response_of(Reply(b"", 304, headers))
+    return response_of(Reply(asset.content, 200, {**headers, "Content-Type": asset.content_type}))

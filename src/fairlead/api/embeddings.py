@@ -1,0 +1,128 @@
+"""OpenAI's route that makes vectors of texts: `POST /v1/embeddings`. Knows no socket and no engine."""
+
+import math
+import struct
+from base64 import b64encode
+from collections.abc import Sequence as ReadOnlySequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+
+from fairlead.api import prepare
+from fairlead.api.body import parse
+from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.edge import Edge
+from fairlead.api.hot import Route
+from fairlead.api.relaying import EMBEDDINGS, Relaying
+from fairlead.api.schemas import EmbeddingRequest
+from fairlead.errors import NodeFailed
+from fairlead.job import Delta, Job, Sampling
+from fairlead.text.embedding import Embedding
+from fairlead.text.model import TextModel
+
+MAX_INPUTS = 2048
+"""Texts in one request: OpenAI's bound, which its clients cut their lists by."""
+# From here on, writing the answer takes longer than anybody else's next token should wait.
+MANY_NUMBERS = 50_000
+
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+
+
+class Embeddings:
+    """`/v1/embeddings`"""
+
+    def __init__(self, edge: Edge, relaying: Relaying) -> None:
+        self._edge = edge
+        self._relaying = relaying
+        self._services = edge.services
+
+    def generating(self) -> dict[str, Route]:
+        """Return the route, by its path: it is POST."""
+        return {EMBEDDINGS: self.embed}
+
+    async def embed(self, call: Call) -> Reply:
+        """`POST /v1/embeddings`."""
+        body = await self._edge.body(call)
+        addressed, name = self._relaying.read(call, body)
+        if (model := self._services.models.get(name)) is None:
+            return await self._relaying.pass_on(call, EMBEDDINGS, body, addressed, name)
+        wanted = parse(body, _decoder)
+        model.check_purpose(embed=True)
+        assert model.embedding is not None
+        if wanted.dimensions is not None and wanted.dimensions > model.embedding.width:
+            raise prepare.refuse(
+                "dimensions", f"{wanted.dimensions} is too many: this model's are {model.embedding.width}"
+            )
+        prompts = await self._edge.encode(call, _encode, model, _inputs(wanted.input))
+        job = self._edge.job(
+            call,
+            wanted,
+            name,
+            kind="embd",
+            prompts=prompts,
+            sampling=Sampling(max_tokens=1, temperature=0),
+            n=1,
+            relay=self._relaying.beside(name, EMBEDDINGS, body, wanted),
+            embed=True,
+        )
+        write = partial(embedding_list, job, embedding=model.embedding, wanted=wanted)
+        if len(prompts) * model.embedding.width < MANY_NUMBERS or job.relay is not None:
+            return await self._relaying.whole(call, job, write)
+        answers, headers = await self._edge.whole(call, job)
+        written = await trio.to_thread.run_sync(write, answers, abandon_on_cancel=True)
+        return json_reply(written, headers=headers)
+
+
+def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted: EmbeddingRequest) -> bytes:
+    """Return the body of an answer: the vectors in the order of their texts."""
+    data: list[dict[str, Any]] = []
+    for answer in answers:
+        if len(answer.vector) != 4 * embedding.width:
+            raise NodeFailed(f"the model made a vector of {len(answer.vector)} bytes")
+        vector = answer.vector
+        if wanted.dimensions is not None and wanted.dimensions < embedding.width:
+            vector = shortened(vector, wanted.dimensions, normalized=embedding.normalized)
+        in_text = wanted.encoding_format == "base64"
+        written = b64encode(vector).decode() if in_text else _numbers(vector)
+        data.append({"object": "embedding", "index": answer.index, "embedding": written})
+    usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
+    return msgspec.json.encode({"object": "list", "data": data, "model": job.model, "usage": usage})
+
+
+def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
+    """Return the first `dimensions` of a vector's numbers, scaled to length 1 again if the whole had that."""
+    numbers = _numbers(vector[: 4 * dimensions])
+    # Of nothing but zeros there is no direction: it stays as it is.
+    length = (math.hypot(*numbers) or 1.0) if normalized else 1.0
+    return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def _inputs(wanted: str | list[Any]) -> list[prepare.Prompt]:
+    """Return the texts, each as such or as token ids, from any of the four forms OpenAI allows."""
+    kinds = {str} if isinstance(wanted, str) else set(map(type, wanted))
+    if len(kinds) > 1:
+        raise prepare.refuse("input", "must be a text, token ids, or a list of either, all of one kind")
+    inputs = [wanted] if isinstance(wanted, str) or kinds == {int} else wanted
+    if "" in inputs:
+        raise prepare.refuse("input", "has an empty text")
+    if len(inputs) > MAX_INPUTS:
+        raise prepare.refuse("input", f"{len(inputs)} texts are too many: a request may have {MAX_INPUTS}")
+    return inputs
+
+
+def _encode(model: TextModel, inputs: list[prepare.Prompt]) -> tuple[ReadOnlySequence[int], ...]:
+    encoded: list[ReadOnlySequence[int]] = []
+    for one in inputs:
+        if isinstance(one, str):
+            encoded.append(model.encode_prompt(one, param="input"))
+        else:
+            model.check_prompt(one, param="input")
+            encoded.append(one)
+    return tuple(encoded)

@@ -1,0 +1,139 @@
+"""`GET /events`: the server as it changes, for whoever watches. Server-sent events, JSON each.
+
+First `history`, the totals of the last ten minutes, then `snapshot`s: one a second, and up to four while
+something changes. A look at the server is shared by all who watch, who hold nothing but their place among
+`WATCHERS`: what a slow one has not taken is never made, and one that does not read at all is cut off by the
+listener. When the server drains the streams end.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import trio
+from quart import Response, g
+from quart_trio import QuartTrio
+
+from fairlead.api.call import Call, Reply
+from fairlead.api.exchange import response_of
+from fairlead.api.history import EVERY_S, History
+from fairlead.api.sse import HEADERS
+from fairlead.errors import RateLimited
+from fairlead.telemetry.snapshot import Snapshot
+
+WATCHERS = 64
+LOOK_EVERY_S = 0.25
+SPEAK_EVERY_S = 1.0
+_FULL_RETRY_S = 10
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Events:
+    """The route, and the looks its watchers share. `take` returns the server as it is now.
+
+    `draining` says whether the server is about to stop. Keeps the history while the app is served.
+    """
+
+    def __init__(self, take: Callable[[], Snapshot], draining: Callable[[], bool]) -> None:
+        self.history = History(take)
+        self.looks = Looks(take)
+        self._draining = draining
+        self._watchers = 0
+        self._keeping = trio.CancelScope()
+
+    def add_to(self, app: QuartTrio) -> None:
+        """Register the route, and have the history kept from the app's start to its end."""
+        app.add_url_rule("/events", view_func=self.events, methods=["GET"])
+
+        async def start() -> None:
+            app.nursery.start_soon(self._keep)
+
+        async def stop() -> None:
+            self._keeping.cancel()
+
+        app.before_serving(start)
+        app.after_serving(stop)
+
+    async def events(self) -> Response:
+        """Everything that the dashboard shows, as it changes. Raises `RateLimited` when too many watch."""
+        if self._watchers >= WATCHERS:
+            raise RateLimited(f"{WATCHERS} watch already, and no more may", retry_after_s=_FULL_RETRY_S)
+        call: Call = g.call
+        self._watchers += 1
+        call.nursery.start_soon(self._stay)
+        return response_of(Reply(Watch(self.looks, self.history, self._draining), 200, HEADERS))
+
+    async def _stay(self) -> None:
+        """Hold one of the places, as long as the exchange."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._watchers -= 1
+
+    async def _keep(self) -> None:
+        with self._keeping:
+            await self.history.run()
+
+
+class Looks:
+    """The latest look at the server, taken when somebody wants one and the last is old."""
+
+    def __init__(self, take: Callable[[], Snapshot]) -> None:
+        self._take = take
+        self._seen: Snapshot | None = None
+        self._taken_at = -float("inf")
+        self.changes = 0
+        self.event = b""
+
+    def look(self) -> None:
+        """See to it that `event` is not older than `LOOK_EVERY_S`, and `changes` says if it is another."""
+        now = trio.current_time()
+        if now - self._taken_at < LOOK_EVERY_S:
+            return
+        self._taken_at = now
+        snapshot = _shown(self._take())
+        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # the time passes, which is no change
+        if seen != self._seen:
+            self._seen = seen
+            self.changes += 1
+        self.event = b"event: snapshot\ndata: " + _encode(snapshot) + b"\n\n"
+
+
+def _shown(snapshot: Snapshot) -> Snapshot:
+    """Return what is shown: all but what commands print, which is for their operator and may be anything."""
+    if not any(model.output for model in snapshot.models):
+        return snapshot
+    models = tuple(msgspec.structs.replace(model, output=()) for model in snapshot.models)
+    return msgspec.structs.replace(snapshot, models=models)
+
+
+class Watch:
+    """One watcher's body: asked for the next piece when the last has gone out. Holds nothing."""
+
+    def __init__(self, looks: Looks, history: History, draining: Callable[[], bool]) -> None:
+        self._looks = looks
+        self._history = history
+        self._draining = draining
+        self._told = -1
+        self._told_at = 0.0
+
+    def __aiter__(self) -> "Watch":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._told < 0:
+            kept = {"every_s": EVERY_S, "columns": self._history.columns()}
+            return b"event: history\ndata: " + _encode(kept) + b"\n\n" + self._tell()
+        while not self._draining():
+            await trio.sleep(LOOK_EVERY_S)
+            self._looks.look()
+            silent_s = trio.current_time() - self._told_at
+            if self._looks.changes != self._told or silent_s >= SPEAK_EVERY_S:
+                return self._tell()
+        raise StopAsyncIteration
+
+    def _tell(self) -> bytes:
+        self._looks.look()
+        self._told = self._looks.changes
+        self._told_at = trio.current_time()
+        return self._looks.event

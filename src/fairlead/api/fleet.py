@@ -1,0 +1,122 @@
+"""What an operator sees of nodes, and does to nodes and models: load, unload, add, drain, remove.
+
+Whoever has a valid key may do it, to the models which that key may use; without keys, everybody who can reach
+the server may. Nodes are for all models, and read what jobs say: only a key for all models changes them.
+No page of another server may do anything: see `origin`.
+"""
+
+import msgspec
+from quart import Quart, Response, g
+
+from fairlead.api.body import told
+from fairlead.api.call import Call
+from fairlead.api.edge import Edge
+from fairlead.api.exchange import json_response
+from fairlead.api.schemas import LoadRequest, NodeRequest, UnloadRequest
+from fairlead.config import ConfigError, NodeConfig
+from fairlead.config.spelling import dotted, spelled
+from fairlead.errors import Forbidden, InvalidRequest, NotFound
+from fairlead.nodes.status import ModelStatus, NodeStatus
+
+_load_decoder = msgspec.json.Decoder(LoadRequest)
+_unload_decoder = msgspec.json.Decoder(UnloadRequest)
+_node_decoder = msgspec.json.Decoder(NodeRequest)
+
+
+class FleetRoutes:
+    """`/models/load`, `/models/unload`, `/nodes`, `/nodes/{id}`, `/nodes/{id}/drain`."""
+
+    # Their rules: those of which a browser is asked whose page it shows.
+    RULES = frozenset(
+        {
+            "/models/load",
+            "/models/unload",
+            "/nodes",
+            "/nodes/<path:node_id>",
+            "/nodes/<path:node_id>/drain",
+        }
+    )
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._fleet = edge.services.fleet
+
+    def add_to(self, app: Quart) -> None:
+        """Register the routes."""
+        for rule, view, method in (
+            ("/models/load", self.load, "POST"),
+            ("/models/unload", self.unload, "POST"),
+            ("/nodes", self.nodes, "GET"),
+            ("/nodes", self.add_node, "POST"),
+            ("/nodes/<path:node_id>", self.remove_node, "DELETE"),
+            ("/nodes/<path:node_id>/drain", self.drain_node, "POST"),
+        ):
+            assert rule in self.RULES
+            app.add_url_rule(rule, view_func=view, methods=[method])
+
+    async def load(self) -> Response:
+        """Have a model loaded; answered when it is ready, with its status."""
+        wanted = await self._edge.read(g.call, _load_decoder)
+        model = self._edge.find(g.call, wanted.model)
+        await self._fleet.load(model)
+        return json_response(self._model(model))
+
+    async def unload(self) -> Response:
+        """Have a model unloaded; answered when its process is gone. `force` fails its jobs, else they end."""
+        wanted = await self._edge.read(g.call, _unload_decoder)
+        model = self._edge.find(g.call, wanted.model)
+        await self._fleet.unload(model, force=bool(wanted.force))
+        return json_response(self._model(model))
+
+    async def nodes(self) -> Response:
+        """Every node, ours and those elsewhere. No key of any is shown."""
+        return json_response(self._fleet.nodes())
+
+    async def add_node(self) -> Response:
+        """Take a server elsewhere into service, until this one ends."""
+        _check_is_for_all(g.call)
+        wanted = await self._edge.read(g.call, _node_decoder)
+        await self._fleet.add_node(_configuration(wanted))
+        return json_response(self._node(wanted.id), 201)
+
+    async def remove_node(self, node_id: str) -> Response:
+        """Take a node out of service; answered when the jobs it runs are finished."""
+        _check_is_for_all(g.call)
+        await self._fleet.remove_node(node_id)
+        return json_response({"id": node_id, "object": "node", "deleted": True})
+
+    async def drain_node(self, node_id: str) -> Response:
+        """Give a node no more jobs; answered at once."""
+        _check_is_for_all(g.call)
+        self._fleet.drain_node(node_id)
+        return json_response(self._node(node_id))
+
+    def _model(self, name: str) -> ModelStatus:
+        for status in self._fleet.models():
+            if status.model == name:
+                return status
+        raise NotFound(f"the model {told(name)} is gone", param="model")  # by a reload, meanwhile
+
+    def _node(self, node_id: str) -> NodeStatus:
+        for status in self._fleet.nodes():
+            if status.id == node_id:
+                return status
+        raise NotFound(f"the node {told(node_id)} is gone")
+
+
+def _check_is_for_all(call: Call) -> None:
+    """Raise `Forbidden` for a key that may use some of the models only."""
+    if call.api_key is not None and call.api_key.models:
+        raise Forbidden("this API key is for some models only; nodes are for all")
+
+
+def _configuration(wanted: NodeRequest) -> NodeConfig:
+    """Return the node as a configuration would have it. Raises `InvalidRequest` with our own spelling."""
+    given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    try:
+        return NodeConfig(**given)
+    except ConfigError as error:
+        fault = error.faults[0]
+        names = {spelled(name): name for name in wanted.__struct_fields__}
+        param = dotted((names.get(str(fault.path[0]), fault.path[0]), *fault.path[1:]))
+        raise InvalidRequest(f"{param}: {fault.message}", param=param) from None

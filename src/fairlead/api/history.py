@@ -1,0 +1,66 @@
+"""The totals of the last ten minutes, so that a dashboard that is opened now shows what was before.
+
+Owns a ring of rows, one each `EVERY_S`, and asks for a snapshot for each; the memory it takes does not grow.
+Knows totals only: no model, no node and no user is in a row (seed 000, FR-014).
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.telemetry.snapshot import Snapshot
+
+logger = structlog.get_logger("fairlead.api")
+
+EVERY_S = 2.0
+SPAN_S = 600.0
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """A row. `at_s`: seconds since 1970; `rejected`: since the start; `cache_usage` 0…1, None of no cache."""
+
+    at_s: float
+    waiting: int
+    running: int
+    mean_wait_s: float
+    rejected: int
+    tokens_per_s: float
+    cache_usage: float | None
+
+
+class History:
+    """The ring. `take` returns the server as it is now."""
+
+    def __init__(self, take: Callable[[], Snapshot]) -> None:
+        self._take = take
+        self._rows: deque[Totals] = deque(maxlen=round(SPAN_S / EVERY_S) + 1)
+
+    async def run(self) -> None:
+        """Write a row every `EVERY_S`, for ever. One that cannot be had is logged, and left out."""
+        while True:
+            try:
+                self._rows.append(totals_of(self._take()))
+            except Exception:
+                logger.exception("no snapshot")  # our own bug, which must not end the server
+            await trio.sleep(EVERY_S)
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Return the rows, oldest first, as a list for each name: what is drawn is drawn by columns."""
+        names = Totals.__struct_fields__
+        return {name: [getattr(row, name) for row in self._rows] for name in names}
+
+
+def totals_of(snapshot: Snapshot) -> Totals:
+    """Return the row that a snapshot is."""
+    return Totals(
+        at_s=round(snapshot.at_s, 3),
+        waiting=snapshot.queue.waiting,
+        running=snapshot.queue.running,
+        mean_wait_s=round(snapshot.queue.mean_wait_s, 3),
+        rejected=sum(snapshot.rejected.values()),
+        tokens_per_s=snapshot.tokens.generated_per_s,
+        cache_usage=snapshot.cache_usage,
+    )

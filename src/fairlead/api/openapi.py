@@ -1,0 +1,300 @@
+"""`GET /openapi.json`: every route, with the types of what it takes and answers.
+
+The types are those that the routes read bodies with, and `shapes` for what they write. A test compares the
+table below with the routes that there are.
+"""
+
+import re
+from functools import cache
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import msgspec
+from quart import Quart, Response
+
+from fairlead.api import schemas, shapes
+from fairlead.api.call import json_reply
+from fairlead.api.exchange import response_of
+from fairlead.dispatch.dispatcher import DispatchStatistics
+from fairlead.dispatch.forecast import Forecast
+from fairlead.nodes.status import ModelStatus, NodeStatus
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+COMPONENTS = "#/components/schemas/{name}"
+
+# What may go wrong, by status.
+ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No API key, or a wrong one.",
+    403: "The API key may not do this; or a page of another server asks for it.",
+    404: "There is no such model, route, request or node.",
+    408: "It ran longer than `requestTimeout`, or its body took too long to arrive.",
+    413: "The body is too large.",
+    429: "There is no room for now: come back after `Retry-After` seconds.",
+    500: "Something of ours broke.",
+    502: "The node failed, or the model cannot be loaded.",
+    503: "There is no capacity to be had for now.",
+    504: "It waited longer than `queue.timeout`.",
+}
+_READING = (400, 413)
+_JOB = (400, 403, 404, 408, 413, 429, 500, 502, 503, 504)
+
+
+class Operation(NamedTuple):
+    """One method of one path. `takes` and `gives` are types; `media` what an answer is, if not JSON.
+
+    `streams`: the answer may be a stream of events instead. `errors` beside 401, which all have that are not
+    open to everybody.
+    """
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    takes: Any = None
+    gives: Any = None
+    errors: tuple[int, ...] = ()
+    status: int = 200
+    media: str = JSON
+    streams: bool = False
+    query: tuple[tuple[str, str], ...] = ()
+    is_open: bool = False
+
+
+class PassedOn(msgspec.Struct, frozen=True):
+    """A body that is passed on to the server which has the model; what else is in it, that one reads."""
+
+    model: str
+    stream: bool | None = None
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "generate",
+        "The next message of a chat.",
+        schemas.ChatCompletionRequest,
+        shapes.ChatCompletion,
+        _JOB,
+        streams=True,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "generate",
+        "How a text goes on.",
+        schemas.CompletionRequest,
+        shapes.TextCompletion,
+        _JOB,
+        streams=True,
+    ),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "generate",
+        "What texts mean, as vectors.",
+        schemas.EmbeddingRequest,
+        shapes.EmbeddingList,
+        _JOB,
+    ),
+    Operation("post", "/v1/responses", "generate", "OpenAI's responses.", PassedOn, Any, _JOB, streams=True),
+    Operation("post", "/v1/messages", "generate", "Anthropic's messages.", PassedOn, Any, _JOB, streams=True),
+    Operation("post", "/v1/messages/count_tokens", "generate", "How long a message is.", PassedOn, Any, _JOB),
+    Operation(
+        "post",
+        "/v1/requests/{request_id}/cancel",
+        "generate",
+        "End a request of the same key, waiting or running, by its X-Request-Id.",
+        gives=shapes.CancelledRequest,
+        errors=(404,),
+    ),
+    Operation("get", "/v1/models", "models", "The models that the key may use.", gives=shapes.ModelList),
+    Operation(
+        "get",
+        "/v1/models/{name}",
+        "models",
+        "A model, by name or alias.",
+        gives=shapes.ModelCard,
+        errors=(403, 404),
+    ),
+    Operation(
+        "post",
+        "/tokenize",
+        "models",
+        "A text, or messages, as token ids.",
+        schemas.TokenizeRequest,
+        shapes.Tokenized,
+        (*_READING, 403, 404),
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "models",
+        "Token ids as a text.",
+        schemas.DetokenizeRequest,
+        shapes.Detokenized,
+        (*_READING, 403, 404),
+    ),
+    Operation("get", "/queue", "queue", "The queue's totals.", gives=DispatchStatistics),
+    Operation(
+        "get",
+        "/queue/estimate",
+        "queue",
+        "What a new request of the caller would be told; X-Priority as in one.",
+        gives=Forecast,
+        errors=(400, 403, 404),
+        query=(("model", "The model that it would be for; not needed if there is only one."),),
+    ),
+    Operation("get", "/running", "fleet", "The models that have a process here.", gives=list[ModelStatus]),
+    Operation(
+        "post",
+        "/models/load",
+        "fleet",
+        "Load a model; answered when it is ready.",
+        schemas.LoadRequest,
+        ModelStatus,
+        (*_READING, 403, 404, 502),
+    ),
+    Operation(
+        "post",
+        "/models/unload",
+        "fleet",
+        "Unload a model; answered when its process is gone.",
+        schemas.UnloadRequest,
+        ModelStatus,
+        (*_READING, 403, 404),
+    ),
+    Operation("get", "/nodes", "fleet", "Every node.", gives=list[NodeStatus], errors=(403,)),
+    Operation(
+        "post",
+        "/nodes",
+        "fleet",
+        "Take a server elsewhere into service.",
+        schemas.NodeRequest,
+        NodeStatus,
+        (*_READING, 403),
+        status=201,
+    ),
+    Operation(
+        "delete",
+        "/nodes/{node_id}",
+        "fleet",
+        "Take a node out of service; answered when its jobs are finished.",
+        gives=shapes.RemovedNode,
+        errors=(403, 404),
+    ),
+    Operation(
+        "post",
+        "/nodes/{node_id}/drain",
+        "fleet",
+        "Give a node no more jobs.",
+        gives=NodeStatus,
+        errors=(403, 404),
+    ),
+    Operation(
+        "get",
+        "/health",
+        "server",
+        "200: the process lives and no model is stuck. Needs no key.",
+        gives=shapes.State,
+        errors=(503,),
+        is_open=True,
+    ),
+    Operation(
+        "get",
+        "/ready",
+        "server",
+        "200: no job would wait for a model to be loaded.",
+        gives=shapes.State,
+        errors=(503,),
+    ),
+    Operation("get", "/version", "server", "The program's version.", gives=shapes.Version),
+    Operation("get", "/metrics", "server", "Counts for Prometheus.", media="text/plain"),
+    Operation(
+        "get", "/events", "server", "What the dashboard shows, as it changes.", errors=(429,), media=EVENTS
+    ),
+    Operation("get", "/openapi.json", "server", "This document.", gives=dict[str, Any]),
+    Operation("get", "/", "server", "The dashboard.", media="text/html", is_open=True),
+)
+
+
+class OpenApi:
+    """The route."""
+
+    def add_to(self, app: Quart) -> None:
+        """Register it."""
+        app.add_url_rule("/openapi.json", view_func=self.document, methods=["GET"])
+
+    async def document(self) -> Response:
+        """The document, in JSON."""
+        return response_of(json_reply(_encoded()))
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    types = [kind for each in OPERATIONS for kind in (each.takes, each.gives) if kind not in (None, Any)]
+    types.append(shapes.ErrorAnswer)
+    described, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
+    schema_of = {str(kind): schema for kind, schema in zip(types, described, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fairlead",
+            "version": version("fairlead"),
+            "summary": "A language-model server that gives every user a fair turn.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"key": []}, {}],  # without keys in the configuration everybody may call
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+    ] + [
+        {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+        for name, text in operation.query
+    ]
+    described: dict[str, Any] = {
+        "operationId": "_".join(re.findall(r"\w+", f"{operation.method} {operation.path}")),
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": _responses(operation, schema_of),
+    }
+    if parameters:
+        described["parameters"] = parameters
+    if operation.takes is not None:
+        body = {JSON: {"schema": schema_of[str(operation.takes)]}}
+        described["requestBody"] = {"required": True, "content": body}
+    if operation.is_open:
+        described["security"] = []
+    return described
+
+
+def _responses(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.media: {}}
+    if operation.gives is not None:
+        content[operation.media] = {"schema": schema_of.get(str(operation.gives), {})}
+    if operation.streams:
+        content[EVENTS] = {}
+    responses: dict[str, Any] = {str(operation.status): {"description": "Done.", "content": content}}
+    error = {JSON: {"schema": schema_of[str(shapes.ErrorAnswer)]}}
+    for status in sorted({*operation.errors, *(() if operation.is_open else (401,))}):
+        responses[str(status)] = {"description": ERRORS[status], "content": error}
+    return responses

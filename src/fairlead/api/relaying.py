@@ -1,0 +1,174 @@
+"""Requests that are answered elsewhere: passed on as they came, and their answers passed back as they come.
+
+Only what our own side of the bargain needs is read: which model, for whom, how much, and whether an answer
+could be repeated. What else is in a body, and whether it is good, is for the server that answers it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from fairlead.api.answers import Chunks
+from fairlead.api.body import parse, told
+from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.edge import Edge
+from fairlead.api.errors import error_event
+from fairlead.api.hot import Route
+from fairlead.api.schemas import Addressed, Relayed
+from fairlead.errors import FairleadError, InvalidRequest
+from fairlead.job import Delta, Job, Relay, Sampling
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+
+# What is answered for other servers' models only.
+PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS)
+# Where `stream` means nothing: nothing is generated.
+_SILENT = frozenset({EMBEDDINGS, COUNT_TOKENS})
+# What an answer is taken to come to when its client sets no limit: nobody knows the other server's.
+USUAL_TOKENS = 256
+BYTES_A_TOKEN = 4
+_MOST_TOKENS = 2**31 - 1
+
+_decoder = msgspec.json.Decoder(Relayed)
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Relaying:
+    """Has jobs served that are relayed. `read` comes first, whoever is to answer."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._services = edge.services
+
+    def generating(self) -> dict[str, Route]:
+        """Return the routes that only relayed models have, by path: all are POST."""
+        return {path: partial(self._answer, path) for path in PATHS}
+
+    def read(self, call: Call, body: bytes) -> tuple[Relayed, str]:
+        """Return what must be known of any body, and the canonical name of the model it is for.
+
+        Raises `InvalidRequest`, and as `Edge.find` does.
+        """
+        wanted = parse(body, _decoder)
+        return wanted, self._edge.find(call, wanted.model)
+
+    def beside(self, model: str, path: str, body: bytes, wanted: Addressed) -> Relay | None:
+        """Return what another server is to get of a job that our engine can run too; None if none may."""
+        if not self._services.fleet.is_relayed(model):
+            return None
+        return Relay(path, body, bool(wanted.stream) and path not in _SILENT)
+
+    async def pass_on(self, call: Call, path: str, body: bytes, wanted: Relayed, model: str) -> Reply:
+        """Have the request answered by whoever has the model. Raises a `FairleadError`."""
+        job = self._job(call, path, body, wanted, model)
+        if job.stream:
+            return await self._edge.stream(call, job, PassedOn(path))
+        return await self.whole(call, job)
+
+    async def stream(self, call: Call, job: Job, own: Chunks) -> Reply:
+        """Have a job streamed whose answer `own` writes, as far as our engine gives it."""
+        writer = own if job.relay is None else PassedOn(job.relay.path, own)
+        return await self._edge.stream(call, job, writer)
+
+    async def whole(self, call: Call, job: Job, own: Callable[[list[Delta]], bytes] | None = None) -> Reply:
+        """Have a job served to its end; an answer that our engine gives is written by `own`, in JSON."""
+        answer, headers = await self._edge.whole(call, job)
+        if own is not None and not answer[0].raw:
+            return json_reply(own(answer), headers=headers)
+        return Reply(b"".join(answer[0].raw), 200, {"Content-Type": answer[0].content_type, **headers})
+
+    async def _answer(self, path: str, call: Call) -> Reply:
+        body = await self._edge.body(call)
+        wanted, model = self.read(call, body)
+        if model in self._services.models:
+            raise InvalidRequest(f"model: {told(model)} is not served under {path}", param="model")
+        return await self.pass_on(call, path, body, wanted, model)
+
+    def _job(self, call: Call, path: str, body: bytes, wanted: Relayed, model: str) -> Job:
+        choices = _choices(path, wanted)
+        most = self._services.config.limits.sequences
+        if choices > most:
+            raise InvalidRequest(
+                f"n: {choices} answers were asked for; one request may have {most}", param="n"
+            )
+        return self._edge.job(
+            call,
+            wanted,
+            model,
+            kind="relay",
+            sampling=_sampling(path, wanted),
+            n=choices,
+            relay=Relay(path, body, bool(wanted.stream) and path not in _SILENT),
+            prompt_estimate=len(body) // BYTES_A_TOKEN,
+        )
+
+
+class PassedOn:
+    """A `Writer` of what other servers have written: their events, as they are, up to their end.
+
+    An answer may change hands when its node fails: what our own engine says is written by `own`.
+    """
+
+    def __init__(self, path: str, own: Chunks | None = None) -> None:
+        self._path = path
+        self._own = own
+        self._is_theirs = own is None
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """See `Writer`."""
+        events: list[bytes] = []
+        for delta in deltas:
+            if delta.raw:
+                events += delta.raw
+                self._is_theirs = True
+            elif self._own is not None:
+                events.append(self._write_own(self._own, delta))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """See `Writer`: whoever had the last word has closed the answer, or is us."""
+        return b"" if self._own is None or self._is_theirs else self._own.end()
+
+    def error(self, error: FairleadError) -> bytes:
+        """See `Writer`."""
+        return error_event(error, self._path)
+
+    def _write_own(self, own: Chunks, delta: Delta) -> bytes:
+        if self._is_theirs:
+            if not (delta.token_ids or delta.text):
+                return b""  # the end of an answer that they wrote: they have said so
+            self._is_theirs = False
+            own.skip_beginnings()
+        return own.write([delta])
+
+
+def _choices(path: str, wanted: Relayed) -> int:
+    """Return how many choices the answer will have, as far as they are told apart in it."""
+    if path == CHAT:
+        return wanted.n or 1
+    return (wanted.n or 1) * _prompts(wanted.prompt) if path == COMPLETIONS else 1
+
+
+def _prompts(prompt: msgspec.Raw) -> int:
+    """Return how many prompts are in that member: a list of numbers is one."""
+    try:
+        members = _decode_list(prompt)
+    except msgspec.MsgspecError:
+        return 1
+    return len(members) if members and bytes(members[0])[:1] in (b'"', b"[") else 1
+
+
+def _sampling(path: str, wanted: Relayed) -> Sampling:
+    """Return what the queue and a failover go by: how long an answer may be, and if it can be repeated."""
+    if path in _SILENT:
+        return Sampling(max_tokens=1)
+    limits = (wanted.max_completion_tokens, wanted.max_tokens, wanted.max_output_tokens)
+    limit = next((limit for limit in limits if limit is not None and limit > 0), USUAL_TOKENS)
+    temperature = 1.0 if wanted.temperature is None else wanted.temperature
+    return Sampling(max_tokens=min(limit, _MOST_TOKENS), temperature=temperature, seed=wanted.seed)

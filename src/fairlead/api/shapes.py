@@ -1,0 +1,174 @@
+"""The shapes of what is answered, for `/openapi.json`: what is written by hand elsewhere, once more as types.
+
+Nothing is encoded with them; a test holds that every answer fits its type, and has nothing beside it.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead.job import FinishReason
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong: `code` for programs, `message` for people, `param` the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """Any error."""
+
+    error: ErrorBody
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens; a prompt counts once however many answers it gets."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AssistantText(msgspec.Struct, frozen=True):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer. `stop_reason`: the stop string or token that ended it."""
+
+    index: int
+    message: AssistantText
+    finish_reason: FinishReason | None
+    logprobs: dict[str, Any] | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers to a chat; `created` in seconds since 1970."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    """One continuation."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: dict[str, Any] | None = None
+    stop_reason: str | int | None = None
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Continuations of prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class TextVector(msgspec.Struct, frozen=True):
+    """One text's vector: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class PromptUsage(msgspec.Struct, frozen=True):
+    """Tokens of texts that nothing is generated for."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True):
+    """The vectors, in the order of their texts."""
+
+    object: Literal["list"]
+    data: list[TextVector]
+    model: str
+    usage: PromptUsage
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
+
+    `task`, if known too: whether it makes text, or vectors of texts.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None = None
+    task: Literal["generate", "embed"] | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """All models that the caller may use."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Token ids, and their texts if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class CancelledRequest(msgspec.Struct, frozen=True):
+    """A request that was ended."""
+
+    id: str
+    object: Literal["request"]
+    status: Literal["cancelled"]
+
+
+class RemovedNode(msgspec.Struct, frozen=True):
+    """A node that was taken out of service."""
+
+    id: str
+    object: Literal["node"]
+    deleted: bool
+
+
+class State(msgspec.Struct, frozen=True):
+    """How the server is; `models` says what is wrong with which."""
+
+    status: Literal["ok", "stuck", "ready", "loading"]
+    models: dict[str, str] | None = None
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The program's version."""
+
+    version: str

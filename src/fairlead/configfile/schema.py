@@ -1,0 +1,227 @@
+"""The JSON Schema of a configuration file, made of the types that say what a file may have. Pure.
+
+It accepts what the reader accepts, as far as a schema can say it: what contradicts itself is for the reader
+to find. Editors complete and explain by it: `# yaml-language-server: $schema=…`.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from fairlead.config import CommandConfig, FiltersConfig, ModelConfig
+from fairlead.config.documentation import documentation_of, summary_of
+from fairlead.config.server import read_key
+from fairlead.config.spelling import (
+    Setting,
+    Shape,
+    read_command,
+    read_environment,
+    read_names,
+    read_time,
+    settings_of,
+)
+from fairlead.swap.llama_swap import REFUSED, WITHOUT_EFFECT
+from fairlead.swap.macros import DEFAULT_PROXY
+from fairlead.swap.sections import FileSettings
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TIME = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
+_USE = {"$ref": "#/$defs/Use"}
+# What else than its type a setting may be; the reader takes it for nothing said.
+_ALSO: dict[tuple[type, str], Schema] = {
+    (ModelConfig, "ttl"): {"const": -1},
+    (CommandConfig, "ttl"): {"const": -1},
+    (CommandConfig, "concurrencyLimit"): {"const": 0},
+    (CommandConfig, "unloadTimeout"): {"const": 0},
+}
+
+
+def schema() -> Schema:
+    """Return the schema of a whole file."""
+    types = _Types()
+    root = types.struct(FileSettings)
+    models = {
+        "description": "The models, by name: each has path, a folder with one, or cmd, which serves one.",
+        "type": "object",
+        "additionalProperties": {"anyOf": [types.reference(ModelConfig), types.reference(CommandConfig)]},
+    }
+    root["properties"] = {"models": models, **root["properties"]}
+    root["patternProperties"] = {"^(defs$|x-)": {"description": "A place for anchors."}}
+    return {
+        "$schema": DIALECT,
+        "title": "Configuration of Fairlead",
+        **root,
+        "$defs": {**types.definitions, "Use": _use()},
+    }
+
+
+class _Types:
+    """Describes types; `definitions` has the structs that were referred to."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Schema] = {}
+
+    def reference(self, kind: type[msgspec.Struct]) -> Schema:
+        name = kind.__name__
+        if name not in self.definitions:
+            self.definitions[name] = {}  # in case it holds itself
+            self.definitions[name] = self.struct(kind)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def struct(self, kind: type[msgspec.Struct]) -> Schema:
+        """Describe a struct, and what a file may have besides where it stands."""
+        texts = documentation_of(kind)
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        properties: dict[str, Schema] = {}
+        required = []
+        for setting in settings_of(kind):
+            if kind in (ModelConfig, CommandConfig) and setting.name == "name":
+                continue  # it is the key of the mapping
+            field = fields[setting.name]
+            properties[setting.spelling] = self._property(kind, setting, texts.get(setting.name, ""))
+            if field.required:
+                required.append(setting.spelling)
+            elif (default := plain_default(kind, field)) is not None:
+                properties[setting.spelling]["default"] = default
+        described: Schema = {"description": summary_of(kind), "type": "object"}
+        if required:
+            described["required"] = required
+        return described | {"properties": _beside().get(kind, {}) | properties, "additionalProperties": False}
+
+    def _property(self, kind: type, setting: Setting, text: str) -> Schema:
+        forms = self._forms(setting.shape)
+        if (also := _ALSO.get((kind, setting.spelling))) is not None:
+            forms.append(also)
+        described = forms[0] if len(forms) == 1 else {"anyOf": forms}
+        return {"description": text, **described} if text else dict(described)
+
+    def _forms(self, shape: Shape) -> list[Schema]:
+        """Return what a value of the shape may be."""
+        forms = self._said(shape) or [self._plain(shape)]
+        if shape.kind in (int, float, bool) or get_origin(shape.kind) is Literal:
+            forms.append(_USE)
+        if shape.optional:
+            forms.append({"type": "null"})
+        return forms
+
+    def _said(self, shape: Shape) -> list[Schema]:
+        """Return what the reader of the shape, if it has one, takes."""
+        read = shape.told("read")
+        if read is read_time:
+            return [{"type": "number", **_bounds(shape)}, {"type": "string", "pattern": _TIME}]
+        if read in (read_command, read_names):
+            return [{"type": "string"}, {"type": "array", "items": _TEXT}]
+        if read is read_environment:
+            pairs = {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}}
+            return [pairs, {"type": "object", "additionalProperties": _TEXT}]
+        if read is read_key:
+            return [_TEXT, self._plain(shape)]
+        assert read is None, f"what {read} takes has no schema"
+        return []
+
+    def _plain(self, shape: Shape) -> Schema:
+        kind = get_origin(shape.kind) or shape.kind
+        if kind is Literal:
+            return {"enum": list(get_args(shape.kind))}
+        if kind is tuple:
+            assert shape.item is not None
+            return {"type": "array", "items": self._one(shape.item)}
+        if kind is dict:
+            assert shape.item is not None
+            return {"type": "object", "additionalProperties": self._one(shape.item)}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self.reference(kind)
+        return dict(_PLAIN[kind]) | _bounds(shape)
+
+    def _one(self, shape: Shape) -> Schema:
+        forms = self._forms(shape)
+        return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+
+# A number may be text, too: a key may be 0123.
+_TEXT: Schema = {"type": ["string", "number"]}
+_PLAIN: dict[Any, Schema] = {
+    str: _TEXT,
+    Path: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    Any: {},
+}
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "pattern": "pattern"}
+
+
+def plain_default(kind: type, field: msgspec.structs.FieldInfo) -> Any:
+    """Return a field's default as a file would say it; None if there is none, or it is empty or a struct."""
+    if (kind, field.name) == (CommandConfig, "proxy"):
+        return DEFAULT_PROXY  # which is put in before there is a struct
+    if field.default is msgspec.NODEFAULT or isinstance(field.default, msgspec.Struct):
+        return None
+    default = list(field.default) if isinstance(field.default, tuple) else field.default
+    if isinstance(default, float) and default.is_integer():
+        return int(default)
+    return default if default not in ([], {}, "", None) else None
+
+
+def _bounds(shape: Shape) -> Schema:
+    return {
+        name: value
+        for meta in shape.metas
+        for told, name in _BOUNDS.items()
+        if (value := getattr(meta, told)) is not None
+    }
+
+
+@cache
+def _beside() -> dict[type, dict[str, Schema]]:
+    """Return the keys that are no settings, by the struct in whose place a file may have them."""
+    macros = {"description": "Text that stands where ${NAME} does.", "type": ["object", "array", "null"]}
+    older = {"description": "The older name of stripParams.", "type": ["string", "array"], "items": _TEXT}
+    beside: dict[type, dict[str, Schema]] = {
+        FileSettings: {"macros": macros},
+        ModelConfig: {"macros": macros},
+        CommandConfig: {"macros": macros},
+        FiltersConfig: {"strip_params": older},
+    }
+    idle: Schema = {"description": "Has no effect here."}
+    for path in WITHOUT_EFFECT:
+        for kind in _owners(path):
+            beside.setdefault(kind, {})[path[-1]] = idle
+    for path, reason in REFUSED.items():
+        refused: Schema = {"description": f"Not supported: {reason}.", "enum": [None, False, "", [], {}]}
+        section = path[:-1] if path[-2:-1] in (("upstream",), ("compat",)) else path
+        for kind in _owners(section):
+            nested: Schema = {"type": "object", "properties": {path[-1]: refused}}
+            beside.setdefault(kind, {})[section[-1]] = refused if section is path else nested
+    return beside
+
+
+def _owners(path: tuple[str, ...]) -> Iterator[type]:
+    """Yield the structs that have the last key of a path (where `*` is any key), from the file's on."""
+    kinds: list[type] = [FileSettings]
+    for key in path[:-1]:
+        if key == "models":
+            kinds = [ModelConfig, CommandConfig]
+        elif key != "*":
+            kinds = [
+                _struct_of(each.shape) for kind in kinds for each in settings_of(kind) if each.spelling == key
+            ]
+    yield from kinds
+
+
+def _struct_of(shape: Shape) -> type:
+    kind: type = shape.kind if shape.item is None else shape.item.kind
+    return kind
+
+
+def _use() -> Schema:
+    return {
+        "description": "A macro or a variable of the environment that says it.",
+        "type": "string",
+        "pattern": r"^\$\{[A-Za-z0-9_.-]+\}$",
+    }

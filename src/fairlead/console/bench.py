@@ -1,0 +1,75 @@
+"""`fairlead bench`: puts a load on a server and shows how it answers, with a bar while it lasts."""
+
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from fairlead.config import ConfigError
+from fairlead.console.announcer import complain
+from fairlead.load.client import Answer, RequestFailedError
+from fairlead.load.generator import Count, Options, measure, named
+from fairlead.load.report import Level, draw, format_table
+
+
+def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Path | None) -> int:
+    """Measure and report. Return the exit code: 1 if a level had no answer at all."""
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--plot: needs matplotlib, which fairlead[bench] installs")
+    try:
+        options = named(options, api_key=api_key)
+        with _bar(options) as counted:
+            results = measure(options, api_key=api_key, counted=counted)
+    except (RequestFailedError, ValueError) as error:
+        complain(f"{options.url}: {error}")
+        return 1
+    _report(options, results, json=json, plot_file=plot)
+    return 0 if all(level.output_tokens for level, _ in results) else 1
+
+
+def _report(
+    options: Options,
+    results: Sequence[tuple[Level, Sequence[Answer]]],
+    *,
+    json: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Print the table and write the files that were asked for."""
+    print(
+        f"{options.model} at {options.url}, {options.endpoint}, asked for {options.prompt_tokens} tokens in"
+    )
+    print(f"and {options.output_tokens} out\n")
+    print(format_table([level for level, _ in results]))
+    if json is not None:
+        document = {
+            "options": options,
+            "levels": [level for level, _ in results],
+            "answers": [answers for _, answers in results],
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "trio": metadata.version("trio"),
+        }
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    if plot_file is not None:
+        draw(plot_file, f"{options.model}, {options.prompt_tokens} in, {options.output_tokens} out", results)
+
+
+@contextmanager
+def _bar(options: Options) -> Iterator[Count]:
+    """Show a progress bar while the block lasts, on a terminal; give what moves it by one answer."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = sum(options.warmup_of(streams) + options.requests_of(streams) for streams in options.streams)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("answers", total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,33 @@
+"""`fairlead deploy`: writes out the files that run Fairlead as a service. They ship in the package."""
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Literal
+
+from fairlead.config import ConfigError
+
+Target = Literal["systemd", "docker", "grafana"]
+
+FILES: dict[Target, tuple[tuple[str, str], ...]] = {
+    "systemd": (("deploy", "fairlead.service"),),
+    "docker": (("deploy", "Dockerfile"), ("deploy", "Dockerfile.cuda")),
+    "grafana": (("telemetry", "grafana.json"),),
+}
+
+
+def deploy(target: Target, folder: Path, *, force: bool) -> int:
+    """Write the target's files into a folder and name each. Raises `ConfigError` before one would be lost."""
+    written = [(_file(*parts), folder / parts[-1]) for parts in FILES[target]]
+    taken = [str(path) for _, path in written if path.exists()]
+    if taken and not force:
+        raise ConfigError(f"{', '.join(taken)}: is there already; --force writes over it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, path in written:
+        path.write_bytes(source.read_bytes())
+        print(path)
+    return 0
+
+
+def _file(room: str, name: str) -> Traversable:
+    return files("fairlead") / room / name

@@ -1,0 +1,224 @@
+"""`fairlead doctor`: would a server run here, and how well? Each finding says what to do about it.
+
+Looks and asks; changes nothing. torch is asked in a process of its own, for this one never imports it.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fairlead.config import ConfigError, demonstration_model
+
+Verdict = Literal["good", "warning", "bad"]
+
+OLDEST_PYTHON = (3, 11)
+LEAST_MEMORY_GIB = 2
+LEAST_DISK_GIB = 2
+LEAST_FILES = 4096
+GIB = 1024**3
+MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
+
+# Runs in a child: what torch is, and what it can use.
+ASK_TORCH = """
+import json, torch
+devices = [
+    {"name": torch.cuda.get_device_name(i), "memory": torch.cuda.get_device_properties(i).total_memory}
+    for i in range(torch.cuda.device_count())
+]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices,
+                  "threads": torch.get_num_threads()}))
+"""
+ASK_KERNEL = """
+from fairlead._cext import cpustep
+print(', '.join(f'{dtype}: {cpustep.variants(dtype)[0]}' for dtype in cpustep.DTYPES))
+"""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at. `advice` says what to do, if something is to be done."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def doctor(*, config: Path | None, host: str, port: int, as_json: bool) -> int:
+    """Look at everything and say what was found. Return the exit code: 0 if nothing is bad."""
+    findings = list(_look(config, host, port))
+    failed = any(finding.verdict == "bad" for finding in findings)
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(finding) for finding in findings], indent=2))
+        return int(failed)
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    for finding in findings:
+        console.print(f"{MARKS[finding.verdict]} {finding.name:14} {escape(finding.found)}")
+        if finding.advice:
+            console.print(f"  {'':14} [dim]{escape(finding.advice)}[/]")
+    console.print("Something must be done first." if failed else "A server will run here.")
+    return int(failed)
+
+
+def _look(config: Path | None, host: str, port: int) -> Iterator[Finding]:
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _torch,
+        _kernels,
+        _memory,
+        _disk,
+        _files,
+        lambda: _port(host, port),
+        _model_hub,
+        lambda: _configuration(config),
+    ]
+    for look in looks:
+        yield from look()
+
+
+def _python() -> Iterator[Finding]:
+    version = platform.python_version()
+    if sys.version_info < OLDEST_PYTHON:
+        yield Finding("Python", "bad", version, "Fairlead needs Python 3.11 or later.")
+    else:
+        yield Finding("Python", "good", f"{version} on {platform.system()} {platform.machine()}")
+    yield Finding("Fairlead", "good", metadata.version("fairlead"))
+
+
+def _torch() -> Iterator[Finding]:
+    told, why_not = _in_a_child(ASK_TORCH)
+    if told is None:
+        yield Finding("torch", "bad", why_not, "pip install 'torch>=2.9,<2.14', which Fairlead depends on.")
+        return
+    torch = json.loads(told)
+    yield Finding("torch", "good", torch["version"])
+    for device in torch["devices"]:
+        yield Finding("GPU", "good", f"{device['name']}, {device['memory'] / GIB:.0f} GiB")
+    if not torch["devices"]:
+        has_driver = shutil.which("nvidia-smi") is not None
+        advice = "This torch was built without CUDA: install one with it." if has_driver else ""
+        yield Finding("GPU", "warning" if has_driver else "good", "none; models run on the CPU", advice)
+    yield Finding(
+        "processor", "good", f"{os.cpu_count()} threads, of which the engine uses {torch['threads']}"
+    )
+
+
+def _kernels() -> Iterator[Finding]:
+    told, why_not = _in_a_child(ASK_KERNEL)
+    if told is None:
+        yield Finding("kernels", "bad", why_not, "Install Fairlead again; a C compiler is needed for that.")
+    else:
+        yield Finding("kernels", "good", f"the step on the CPU uses {told}")
+
+
+def _memory() -> Iterator[Finding]:
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        free_gib = pages * os.sysconf("SC_PAGE_SIZE") / GIB
+    except (ValueError, OSError):
+        yield Finding("memory", "warning", "this system does not tell how much is free")
+        return
+    if free_gib < LEAST_MEMORY_GIB:
+        yield Finding(
+            "memory", "warning", f"{free_gib:.1f} GiB free", "Small models only; end what is not needed."
+        )
+    else:
+        yield Finding("memory", "good", f"{free_gib:.0f} GiB free")
+
+
+def _disk() -> Iterator[Finding]:
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free_gib = shutil.disk_usage(existing).free / GIB
+    advice = "Models are fetched to there: make room, or set HF_HOME." if free_gib < LEAST_DISK_GIB else ""
+    yield Finding("disk", "warning" if advice else "good", f"{free_gib:.0f} GiB free for {cache}", advice)
+
+
+def _files() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # not Unix
+        return
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < LEAST_FILES:
+        yield Finding(
+            "open files",
+            "warning",
+            f"at most {most}",
+            f"Each connection is one: `ulimit -n {LEAST_FILES}` before the server is started.",
+        )
+    else:
+        yield Finding("open files", "good", f"at most {most}" if most >= 0 else "as many as there are")
+
+
+def _port(host: str, port: int) -> Iterator[Finding]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            yield Finding(
+                "port",
+                "warning",
+                f"{host}:{port}: {error.strerror or error}",
+                "Perhaps a server runs already (`fairlead ps`); else choose another with --port.",
+            )
+            return
+    yield Finding("port", "good", f"{host}:{port} is free")
+
+
+def _model_hub() -> Iterator[Finding]:
+    try:
+        version = metadata.version("huggingface_hub")
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            "model hub",
+            "good",
+            "not installed; models are directories",
+            "fairlead[hub] fetches models by name.",
+        )
+    else:
+        token = "a token is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: open models only"
+        yield Finding("model hub", "good", f"huggingface_hub {version}, {token}")
+    if not (demonstration_model() / "config.json").is_file():
+        yield Finding("demonstration", "bad", "the small model is missing", "Install Fairlead again.")
+
+
+def _configuration(file: Path | None) -> Iterator[Finding]:
+    if file is None:
+        return
+    from fairlead.configfile import read_config
+
+    try:
+        reading = read_config(file, os.environ)
+    except (ConfigError, OSError) as error:
+        lines = str(error).splitlines()
+        yield Finding("configuration", "bad", lines[0], "\n".join(lines[1:]))
+        return
+    config = reading.config
+    found = f"{file}: {len(config.models)} models, {len(config.nodes)} nodes"
+    without = ", ".join(reading.without_effect)
+    yield Finding("configuration", "good", found, f"Without effect here: {without}" if without else "")
+
+
+def _in_a_child(code: str) -> tuple[str | None, str]:
+    """Run code in an interpreter of its own; return what it printed, or None and its last words."""
+    ran = subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    if ran.returncode == 0:
+        return ran.stdout.strip(), ""
+    return None, (ran.stderr.strip().splitlines() or ["it ended without a word"])[-1]

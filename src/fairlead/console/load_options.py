@@ -1,0 +1,89 @@
+"""What `bench` can be told on the command line: names, ranges and help of its options."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter, validators
+
+from fairlead.config import ConfigError
+from fairlead.console.options import AtLeastNone, AtLeastOne
+
+if TYPE_CHECKING:
+    from fairlead.load.generator import Options
+
+Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Seconds = Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1e9))]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What is asked, how often, and how many at once.
+
+    Parameters
+    ----------
+    endpoint
+        What to ask.
+    streams
+        How many clients at once; a comma-separated list is run one after the other.
+    requests
+        Requests at each level. Default: four a stream.
+    warmup
+        Requests before each level that do not count. Default: one a stream.
+    prompt_tokens
+        Length of the prompts; the server's /tokenize is asked to hit it.
+    output_tokens
+        Length of the answers.
+    ignore_eos
+        Ask for answers that do not end early.
+    tenants
+        Spread the requests over this many `user` names; 0 names none.
+    duration
+        Seconds after which a level starts no more requests.
+    timeout
+        Seconds one answer may take.
+    seed
+        Of the prompts.
+    """
+
+    endpoint: Literal["chat", "completions"] = "chat"
+    streams: str = "1,8,32"
+    requests: AtLeastOne = None
+    warmup: AtLeastNone = None
+    prompt_tokens: Count = 128
+    output_tokens: Count = 64
+    ignore_eos: bool = True
+    tenants: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
+    duration: Seconds = 120.0
+    timeout: Seconds = 600.0
+    seed: int = 0
+
+    def options(self, url: str, model: str) -> "Options":
+        """Return them as the generator takes them. Raises `ConfigError`."""
+        from fairlead.load.generator import Options
+
+        return Options(
+            url=url,
+            model=model,
+            endpoint=self.endpoint,
+            streams=_levels(self.streams),
+            requests=self.requests,
+            warmup=self.warmup,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            ignore_eos=self.ignore_eos,
+            tenants=self.tenants,
+            duration_s=self.duration,
+            timeout_s=self.timeout,
+            seed=self.seed,
+        )
+
+
+def _levels(streams: str) -> tuple[int, ...]:
+    try:
+        levels = tuple(map(int, streams.split(",")))
+    except ValueError:
+        levels = (0,)
+    if min(levels) < 1:
+        raise ConfigError(f"--streams: must be numbers from 1 on, separated by commas, not {streams!r}")
+    return levels

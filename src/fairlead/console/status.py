@@ -1,0 +1,177 @@
+"""What a server says of itself, as tables for a terminal: `fairlead ps`, and the parts of `fairlead top`.
+
+Fields that a server does not send have their defaults, so that another version's answer is shown as far as
+it is understood.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from fairlead.console.client import Client, ServerError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Told = TypeVar("Told")
+
+MIB = 1024 * 1024
+STATE_STYLES = {
+    "ready": "green",
+    "up": "green",
+    "loading": "yellow",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "failed": "red",
+    "down": "red",
+}
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """A model that has a process, or is known elsewhere."""
+
+    model: str
+    state: str = ""
+    kind: str = ""
+    seats: int = 0
+    busy: int = 0
+    load_progress: float = 0.0
+    load_stage: str = ""
+    memory_bytes: int = 0
+    cache_usage: float | None = None
+    problem: str | None = None
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A node, ours or elsewhere."""
+
+    id: str
+    kind: str = ""
+    url: str | None = None
+    state: str = ""
+    seats: int = 0
+    busy: int = 0
+    load: float | None = None
+    problem: str | None = None
+
+
+class QueueTotals(msgspec.Struct, frozen=True):
+    """The queue's totals."""
+
+    waiting: int = 0
+    running: int = 0
+    capacity: int = 0
+    seats: int = 0
+    mean_wait_s: float = 0.0
+    mean_service_s: float = 0.0
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """What `ps` shows."""
+
+    queue: QueueTotals
+    models: list[ModelRow]
+    nodes: list[NodeRow]
+
+
+def ask(client: Client) -> Overview:
+    """Ask a server for its queue, its resident models and its nodes. Raises `ServerError`."""
+    return Overview(
+        queue=_decoded(client, "/queue", QueueTotals),
+        models=_decoded(client, "/running", list[ModelRow]),
+        nodes=_decoded(client, "/nodes", list[NodeRow]),
+    )
+
+
+def ps(client: Client, *, as_json: bool) -> int:
+    """Show what a server runs. Return the exit code."""
+    overview = ask(client)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    queue = overview.queue
+    console.print(
+        f"{queue.running} running on {queue.seats} seats, {queue.waiting} waiting of {queue.capacity}; "
+        f"mean wait {queue.mean_wait_s:.1f} s, mean service {queue.mean_service_s:.1f} s"
+    )
+    console.print(models_table(overview.models) if overview.models else "No model is loaded.")
+    elsewhere = [node for node in overview.nodes if node.url is not None]
+    if elsewhere:
+        console.print(nodes_table(elsewhere))
+    return 0
+
+
+def stop(client: Client, model: str, *, force: bool) -> int:
+    """Unload a model: it finishes what it runs, or with `force` does not. Return the exit code."""
+    client.post("/models/unload", {"model": model, "force": force})
+    print(f"{model} is unloaded.")
+    return 0
+
+
+def models_table(models: Iterable[ModelRow]) -> "Table":
+    """Return a table of models, a line each."""
+    table = _table("MODEL", "STATE", "KIND", "BUSY", "MEMORY", "CACHE")
+    for row in models:
+        state = f"{row.state} {row.load_progress:.0%}" if row.state == "loading" else row.state
+        table.add_row(
+            row.model,
+            _styled(state, row.state)
+            + _aside(row.problem or (row.load_stage if row.state == "loading" else "")),
+            row.kind,
+            f"{row.busy}/{row.seats}",
+            f"{row.memory_bytes / MIB:,.0f} MiB" if row.memory_bytes else "-",
+            "-" if row.cache_usage is None else f"{row.cache_usage:.0%}",
+        )
+    return table
+
+
+def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
+    """Return a table of nodes, a line each."""
+    table = _table("NODE", "STATE", "KIND", "BUSY", "LOAD", "ADDRESS")
+    for row in nodes:
+        table.add_row(
+            row.id,
+            _styled(row.state, row.state) + _aside(row.problem),
+            row.kind,
+            f"{row.busy}/{row.seats}",
+            "-" if row.load is None else f"{row.load:.2f}",
+            row.url or "here",
+        )
+    return table
+
+
+def _table(*columns: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in {"BUSY", "MEMORY", "CACHE", "LOAD"} else "left")
+    return table
+
+
+def _styled(text: str, state: str) -> str:
+    style = STATE_STYLES.get(state)
+    return f"[{style}]{_plain(text)}[/]" if style else _plain(text)
+
+
+def _aside(text: str | None) -> str:
+    return f" [dim]{_plain(text)}[/]" if text else ""
+
+
+def _plain(text: str) -> str:
+    """A server's words are shown, not obeyed: no markup, no control characters."""
+    from rich.markup import escape
+
+    return escape("".join(letter if letter.isprintable() else " " for letter in text))
+
+
+def _decoded(client: Client, path: str, kind: type[Told]) -> Told:
+    try:
+        return msgspec.json.decode(client.get(path), type=kind)
+    except msgspec.MsgspecError:
+        raise ServerError(f"{client.url}{path} did not answer as a Fairlead server does") from None

@@ -1,0 +1,164 @@
+"""`fairlead top`: a server as it works, a picture a second, until q or Ctrl-C.
+
+On a terminal the picture stays in place; elsewhere each is a line. Reads `GET /events`.
+"""
+
+import json
+import math
+import select
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead.console.client import Client, ServerError
+from fairlead.console.status import ModelRow, NodeRow, QueueTotals, models_table, nodes_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BARS = " ▁▂▃▄▅▆▇█"
+HISTORY = 60  # pictures: about a minute
+
+
+class TokenTotals(msgspec.Struct, frozen=True):
+    """Tokens since the start, and in a second now."""
+
+    prompt: int = 0
+    generated: int = 0
+    prompt_per_s: float = 0.0
+    generated_per_s: float = 0.0
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """What is shown of a server's snapshot."""
+
+    queue: QueueTotals
+    tokens: TokenTotals = TokenTotals()
+    rejected: dict[str, int] = {}
+    cache_usage: float | None = None
+    models: list[ModelRow] = []
+    nodes: list[NodeRow] = []
+
+
+def top(client: Client, *, as_json: bool) -> int:
+    """Show pictures until the user or the server ends it. Return the exit code."""
+    with client.events("/events") as events:
+        snapshots = (data for name, data in events if name == "snapshot")
+        try:
+            if as_json:
+                for data in snapshots:
+                    print(json.dumps(json.loads(data)), flush=True)
+            elif sys.stdout.isatty():
+                return _live(client.url, map(_picture, snapshots))
+            else:
+                for picture in map(_picture, snapshots):
+                    print(_line(picture), flush=True)
+        except KeyboardInterrupt:
+            return 0
+    raise ServerError(f"{client.url} has ended the stream: it is stopping")
+
+
+def _live(url: str, pictures: Iterator[Picture]) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    past: deque[Picture] = deque(maxlen=HISTORY)
+    with _keys() as wants_to_leave, Live(console=Console(), screen=True, auto_refresh=False) as live:
+        for picture in pictures:
+            past.append(picture)
+            live.update(_page(url, past), refresh=True)
+            if wants_to_leave():
+                return 0
+    raise ServerError(f"{url} has ended the stream: it is stopping")
+
+
+def _page(url: str, past: "deque[Picture]") -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    now = past[-1]
+    queue = now.queue
+    cache = "-" if now.cache_usage is None else f"{now.cache_usage:.0%}"
+    return Group(
+        Text.assemble(("Fairlead ", "bold"), url, ("   q ends", "dim")),
+        Text(),
+        _trend("waiting", f"{queue.waiting} of {queue.capacity}", [each.queue.waiting for each in past]),
+        _trend("running", f"{queue.running} of {queue.seats}", [each.queue.running for each in past]),
+        _trend(
+            "tokens/s",
+            f"{now.tokens.generated_per_s:.0f}",
+            [each.tokens.generated_per_s for each in past],
+        ),
+        Text(
+            f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
+            f"rejected {sum(now.rejected.values())}   cache {cache}"
+        ),
+        Text(),
+        models_table(now.models),
+        *([nodes_table(now.nodes)] if any(node.url for node in now.nodes) else []),
+    )
+
+
+def _trend(name: str, value: str, past: list[float]) -> "RenderableType":
+    from rich.text import Text
+
+    return Text.assemble((f"{name:9}", "bold"), f"{value:>12}  ", (sparkline(past), "cyan"))
+
+
+def sparkline(values: list[float]) -> str:
+    """Return the values as bars of eight heights, the tallest for the largest; nothing is a blank."""
+    most = max(values, default=0.0)
+    if most <= 0:
+        return " " * len(values)
+    return "".join(BARS[math.ceil(8 * max(0.0, value) / most)] for value in values)
+
+
+def _line(picture: Picture) -> str:
+    queue = picture.queue
+    return (
+        f"waiting {queue.waiting}  running {queue.running}/{queue.seats}  "
+        f"tokens/s {picture.tokens.generated_per_s:.0f}  mean wait {queue.mean_wait_s:.1f} s  "
+        f"rejected {sum(picture.rejected.values())}"
+    )
+
+
+def _picture(data: str) -> Picture:
+    try:
+        return msgspec.json.decode(data, type=Picture)
+    except msgspec.MsgspecError:
+        raise ServerError("the server sent something that is no picture of it") from None
+
+
+@contextmanager
+def _keys() -> Iterator["_WantsToLeave"]:
+    """Read single keys while the block lasts; the terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield _WantsToLeave(reads=False)
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _WantsToLeave(reads=True)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class _WantsToLeave:
+    """Whether q was typed since the last time it was asked."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self._reads = reads
+
+    def __call__(self) -> bool:
+        while self._reads and select.select([sys.stdin], [], [], 0)[0]:
+            typed = sys.stdin.read(1)
+            if typed in ("q", "Q", ""):
+                return True
+        return False

@@ -1,0 +1,138 @@
+"""A model on a GPU: `forward.Forward` by our own kernels, with decodes as CUDA graphs.
+
+A step of decodes alone is one copy and one launch; any other runs layer by layer. Models that are not built
+in, or have experts, run their own layers with our attention, without graphs: what they do may depend on the
+tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.cache import KVCache
+from fairlead.engine.device_inputs import Landing
+from fairlead.engine.device_layers import DeviceLayers
+from fairlead.engine.device_sampling import warm
+from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
+from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.paged_attention import DeviceAttention
+from fairlead.models.registry import Model
+
+
+class DeviceForward:
+    """`forward.Forward` over `model` and `cache`. `prepare` comes before the first step.
+
+    `recorder` makes graphs; None: of nothing.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, recorder: Recorder | None = None) -> None:
+        self.model = model
+        self.cache = cache
+        self.device = cache.device
+        self.vocab_size = model.shape.vocab_size
+        self._layers = DeviceLayers(model) if DeviceLayers.supports(model) else None
+        self._graphs = Graphs(self._decode, recorder) if recorder and self._layers else None
+        self._landing: Landing | None = None
+        self._longest = model.shape.max_positions
+        self._logits = torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
+
+    @classmethod
+    def on_cuda(cls, model: Model, cache: KVCache) -> "DeviceForward":
+        """On a GPU, which becomes the current one: Triton launches on no other."""
+        if cache.device.index is not None:
+            torch.cuda.set_device(cache.device)
+        return cls(model, cache, CudaRecorder(cache.device))
+
+    @property
+    def kernel(self) -> str:
+        """What computes: "triton", and whether decodes are graphs."""
+        return "triton with CUDA graphs" if self._graphs else "triton"
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        *,
+        slots: int,
+        max_batch: int,
+        max_batched_tokens: int,
+        max_model_len: int,
+        report: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Make room for steps within these limits, compile all kernels, and record the graphs: some seconds.
+
+        Runs the largest step once, so that what does not fit is known now.
+        """
+        self._longest = max_model_len + 1
+        rungs = list(ladder(max_batch))
+        self._land(slots, max_batched_tokens, rows=max(slots, rungs[-1]))
+        report(0.0)
+        self._layer_by_layer(max_batched_tokens, 1, 0)
+        warm(self.vocab_size, self.device)
+        if self._graphs is None:
+            for size in rungs:
+                self._layer_by_layer(size, size, size)
+            return
+        self._logits = self._logits.new_empty((rungs[-1], self.vocab_size))
+        self._graphs.record(max_batch, report)
+
+    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+        """Start the copy of a step to the device. `latest` [S]: what the step before chose, if there was one.
+
+        The result is to be run next; its token ids are there afterwards.
+        """
+        if self._landing is None or not self._landing.holds(step, batch):
+            raise ValueError(
+                f"a step of {step.tokens} tokens in {step.rows} rows, of {batch.slots} slots, is larger than "
+                "what was prepared for"
+            )
+        return self._landing.bring(step, batch, latest)
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Write the step's keys and values to the cache; return the sampling rows' logits, [S, V], float32.
+
+        They are good until the next step.
+        """
+        rows, decodes = len(inputs.sequence_lengths), inputs.decodes
+        if rows == decodes and self._graphs is not None and self._graphs.play(rows):
+            return self._logits[:rows]
+        hidden = self._layer_by_layer(len(inputs.token_ids), rows, decodes)
+        if not len(inputs.sample_rows):
+            return self._logits[:0]
+        return self._to_logits(hidden.index_select(0, upload(inputs.sample_tokens, self.device)))
+
+    def _decode(self, size: int) -> None:
+        """What a graph is of: as many decodes, each of which samples."""
+        self._logits[:size].copy_(self._to_logits(self._layer_by_layer(size, size, size)))
+
+    def _layer_by_layer(self, tokens: int, rows: int, decodes: int) -> Tensor:
+        assert self._landing is not None
+        step = self._landing.unpack(tokens, rows, decodes)
+        attention = DeviceAttention(step, self.cache, self.model.shape, self._longest)
+        run = self._layers or self.model
+        return run.hidden(step.token_ids, step.positions, attention)
+
+    def _to_logits(self, hidden: Tensor) -> Tensor:
+        return (self._layers or self.model).logits(hidden)
+
+    def _land(self, slots: int, tokens: int, *, rows: int) -> None:
+        """Make room for steps of batches with up to `slots` slots, of sequences as long as any can be."""
+        size, groups = self.cache.block_size, len(self.cache.blocks)
+        words = InputBatch.arena_size(
+            slots=slots,
+            max_batched_tokens=tokens,
+            max_model_len=self._longest,
+            block_size=size,
+            groups=groups,
+        )
+        self._landing = Landing(
+            words=words // 4,
+            tokens=max(tokens, rows),
+            rows=rows,
+            slots=slots,
+            columns=-(-self._longest // size) + 1,
+            groups=groups,
+            vocab_size=self.vocab_size,
+            device=self.device,
+        )

@@ -1,0 +1,126 @@
+"""Memory on the device in which every step arrives: always at the same addresses, so that graphs can read it.
+
+A step is one copy of its arena, which lies in pinned memory; `unpack` spreads it out and applies the block
+table's changes that travel in it. Promises not to wait for the device. Steps must be brought and unpacked in
+their order, each once: the tables here are what all steps before have made of them.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine import device_kernels as kernels
+from fairlead.engine.inputs import Inputs
+from fairlead.engine.paged_attention import Rows
+
+_TILE = 256
+_WRITERS = 16
+
+
+class Landing:
+    """Room for steps of up to `tokens` tokens in `rows` rows, whose arena has up to `words` int32 words.
+
+    `slots` and `columns` are the size of the block tables of each of `groups` KV cache groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        words: int,
+        tokens: int,
+        rows: int,
+        slots: int,
+        columns: int,
+        groups: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        self.vocab_size = vocab_size
+        self._arena = zeros(words)
+        self._latest = torch.zeros(max(rows, slots), dtype=torch.int64, device=device)
+        self._token_ids = zeros(tokens)
+        self._positions = zeros(tokens)
+        self._places = zeros(groups, tokens)
+        self._starts = zeros(rows + 1)
+        self._lengths = zeros(rows)
+        self._lines = zeros(rows)
+        self._tables = zeros(groups, slots, columns)
+
+    def holds(self, step: Step, batch: InputBatch) -> bool:
+        """Whether there is room for this step of this batch."""
+        groups, slots, columns = self._tables.shape
+        lines, line = np.asarray(batch.block_table(0)).shape
+        return (
+            len(step.slot_mapping) == groups
+            and lines <= slots
+            and line <= columns
+            and len(step.arena) <= len(self._arena)
+            and step.tokens <= len(self._token_ids)
+            and step.rows <= len(self._lengths)
+        )
+
+    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+        """Start the copy of a step. `latest` [S], int64: what the step before chose, if there was one.
+
+        What the result has on the device is there once the step has been unpacked.
+        """
+        words = torch.from_numpy(np.asarray(step.arena))
+        self._arena[: len(words)].copy_(words, non_blocking=True)
+        if latest is not None and len(latest):
+            self._latest[: len(latest)].copy_(latest)
+        return Inputs(
+            token_ids=self._token_ids[: step.tokens],
+            positions=self._positions[: step.tokens],
+            slot_mapping=tuple(place[: step.tokens] for place in self._places),
+            query_starts=np.asarray(step.query_starts),
+            sequence_lengths=np.asarray(step.sequence_lengths),
+            slots=np.asarray(step.slots),
+            sample_rows=np.asarray(step.sample_rows),
+            tables=tuple(np.asarray(batch.block_table(group)) for group in range(len(self._tables))),
+            decodes=step.decodes,
+        )
+
+    def unpack(self, tokens: int, rows: int, decodes: int) -> Rows:
+        """Spread the step that was brought over `tokens` tokens in `rows` rows, which may be more than it
+        has.
+
+        The launch depends on these numbers only.
+        """
+        groups, slots, columns = self._tables.shape
+        programs = _WRITERS + -(-max(tokens, rows + 1) // _TILE)
+        kernels.unpack[(programs,)](
+            self._arena,
+            self._latest,
+            self._token_ids,
+            self._positions,
+            self._places,
+            self._places.stride(0),
+            self._starts,
+            self._lengths,
+            self._lines,
+            self._tables,
+            slots,
+            columns,
+            tokens,
+            rows,
+            self.vocab_size,
+            GROUPS=groups,
+            TILE=_TILE,
+            WRITERS=_WRITERS,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+        return Rows(
+            token_ids=self._token_ids[:tokens],
+            positions=self._positions[:tokens],
+            places=tuple(place[:tokens] for place in self._places),
+            starts=self._starts[: rows + 1],
+            lengths=self._lengths[:rows],
+            lines=self._lines[:rows],
+            tables=tuple(self._tables),
+            decodes=decodes,
+        )

@@ -1,0 +1,239 @@
+"""What a step does on a GPU beside matrix products and attention, as Triton kernels.
+
+Each saves passes over memory, and launches. They own nothing and check nothing. T tokens, C hidden size, V
+vocabulary; arithmetic is in float32.
+"""
+
+# ruff: noqa: ANN001, ANN201, N803, N806  a kernel's arguments are pointers and compile-time constants
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["padded_tokens", "padded_rows", "vocabulary"])
+def unpack(
+    arena,  # a step as `inputbatch` writes it: int32 words, the header first
+    latest,  # [S] what the step before chose
+    token_ids,  # [padded_tokens]
+    positions,  # [padded_tokens]
+    places,  # [GROUPS, places_stride]
+    places_stride,
+    starts,  # [padded_rows + 1]
+    lengths,  # [padded_rows]
+    lines,  # [padded_rows]
+    tables,  # [GROUPS, slots, columns]
+    slots,
+    columns,
+    padded_tokens,
+    padded_rows,
+    vocabulary,
+    GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
+    WRITERS: tl.constexpr,
+):
+    """Spread a step out over memory whose addresses never change, and bring the block tables up to date.
+
+    A token that was still unknown is what the step before chose; an id that the model does not have runs as
+    0. Behind the step's own rows come some that are not there, up to the padded numbers. The first WRITERS
+    programs share the table's changes, each a header of 4 words (group, slot, column, count) and block ids.
+    """
+    program = tl.program_id(0)
+    if program < WRITERS:
+        at = tl.load(arena + 15)
+        number = tl.load(arena + 5)
+        for write in range(number):
+            count = tl.load(arena + at + 3)
+            if write % WRITERS == program:
+                group = tl.load(arena + at).to(tl.int64)
+                line = group * slots + tl.load(arena + at + 1)
+                to = tables + line * columns + tl.load(arena + at + 2)
+                for done in range(0, count, TILE):
+                    i = done + tl.arange(0, TILE)
+                    tl.store(to + i, tl.load(arena + at + 4 + i, mask=i < count), mask=i < count)
+            at += 4 + count
+        return
+
+    i = (program - WRITERS) * TILE + tl.arange(0, TILE)
+    tokens = tl.load(arena)
+    rows = tl.load(arena + 1)
+    is_token = i < tokens
+    token_id = tl.load(arena + tl.load(arena + 7) + i, mask=is_token, other=0)
+    late = is_token & (token_id < 0)
+    token_id = tl.where(late, tl.load(latest + (-1 - token_id), mask=late, other=0).to(tl.int32), token_id)
+    token_id = tl.where((token_id >= 0) & (token_id < vocabulary), token_id, 0)
+    tl.store(token_ids + i, token_id, mask=i < padded_tokens)
+    position = tl.load(arena + tl.load(arena + 8) + i, mask=is_token, other=0)
+    tl.store(positions + i, position, mask=i < padded_tokens)
+    mapping = tl.load(arena + 9)
+    for group in tl.static_range(GROUPS):
+        place = tl.load(arena + mapping + group * tokens + i, mask=is_token, other=-1)
+        tl.store(places + group * places_stride + i, place, mask=i < padded_tokens)
+    start = tl.load(arena + tl.load(arena + 10) + i, mask=i <= rows, other=0)
+    tl.store(starts + i, tl.where(i <= rows, start, tokens), mask=i <= padded_rows)
+    length = tl.load(arena + tl.load(arena + 11) + i, mask=i < rows, other=0)
+    tl.store(lengths + i, length, mask=i < padded_rows)
+    line = tl.load(arena + tl.load(arena + 12) + i, mask=i < rows, other=0)
+    tl.store(lines + i, line, mask=i < padded_rows)
+
+
+@triton.jit
+def add_and_normalize(
+    stream,  # [T, C] float32
+    said,  # [T, C] what is added to it
+    said_weight,  # [C], by which that is normalised first
+    weight,  # [C]
+    normal,  # [T, C]
+    epsilon,
+    SIZE: tl.constexpr,  # C
+    TILE: tl.constexpr,  # C rounded up to a power of two
+    ADDS: tl.constexpr,
+    SAID_NORM: tl.constexpr,
+):
+    """Program t: token t's stream, added to in place, and normalised: x / rms(x) · weight."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, TILE)
+    inside = i < SIZE
+    x = tl.load(stream + token * SIZE + i, mask=inside, other=0.0)
+    if ADDS:
+        added = tl.load(said + token * SIZE + i, mask=inside, other=0.0).to(tl.float32)
+        if SAID_NORM:
+            added *= tl.rsqrt(tl.sum(added * added, 0) / SIZE + epsilon)
+            added *= tl.load(said_weight + i, mask=inside, other=0.0).to(tl.float32)
+        x += added
+        tl.store(stream + token * SIZE + i, x, mask=inside)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
+    x *= tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normal + token * SIZE + i, x.to(normal.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn_and_keep(
+    qkv,  # [T, HEADS + 2 · KV_HEADS, HEAD_DIM]
+    cosines,  # [T, HEAD_DIM]
+    sines,  # [T, HEAD_DIM], signed
+    weight,  # [HEADS + KV_HEADS, HEAD_DIM]
+    places,  # [T], negative: nowhere
+    query,  # [T, HEADS, HEAD_DIM]
+    keys,
+    values,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,  # HEAD_DIM rounded up to a power of two
+    NORM: tl.constexpr,
+):
+    """Program (t, h): normalise and turn a head; queries to `query`, keys and values to the cache."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    i = tl.arange(0, CHANNELS)
+    inside = i < HEAD_DIM
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    x = tl.load(source + i, mask=inside, other=0.0)
+    place = tl.load(places + token).to(tl.int64)
+    if head >= HEADS + KV_HEADS:
+        if place >= 0:
+            to = values + (place * KV_HEADS + head - HEADS - KV_HEADS) * HEAD_DIM
+            tl.store(to + i, x, mask=inside)
+        return
+    HALF: tl.constexpr = HEAD_DIM // 2
+    j = tl.where(i < HALF, i + HALF, i - HALF)
+    x = x.to(tl.float32)
+    y = tl.load(source + j, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(x * x, 0) / HEAD_DIM + epsilon)
+        x *= shrink * tl.load(weight + head * HEAD_DIM + i, mask=inside, other=0.0).to(tl.float32)
+        y *= shrink * tl.load(weight + head * HEAD_DIM + j, mask=inside, other=0.0).to(tl.float32)
+    cosine = tl.load(cosines + token * HEAD_DIM + i, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(sines + token * HEAD_DIM + i, mask=inside, other=0.0).to(tl.float32)
+    turned = (x * cosine + y * sine).to(query.dtype.element_ty)
+    if head < HEADS:
+        tl.store(query + (token * HEADS + head) * HEAD_DIM + i, turned, mask=inside)
+    elif place >= 0:
+        tl.store(keys + (place * KV_HEADS + head - HEADS) * HEAD_DIM + i, turned, mask=inside)
+
+
+@triton.jit
+def open_gate(
+    gate_up,  # [T, 2 · SIZE]
+    opened,  # [T, SIZE]
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SMOOTH: tl.constexpr,  # GELU by tanh, else SiLU
+):
+    """Program (t, i): tile i of activation(gate) · up of token t."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = i < SIZE
+    gate = tl.load(gate_up + token * (2 * SIZE) + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * (2 * SIZE) + SIZE + i, mask=inside, other=0.0).to(tl.float32)
+    # GELU by tanh is x · sigmoid(2 · √(2/π) · (x + 0.044715 x³)).
+    inner = gate
+    if SMOOTH:
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1.0 + tl.exp(-inner)) * up
+    tl.store(opened + token * SIZE + i, result.to(opened.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def find_thresholds(
+    scores,  # [R, V] float32, none above 0
+    stride,
+    least,  # [R] float32: what is below it is out already
+    top_k,  # [R] int64, 0: off
+    top_p,  # [R] float64, 1 or more: off
+    thresholds,  # [R] float32
+    vocabulary,
+    TILE: tl.constexpr,
+):
+    """Program r: the least score that row r accepts, by bisection over the numbers that a score can be.
+
+    A score that is not above 0 and the bits of its magnitude as an integer fall and rise together: 31
+    halvings find the largest score of which enough are not below. For top_k, k of them; for top_p, as many as
+    together weigh the share of what top_k and `least` left. What is NaN is accepted nowhere.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    line = scores + row * stride
+    accepted = tl.load(least + row)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    if k > 0:
+        # The least magnitude, as bits, within which there are k scores.
+        low = tl.full([], -1, tl.int32)
+        high = tl.full([], 0x7F800000, tl.int32)
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            number = tl.zeros([TILE], tl.int64)
+            for at in range(0, vocabulary, TILE):
+                i = at + tl.arange(0, TILE)
+                score = tl.load(line + i, mask=i < vocabulary, other=float("-inf"))
+                bits = tl.abs(score).to(tl.int32, bitcast=True)
+                number += ((bits <= middle) & (i < vocabulary)).to(tl.int64)
+            enough = tl.sum(number, 0) >= k
+            high = tl.where(enough, middle, high)
+            low = tl.where(enough, low, middle)
+        accepted = tl.maximum(accepted, -high.to(tl.float32, bitcast=True))
+    if p < 1.0:
+        sums = tl.zeros([TILE], tl.float64)
+        for at in range(0, vocabulary, TILE):
+            i = at + tl.arange(0, TILE)
+            score = tl.load(line + i, mask=i < vocabulary, other=float("-inf"))
+            sums += tl.where(score >= accepted, tl.exp(score), 0.0).to(tl.float64)
+        wanted = tl.sum(sums, 0) * p
+        low = tl.full([], -1, tl.int32)
+        high = tl.abs(accepted).to(tl.int32, bitcast=True)
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            sums = tl.zeros([TILE], tl.float64)
+            for at in range(0, vocabulary, TILE):
+                i = at + tl.arange(0, TILE)
+                score = tl.load(line + i, mask=i < vocabulary, other=float("-inf"))
+                bits = tl.abs(score).to(tl.int32, bitcast=True)
+                weight = tl.where((score >= accepted) & (bits <= middle), tl.exp(score), 0.0)
+                sums += weight.to(tl.float64)
+            enough = tl.sum(sums, 0) >= wanted
+            high = tl.where(enough, middle, high)
+            low = tl.where(enough, low, middle)
+        accepted = tl.maximum(accepted, -high.to(tl.float32, bitcast=True))
+    tl.store(thresholds + row, accepted)

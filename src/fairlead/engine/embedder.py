@@ -1,0 +1,78 @@
+"""Runs steps of texts to be embedded: each ends with its vector. Loaded in the place of `runner.ModelRunner`.
+
+Owns the sums of texts whose tokens came in several steps. Chooses no tokens: what it picks of a text is that
+it has ended. Knows no queue and no wire.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Buffer
+
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.forward import TorchForward
+from fairlead.engine.inputs import Inputs, strangers
+from fairlead.engine.step import Picks
+from fairlead.models.pooling import Pooler, Pooling
+
+
+class EmbeddingRunner:
+    """`fairlead.engine.step.Runner` over a model that was made for embeddings.
+
+    The rows of its steps must have their blocks, and each text's tokens must all pass through, in order.
+    `slots`: how many texts can be under way.
+    """
+
+    overlaps = False  # there is nothing of a step that the next one could begin with
+
+    def __init__(
+        self, forward: TorchForward, pooling: Pooling, *, slots: int, arenas: Sequence[Buffer] | int
+    ) -> None:
+        self.forward = forward
+        self.arenas = arenas
+        self._pooler = Pooler(
+            pooling, slots=slots, hidden_size=forward.model.shape.hidden_size, device=forward.device
+        )
+
+    @torch.inference_mode()
+    def launch(self, step: Step, batch: InputBatch) -> "LaunchedTexts":
+        """Run a step: all its tokens through the layers, a vector of each text that ends in it."""
+        forward = self.forward
+        inputs = Inputs.read(step, batch, forward.device)
+        if np.asarray(step.input_ids).max() >= forward.vocab_size:
+            # Such a text fails when it ends; an index out of range would end the whole step.
+            ids = inputs.token_ids
+            inputs = msgspec.structs.replace(inputs, token_ids=ids.masked_fill(ids >= forward.vocab_size, 0))
+        vectors = self._pooler.add(
+            forward.states(inputs),
+            inputs.query_starts,
+            inputs.sequence_lengths,
+            inputs.slots,
+            inputs.sample_rows,
+        )
+        return LaunchedTexts(vectors, strangers(batch, np.asarray(step.sample_slots), forward.vocab_size))
+
+
+class LaunchedTexts:
+    """`fairlead.engine.step.PendingStep` of this runner."""
+
+    def __init__(self, vectors: Tensor, errors: dict[int, str]) -> None:
+        self._vectors = vectors
+        self._errors = errors
+
+    def wait(self) -> Picks:
+        vectors = self._vectors.cpu().numpy().astype("<f4", copy=False)  # [S, C]
+        errors = dict.fromkeys(_not_finite(vectors), "the model's vector has a NaN or infinity")
+        errors |= self._errors
+        token_ids = np.zeros(len(vectors), np.int32)
+        token_ids[list(errors)] = -1
+        made = {index: row.tobytes() for index, row in enumerate(vectors) if index not in errors}
+        return Picks(token_ids.data, {}, errors, made)
+
+
+def _not_finite(vectors: np.ndarray) -> list[int]:
+    found: list[int] = np.flatnonzero(~np.isfinite(vectors).all(-1)).tolist()
+    return found

@@ -1,0 +1,211 @@
+"""The load: so many clients at once, each asking again as soon as it has its answer.
+
+Prompts share no beginning, and the same seed asks the same. Everything is bounded: requests, duration, the
+time for each answer. Knows no terminal.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Literal
+
+import msgspec
+import trio
+
+from fairlead.load.client import Answer, Connection, RequestFailedError, ask
+from fairlead.load.report import Level, summarize
+
+TEXT = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point "
+    "home water room mother area money story fact month lot right study book eye job word business issue "
+    "side kind head house service friend father power hour game line end member law car city community name"
+)
+WORDS = TEXT.split()
+TOKENS_PER_WORD = 1.3  # a guess, for servers that do not tokenize for us
+FITTING_TRIES = 5
+CONTROL_TIMEOUT_S = 60.0
+
+Count = Callable[[], None]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to ask, how often, and how many at once. `model` may be empty until it is `named`.
+
+    `requests` at each level, or else four a stream; `warmup` before it, which do not count, or else one a
+    stream. A level starts no more requests after `duration_s`.
+    """
+
+    url: str
+    model: str
+    endpoint: Literal["chat", "completions"]
+    streams: tuple[int, ...]
+    requests: int | None
+    warmup: int | None
+    prompt_tokens: int
+    output_tokens: int
+    ignore_eos: bool
+    tenants: int
+    duration_s: float
+    timeout_s: float
+    seed: int
+
+    @property
+    def path(self) -> str:
+        """Where the endpoint is."""
+        return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
+
+    def requests_of(self, streams: int) -> int:
+        """How many requests a level has."""
+        return self.requests or 4 * streams
+
+    def warmup_of(self, streams: int) -> int:
+        """How many requests come before it."""
+        return streams if self.warmup is None else self.warmup
+
+    def prompt(self, text: str) -> dict[str, object]:
+        """Return the part of a body that asks `text`."""
+        if self.endpoint == "chat":
+            return {"messages": [{"role": "user", "content": text}]}
+        return {"prompt": text}
+
+    def body(self, text: str, *, tenant: int) -> dict[str, object]:
+        """Return the whole body of a request."""
+        return {
+            "model": self.model,
+            **self.prompt(text),
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **({"user": f"tenant-{tenant}"} if self.tenants else {}),
+        }
+
+
+def named(options: Options, *, api_key: str | None = None) -> Options:
+    """Return the options with a model: the first that the server has, if none is named.
+
+    Raises `RequestFailedError` when it has none or will not talk to us, `ValueError` for a URL that is none.
+    """
+    connection = Connection(options.url, api_key=api_key)
+    if options.model:
+        return options
+    return msgspec.structs.replace(options, model=trio.run(_first_model, connection))
+
+
+def measure(
+    options: Options, *, api_key: str | None = None, counted: Count = lambda: None
+) -> list[tuple[Level, list[Answer]]]:
+    """Run every level; return what each amounts to, and its answers. `counted` is called at each answer.
+
+    Raises `RequestFailedError` when the server does not talk to us at all; an answer that fails is counted.
+    """
+    connect = partial(Connection, options.url, api_key=api_key)
+    return [trio.run(_run_level, options, connect, streams, counted) for streams in options.streams]
+
+
+async def _run_level(
+    options: Options, connect: partial[Connection], streams: int, counted: Count
+) -> tuple[Level, list[Answer]]:
+    """Warm up, then measure one number of streams."""
+    warmup, requests = options.warmup_of(streams), options.requests_of(streams)
+    randomness = random.Random(f"{options.seed} {streams}")  # noqa: S311 - words, not secrets
+    prompts = await _make_prompts(options, connect(), warmup + requests, randomness)
+
+    await _load(options, connect, streams, prompts[:warmup], counted)
+    cpu_before_s = time.process_time()
+    answers = await _load(options, connect, streams, prompts[warmup:], counted)
+    return summarize(streams, answers, cpu_s=time.process_time() - cpu_before_s), answers
+
+
+async def _load(
+    options: Options, connect: partial[Connection], streams: int, prompts: Sequence[str], counted: Count
+) -> list[Answer]:
+    """Ask all prompts, `streams` at a time, until they or the time are used up."""
+    answers: list[Answer] = []
+    remaining: Iterator[tuple[int, str]] = iter(enumerate(prompts))
+    last_start_s = trio.current_time() + options.duration_s
+
+    async def client() -> None:
+        connection = connect()
+        for number, prompt in remaining:
+            body = options.body(prompt, tenant=number % max(1, options.tenants))
+            answers.append(await ask(connection, options.path, body, timeout_s=options.timeout_s))
+            counted()
+            if trio.current_time() > last_start_s:
+                break
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(streams, len(prompts))):
+            nursery.start_soon(client)
+    return answers
+
+
+async def _first_model(connection: Connection) -> str:
+    class Model(msgspec.Struct):
+        id: str
+
+    class Models(msgspec.Struct):
+        data: list[Model]
+
+    with trio.fail_after(CONTROL_TIMEOUT_S):
+        models = msgspec.json.decode(await connection.request("GET", "/v1/models"), type=Models).data
+    if not models:
+        raise RequestFailedError("models", "the server has none")
+    return models[0].id
+
+
+async def _make_prompts(
+    options: Options, connection: Connection, count: int, randomness: random.Random
+) -> list[str]:
+    """Write prompts of the wished length; each needs about as many words as the one before it."""
+    prompts = []
+    words = max(1, round(options.prompt_tokens / TOKENS_PER_WORD))
+    counts = True
+    for _ in range(count):
+        vocabulary = randomness.choices(WORDS, k=4 * options.prompt_tokens)
+        if counts:
+            fitted = await _fit(options, connection, vocabulary, words)
+            counts = fitted is not None
+            words = fitted or words
+        prompts.append(" ".join(vocabulary[:words]))
+    return prompts
+
+
+async def _fit(
+    options: Options, connection: Connection, words: Sequence[str], first_guess: int
+) -> int | None:
+    """Return how many of the words come closest to the wished length; None if the server cannot say."""
+    guess = first_guess
+    tried: dict[int, int] = {}  # words: how many tokens they miss the length by
+    for _ in range(FITTING_TRIES):
+        tokens = await _count_tokens(options, connection, " ".join(words[:guess]))
+        if tokens is None:
+            return None
+        tried[guess] = missing = options.prompt_tokens - tokens
+        step = round(missing * guess / tokens)
+        guess = min(max(1, guess + step), len(words))
+        if guess in tried:
+            break
+    return min(tried, key=lambda count: abs(tried[count]))
+
+
+async def _count_tokens(options: Options, connection: Connection, text: str) -> int | None:
+    class Tokens(msgspec.Struct):
+        tokens: list[int]
+
+    try:
+        with trio.fail_after(CONTROL_TIMEOUT_S):
+            body = {"model": options.model, **options.prompt(text)}
+            return len(
+                msgspec.json.decode(await connection.request("POST", "/tokenize", body), type=Tokens).tokens
+            )
+    except RequestFailedError as error:
+        if error.kind == "connection" or error.kind == str(HTTPStatus.UNAUTHORIZED):
+            raise
+        return None
+    except msgspec.MsgspecError:
+        return None

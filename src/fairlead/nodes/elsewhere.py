@@ -1,0 +1,144 @@
+"""Nodes elsewhere and their place in the fleet: they come, are drained, and go, their jobs finished."""
+
+from collections.abc import Callable, Container
+
+import structlog
+import trio
+
+from fairlead.config import HealthConfig, NodeConfig
+from fairlead.errors import NotFound
+from fairlead.nodes.desk import Desk
+from fairlead.nodes.remote_node import remote_node
+from fairlead.nodes.status import ModelStatus, NodeState, NodeStatus
+
+logger = structlog.get_logger("fairlead.fleet")
+
+
+class Elsewhere:
+    """One configured node. `run` is its time in the fleet; `leave` ends it."""
+
+    def __init__(self, config: NodeConfig, desk: Desk, health: HealthConfig) -> None:
+        self.config = config
+        self._desk = desk
+        self._node = remote_node(config, desk, health)
+        self._scope = trio.CancelScope()
+        self._over = trio.Event()
+        self._is_draining = False
+
+    @property
+    def models(self) -> frozenset[str]:
+        """What it has, as far as is known: what it told last, though it may be down."""
+        return self._node.models
+
+    async def run(self) -> None:
+        """Probe it, until it leaves."""
+        try:
+            with self._scope:
+                await self._node.run()
+        finally:
+            self._over.set()
+
+    def drain(self) -> trio.Event:
+        """Give it no more jobs; return what is set when it has none."""
+        self._is_draining = True
+        return self._desk.close(self.config.id)
+
+    async def leave(self) -> None:
+        """Drain it, and return when it is out of the fleet."""
+        await self.drain().wait()
+        self._scope.cancel()
+        await self._over.wait()
+        self._desk.reopen(self.config.id)
+
+    def status(self) -> NodeStatus:
+        """Return the picture of it."""
+        told = self._node.status()
+        counts = self._desk.counts(self.config.id)
+        return NodeStatus(
+            id=self.config.id,
+            kind="remote",
+            url=self.config.url,
+            models=told.models,
+            seats=told.seats if told.is_up else 0,
+            busy=told.busy if counts is None else counts.busy,
+            state=self._state(is_up=told.is_up),
+            load=told.load,
+            problem=None if told.is_up else "it does not answer its probes",
+            ups=told.ups,
+            downs=told.downs,
+        )
+
+    def model_status(self, model: str) -> ModelStatus:
+        """Return the picture of one of its models. What it does with it is its own affair."""
+        told = self.status()
+        is_up = told.state == "up"
+        return ModelStatus(
+            model=model,
+            kind="remote",
+            node=self.config.id,
+            state="ready" if is_up else "draining" if told.state == "draining" else "stopped",
+            seats=told.seats,
+            busy=told.busy,
+            sequences=told.busy,
+            load_progress=float(is_up),
+            problem=told.problem,
+        )
+
+    def _state(self, *, is_up: bool) -> NodeState:
+        if self._is_draining:
+            return "draining"
+        return "up" if is_up else "down"
+
+
+class Neighbours:
+    """All nodes elsewhere, by id. `spawn` starts a task that lasts as long as the fleet."""
+
+    def __init__(self, desk: Desk, spawn: Callable[..., None]) -> None:
+        self._desk = desk
+        self._spawn = spawn
+        self._nodes: dict[str, Elsewhere] = {}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._nodes
+
+    def have(self, model: str) -> bool:
+        """Whether one of them has the model, as far as is known."""
+        return any(model in node.models for node in self._nodes.values())
+
+    def add(self, config: NodeConfig, health: HealthConfig) -> None:
+        """Take a node into the fleet. Its id must be free."""
+        assert config.id not in self._nodes
+        node = self._nodes[config.id] = Elsewhere(config, self._desk, health)
+        self._spawn(node.run)
+        logger.info("node added", node=config.id, url=config.url)
+
+    def drain(self, node_id: str) -> None:
+        """Give a node no more jobs; it stays. Raises `NotFound`."""
+        self._find(node_id).drain()
+        logger.info("node drained", node=node_id)
+
+    async def remove(self, node_id: str) -> None:
+        """Return when a node is out of the fleet, its jobs finished. Raises `NotFound`."""
+        node = self._find(node_id)
+        await node.leave()
+        if self._nodes.get(node_id) is node:  # who else had asked for it may have been first
+            del self._nodes[node_id]
+            logger.info("node removed", node=node_id)
+
+    def statuses(self) -> list[NodeStatus]:
+        """Return the picture of each."""
+        return [node.status() for node in self._nodes.values()]
+
+    def models(self, *, but: Container[str]) -> list[ModelStatus]:
+        """Return the picture of each model that one of them has: one that is up, if there is one."""
+        found: dict[str, ModelStatus] = {}
+        for node in self._nodes.values():
+            for model in sorted(node.models):
+                if model not in but and (model not in found or found[model].state != "ready"):
+                    found[model] = node.model_status(model)
+        return list(found.values())
+
+    def _find(self, node_id: str) -> Elsewhere:
+        if node_id not in self._nodes:
+            raise NotFound(f"there is no node {node_id}")
+        return self._nodes[node_id]

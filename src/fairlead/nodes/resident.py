@@ -1,0 +1,304 @@
+"""One model of ours, an engine or a command, whose process comes and goes: its lives, one after the other.
+
+    stopped → loading → ready → (draining) → stopping → stopped, or failed
+
+Promises: a life begins only when those before it, and those that make room for it, are over to the last
+process, and that a life is over is told once. Whether it is to live is decided elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.config import AnyModelConfig, CommandConfig, ModelConfig
+from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.nodes.command_node import CommandNode
+from fairlead.nodes.desk import Desk
+from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.memory import memory_of
+from fairlead.nodes.status import ModelState, ModelStatus, NodeKind
+from fairlead.text.model import TextModel
+from fairlead.worker.client import COMMAND
+
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+HEALTHY_AFTER_S = 60.0
+
+Progress = Callable[[str, float, str], None]
+
+logger = structlog.get_logger("fairlead.model")
+
+
+class Life:
+    """One life, from the wish for it until nothing is left of it: `ended` is set then."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.node: EngineNode | CommandNode | None = None
+        self.was_ready = False
+        self.began_at = 0.0
+        self.ready_at = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is loaded."""
+        return self.node is not None and self.node.is_ready
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether it was ready and is not any more, and nobody has ended it."""
+        return self.was_ready and not self.is_ready and not self.scope.cancel_called
+
+
+class Keeper(Protocol):
+    """Who looks after a model. Called synchronously."""
+
+    def came_up(self, resident: "Resident") -> None:
+        """It is loaded."""
+
+    def died(self, resident: "Resident") -> None:
+        """A life that was ready has ended by itself, or one that was to take its place has failed."""
+
+
+class Resident:
+    """A model and its present life, if it has one. `text` is an engine model's; commands have none.
+
+    `keeper` is told what becomes of it, and `on_progress` how far a load is.
+    """
+
+    def __init__(
+        self,
+        config: AnyModelConfig,
+        text: TextModel | None,
+        desk: Desk,
+        keeper: "Keeper",
+        *,
+        on_progress: Progress,
+        engine_command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.config = config
+        self.text = text
+        self.memory_bytes = 0
+        self._desk = desk
+        self._on_progress = on_progress
+        self._keeper = keeper
+        self._engine_command = engine_command
+        self._lives: list[Life] = []  # those that are not over; the last is the present one
+        self._backoff_s = FIRST_BACKOFF_S
+        self._progress, self._stage = 0.0, ""
+        self._has_died = False
+        self._is_given_up = False
+        self._problem: str | None = None
+        self._stuck_reason: str | None = None
+        self._loads = self._load_failures = self._restarts = self._stuck = self._evictions = 0
+        self._load_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self.config.name
+
+    @property
+    def kind(self) -> NodeKind:
+        """Who runs it."""
+        return "engine" if isinstance(self.config, ModelConfig) else "command"
+
+    @property
+    def node_id(self) -> str:
+        """The id of its node, in every life."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def life(self) -> Life | None:
+        """Its present life; None when it is stopped."""
+        return self._lives[-1] if self._lives else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is loaded now."""
+        return self.life is not None and self.life.is_ready
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it was there, is gone although nobody wanted that, and is to come back."""
+        dying = any(life.is_dying for life in self._lives)
+        return (self._has_died or dying) and not self._is_given_up
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if there is one."""
+        return None if self.life is None or self.life.node is None else self.life.node.pid
+
+    @property
+    def stuck(self) -> str | None:
+        """Why the server is not well, if this model is why: it was stuck, and is not back yet."""
+        reasons = [life.node.stuck for life in self._lives if isinstance(life.node, EngineNode)]
+        reason = next(filter(None, reasons), self._stuck_reason)
+        return f"{reason} and is started again" if reason else None
+
+    @property
+    def state(self) -> ModelState:
+        """Where it is in its life."""
+        life = self.life
+        if life is None:
+            return "stopped" if self._problem is None else "failed"
+        if life.scope.cancel_called or life.is_dying:
+            return "stopping"
+        if not self.is_ready:
+            return "loading"
+        counts = self._desk.counts(self.node_id)
+        return "draining" if counts is not None and counts.draining else "ready"
+
+    # Its life ----------------------------------------------------------------------------------------
+
+    def begin(self, spawn: Callable[..., None], after: Sequence[trio.Event] = ()) -> None:
+        """Have it live, when those are over, and its own lives before this one; `spawn` starts a task."""
+        before = [life.ended for life in self._lives]
+        life = Life()
+        self._lives.append(life)
+        self._progress, self._stage, self._problem = 0.0, "waiting for room" if after else "", None
+        spawn(self._live, life, [*after, *before])
+
+    def end(self) -> None:
+        """Have its life end. Synchronous: `Life.ended` tells when it has."""
+        for life in self._lives:
+            life.scope.cancel()
+        self._has_died = False
+
+    def give_up(self) -> None:
+        """If it is dead, its room is another's now: nobody misses it, though it may come back."""
+        self._is_given_up = self.life is None and self._has_died
+
+    def evict(self) -> None:
+        """Have its life end, because another model needs its room."""
+        if self.is_ready:
+            self._evictions += 1
+        self.end()
+
+    def next_backoff_s(self) -> float:
+        """Return how long it should be dead before it is started again: longer each time."""
+        backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        return backoff_s
+
+    async def measure(self) -> None:
+        """Look how much memory its processes take."""
+        if (pid := self.pid) is not None and self.is_ready:
+            of_group = self.kind == "command"
+            measured = await trio.to_thread.run_sync(partial(memory_of, pid, group=of_group))
+            if self.pid == pid:
+                self.memory_bytes = measured
+
+    async def _live(self, life: Life, after: Sequence[trio.Event]) -> None:
+        failure: LoadFailed | NodeFailed | None = None
+        try:
+            with life.scope:
+                for over in after:
+                    await over.wait()
+                life.began_at = trio.current_time()
+                life.node = self._node()
+                await life.node.run(task_status=_Ready(partial(self._came_up, life)))
+        except (LoadFailed, NodeFailed) as error:
+            failure = error
+        finally:
+            self._lives.remove(life)
+            self.memory_bytes = 0
+            life.ended.set()
+            # First the room that it leaves, then what came of it: nothing is loaded before it is gone.
+            self._desk.gone(frozenset({self.name}))
+        if failure is not None and not life.scope.cancel_called:
+            self._failed(life, failure)
+
+    def _node(self) -> EngineNode | CommandNode:
+        def progressed(fraction: float, stage: str) -> None:
+            self._progress, self._stage = fraction, stage
+            self._on_progress(self.name, fraction, stage)
+
+        config = self.config
+        if isinstance(config, CommandConfig):
+            return CommandNode(config, self._desk, on_progress=progressed)
+        assert self.text is not None, "an engine's model has a vocabulary"
+        return EngineNode(
+            self.text,
+            worker_spec(msgspec.structs.replace(config, path=self.text.path)),
+            self._desk,
+            isolate_tenants=config.kv_cache.isolate_tenants,
+            on_progress=progressed,
+            command=self._engine_command,
+        )
+
+    def _came_up(self, life: Life) -> None:
+        life.was_ready, life.ready_at = True, trio.current_time()
+        self._loads += 1
+        self._load_s = round(life.ready_at - life.began_at, 3)
+        self._restarts += self._has_died
+        self._has_died = self._is_given_up = False
+        self._progress, self._problem, self._stuck_reason = 1.0, None, None
+        self._keeper.came_up(self)
+
+    def _failed(self, life: Life, error: LoadFailed | NodeFailed) -> None:
+        assert life.node is not None, "what did not begin cannot fail"
+        self._problem = error.message
+        if isinstance(error, LoadFailed):
+            self._load_failures += 1
+            logger.error("model not loaded", model=self.name, reason=error.message)
+            self._desk.load_failed(life.node, error)
+        else:
+            self._has_died = True
+            if isinstance(life.node, EngineNode) and life.node.stuck is not None:
+                self._stuck += 1
+                self._stuck_reason = life.node.stuck
+            if trio.current_time() - life.ready_at > HEALTHY_AFTER_S:
+                self._backoff_s = FIRST_BACKOFF_S
+            logger.error("model lost", model=self.name, reason=error.message)
+        if self._has_died:
+            self._keeper.died(self)
+
+    # What it tells of itself -------------------------------------------------------------------------
+
+    def status(self) -> ModelStatus:
+        """Return the picture of it."""
+        node = None if self.life is None else self.life.node
+        told: dict[str, Any] = {} if node is None else msgspec.structs.asdict(node.status())
+        if not self.is_ready:
+            told = {"output": told.get("output", ())}
+        counts = self._desk.counts(self.node_id)
+        busy = 0 if counts is None else counts.busy
+        return ModelStatus(
+            **{"sequences": busy}
+            | {name: value for name, value in told.items() if name in ModelStatus.__struct_fields__}
+            | {
+                "model": self.name,
+                "kind": self.kind,
+                "node": self.node_id,
+                "state": self.state,
+                "busy": busy,
+                "load_progress": 0.0 if self.life is None else self._progress,
+                "load_stage": "" if self.life is None else self._stage,
+                "memory_bytes": self.memory_bytes,
+                "ttl_s": self.config.ttl_s,
+                "problem": self.stuck or self._problem,
+                "aliases": self.config.aliases,
+                "unlisted": isinstance(self.config, CommandConfig) and self.config.unlisted,
+                "restarts": self._restarts,
+                "loads": self._loads,
+                "load_s": self._load_s,
+                "load_failures": self._load_failures,
+                "evictions": self._evictions,
+                "stuck": self._stuck,
+            }
+        )
+
+
+class _Ready:
+    """A task status that calls a function."""
+
+    def __init__(self, came_up: Callable[[], None]) -> None:
+        self._came_up = came_up
+
+    def started(self, _value: object = None) -> None:
+        self._came_up()

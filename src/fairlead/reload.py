@@ -1,0 +1,113 @@
+"""Reads the configuration again while everything runs: on SIGHUP, or whenever its file has changed.
+
+A file that is wrong changes nothing, and the log says why, by file, line and key. Knows neither models nor
+keys: what a new configuration does is the composition root's affair.
+"""
+
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from fairlead.config import Config, ConfigError
+from fairlead.config.spelling import spelled
+from fairlead.errors import FairleadError
+
+LOOK_EVERY_S = 1.0
+
+# What a running server cannot change; it says so, and goes on as it was.
+FIXED = (
+    *("host", "port", "queue", "limits", "request_timeout_s"),
+    *("while_loading", "log_json", "log_level"),
+)
+
+logger = structlog.get_logger("fairlead.reload")
+
+Change = Callable[[Config], Awaitable[object]]
+
+
+class Source(NamedTuple):
+    """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
+
+    `read` blocks, and raises `ConfigError` or `OSError`.
+    """
+
+    file: Path
+    read: Callable[[], Config]
+    is_watched: bool = False
+
+
+async def keep_up(source: Source, config: Config, change: Change) -> None:
+    """Until cancelled, have `change` carry out what the source says from now on; `config` is in force now.
+
+    `change` raises a `FairleadError` when the configuration is right but cannot be had.
+    """
+    asked = trio.Event()
+
+    async def look() -> None:
+        nonlocal asked, config
+        while True:
+            await asked.wait()
+            asked = trio.Event()
+            config = await _reread(source, config, change)
+
+    def ask() -> None:
+        asked.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        nursery.start_soon(_hear, ask)
+        if source.is_watched:
+            nursery.start_soon(_watch, source.file, ask)
+
+
+async def _reread(source: Source, config: Config, change: Change) -> Config:
+    """Return what is in force afterwards."""
+    try:
+        # A reload is rare and its file small; a thread keeps a slow disk from holding up the streams.
+        wanted = await trio.to_thread.run_sync(source.read)
+        await change(wanted)
+    except (ConfigError, FairleadError, OSError) as error:
+        for reason in str(error).splitlines():
+            logger.error("configuration not reloaded", file=str(source.file), reason=reason)  # noqa: TRY400
+        return config
+    if fixed := list(_fixed(config, wanted)):
+        logger.warning("these settings need a restart", settings=fixed)
+    return wanted
+
+
+def _fixed(config: Config, wanted: Config) -> Iterator[str]:
+    for name in FIXED:
+        if getattr(config, name) != getattr(wanted, name):
+            yield spelled(name)
+
+
+async def _hear(ask: Callable[[], None]) -> None:
+    if not hasattr(signal, "SIGHUP"):  # Windows
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            ask()
+
+
+async def _watch(file: Path, ask: Callable[[], None]) -> None:
+    """Ask once a change is over: an editor may write a file in several goes."""
+    known = seen = _signature(file)
+    while True:
+        await trio.sleep(LOOK_EVERY_S)
+        before, seen = seen, _signature(file)
+        if seen not in (known, None) and seen == before:
+            known = seen
+            ask()
+
+
+def _signature(file: Path) -> tuple[int, int, int] | None:
+    """What is another after any change; None while there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,169 @@
+"""The server's counts for Prometheus: `fairlead_*`, and the `vllm:*` names that existing dashboards read.
+
+Everything is pulled at the moment it is asked for, from the same places as the dashboard's snapshot; nothing
+is counted here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.tally import LABELS_AT_MOST, OTHER, ModelTally, TallyStatistics, TenantTally
+from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, itself
+from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
+from fairlead.telemetry.tenants import TenantNames
+from fairlead.telemetry.vllm import as_vllm
+
+Refusals = Callable[[], Mapping[str, int]]
+
+MODEL_STATES = ("stopped", "loading", "ready", "draining", "stopping", "failed")
+
+SERVER: tuple[Row[Snapshot], ...] = (
+    Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
+    Gauge("fairlead_queue_waiting_jobs", "Jobs that wait for a seat.", lambda now: now.queue.waiting),
+    Gauge("fairlead_queue_capacity_jobs", "Jobs that may wait.", lambda now: now.queue.capacity),
+    Gauge("fairlead_running_jobs", "Jobs that hold a seat.", lambda now: now.queue.running),
+    Gauge("fairlead_seats", "Seats of all nodes that are up.", lambda now: now.queue.seats),
+    Gauge(
+        "fairlead_queue_mean_wait_seconds",
+        "Mean wait of the last 100 jobs that got a seat.",
+        lambda now: now.queue.mean_wait_s,
+    ),
+    Gauge(
+        "fairlead_mean_service_seconds",
+        "Mean time for which the last 100 jobs held their seats.",
+        lambda now: now.queue.mean_service_s,
+    ),
+)
+
+JOBS: tuple[Row[ModelTally], ...] = (
+    Count("fairlead_prompt_tokens", "Tokens of prompts whose answer has begun.", lambda t: t.prompt_tokens),
+    Count("fairlead_generated_tokens", "Tokens of answers, so far.", lambda t: t.generated_tokens),
+    Count("fairlead_retries", "Attempts at jobs after the first one of each.", lambda t: t.retries),
+    Spread("fairlead_queue_seconds", "From the arrival to the seat.", lambda t: t.durations.queue),
+    Spread("fairlead_prefill_seconds", "From the seat to the first token.", lambda t: t.durations.prefill),
+    Spread(
+        "fairlead_first_token_seconds",
+        "From the arrival to the first token.",
+        lambda t: t.durations.first_token,
+    ),
+    Spread("fairlead_decode_seconds", "From the first token to the last.", lambda t: t.durations.decode),
+    Spread("fairlead_request_seconds", "From the arrival to the last token.", lambda t: t.durations.whole),
+    Spread(
+        "fairlead_token_gap_seconds",
+        "From a token to the next; those of one answer with their mean.",
+        lambda t: t.durations.token_gap,
+    ),
+)
+
+TENANTS: tuple[Row[TenantTally], ...] = (
+    Count("fairlead_tenant_jobs", "Jobs that are over.", lambda t: t.jobs),
+    Count("fairlead_tenant_prompt_tokens", "Tokens of their prompts.", lambda t: t.prompt_tokens),
+    Count("fairlead_tenant_generated_tokens", "Tokens of their answers.", lambda t: t.generated_tokens),
+    Count("fairlead_tenant_wait_seconds", "Time that they waited for seats.", lambda t: t.waited_s),
+)
+
+MODELS: tuple[Row[ModelStatus], ...] = (
+    Gauge("fairlead_model_seats", "Seats, while it is loaded.", lambda m: m.seats),
+    Gauge("fairlead_model_busy_seats", "Seats that jobs hold.", lambda m: m.busy),
+    Gauge("fairlead_model_load_progress", "How far its load is: 0 to 1.", lambda m: m.load_progress),
+    Gauge("fairlead_model_memory_bytes", "Memory of its processes.", lambda m: m.memory_bytes),
+    Gauge("fairlead_model_cache_usage", "Part of its cache blocks in use.", lambda m: m.cache_usage),
+    Gauge("fairlead_model_cache_blocks", "Its cache blocks.", lambda m: m.blocks_total),
+    Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda m: m.cached_tokens),
+    Gauge("fairlead_model_last_load_seconds", "What its latest load took.", lambda m: m.load_s),
+    Count("fairlead_model_loads", "How often it was loaded.", lambda m: m.loads),
+    Count("fairlead_model_load_failures", "How often it could not be.", lambda m: m.load_failures),
+    Count("fairlead_model_evictions", "How often it made room for another.", lambda m: m.evictions),
+    Count("fairlead_model_restarts", "How often it was started again after a death.", lambda m: m.restarts),
+    Count("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.stuck),
+    Count("fairlead_model_preemptions", "Sequences that stepped back for memory.", lambda m: m.preemptions),
+    Count("fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda m: m.prefix_queries),
+    Count("fairlead_model_prefix_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
+)
+
+NODES: tuple[Row[NodeStatus], ...] = (
+    Gauge("fairlead_node_up", "1 if it takes jobs.", lambda n: n.state == "up"),
+    Gauge("fairlead_node_seats", "Jobs that it runs at once.", lambda n: n.seats),
+    Gauge("fairlead_node_busy_seats", "Jobs that it runs.", lambda n: n.busy),
+    Count("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
+    Count("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
+)
+
+BUILD: Row[float] = Gauge("fairlead_build_info", "The version that runs.", itself)
+STATE: Row[float] = Gauge("fairlead_model_state", "1 for the state that the model is in.", itself)
+REFUSED: Row[float] = Count(
+    "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", itself
+)
+OUTCOMES: Row[float] = Count(
+    "fairlead_jobs", "Jobs that are over: success, client_left, or the error's code.", itself
+)
+
+
+class ServerMetrics:
+    """Where all metrics are pulled from. `refusals` are counted by the error's code."""
+
+    def __init__(
+        self, sources: Sources, overview: Overview, *, refusals: Refusals, tenants: TenantNames
+    ) -> None:
+        self._sources = sources
+        self._overview = overview
+        self._refusals = refusals
+        self._tenants = tenants
+
+    def pull(self) -> "Pulled":
+        """Return what everybody says now."""
+        tally = self._sources.gateway.statistics()
+        return Pulled(self._overview.snapshot(), tally, self._refusals(), self._tenants)
+
+
+class Pulled(Collector):
+    """One look at the server, to be written out by whoever has the time: nothing in it changes any more."""
+
+    def __init__(
+        self, now: Snapshot, tally: TallyStatistics, refusals: Mapping[str, int], tenants: TenantNames
+    ) -> None:
+        self._now = now
+        self._tally = tally
+        self._refusals = refusals
+        self._tenants = tenants
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family: the server's, and those of its process."""
+        now, tally = self._now, self._tally
+        models = now.models[:LABELS_AT_MOST]  # ours come first; a node elsewhere may tell of any number
+        yield BUILD.family(("version",), [((version("fairlead"),), 1.0)])
+        yield from families(SERVER, (), [((), now)])
+        yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])
+        yield from _jobs(tally.models)
+        tenants = [((self._shown(name),), tenant) for name, tenant in tally.tenants.items()]
+        yield from families(TENANTS, ("tenant",), tenants)
+        yield from _models(models)
+        nodes = [((node.id, node.kind), node) for node in now.nodes[:LABELS_AT_MOST]]
+        yield from families(NODES, ("node", "kind"), nodes)
+        yield from as_vllm(tally.models, models)
+        yield from self._process.collect()
+
+    def _shown(self, tenant: str) -> str:
+        return OTHER if tenant == OTHER else self._tenants.shown(tenant)
+
+
+def _jobs(tallies: Mapping[str, ModelTally]) -> Iterator[Metric]:
+    ended = [
+        ((model, outcome), number)
+        for model, tally in tallies.items()
+        for outcome, number in tally.outcomes.items()
+    ]
+    yield OUTCOMES.family(("model", "outcome"), ended)
+    yield from families(JOBS, ("model",), [((model,), tally) for model, tally in tallies.items()])
+
+
+def _models(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
+    states = [((model.model, state), model.state == state) for model in models for state in MODEL_STATES]
+    yield STATE.family(("model", "state"), states)
+    yield from families(MODELS, ("model",), [((model.model,), model) for model in models])

@@ -1,0 +1,37 @@
+"""What a tenant is called where others read it: in the log, in metrics, in traces.
+
+A tenant is a user's name or a client's address, so unless the configuration says `tenantNames: plain` it is
+shown as a keyed hash. An address alone could be found by trying all of them; the key is what prevents that.
+"""
+
+import hashlib
+import secrets
+from functools import lru_cache
+
+from fairlead.config import Config
+
+HASH_BYTES = 6
+REMEMBERED = 4096
+
+
+class TenantNames:
+    """Shows tenants. The same one is shown the same way for as long as the server runs.
+
+    With API keys it stays so from one start to the next, because they are what the hash is keyed with.
+    """
+
+    def __init__(self, config: Config) -> None:
+        keys = "\0".join(sorted(api_key.key for api_key in config.api_keys))
+        self._key = hashlib.blake2b(keys.encode()).digest() if keys else secrets.token_bytes(32)
+        self._shown = lru_cache(REMEMBERED)(self._plain if config.tenant_names == "plain" else self._hashed)
+
+    def shown(self, tenant: str) -> str:
+        """Return the name to be shown; it has no character that could end a line or command a terminal."""
+        return self._shown(tenant)
+
+    def _hashed(self, tenant: str) -> str:
+        encoded = tenant.encode(errors="surrogatepass")
+        return hashlib.blake2b(encoded, key=self._key, digest_size=HASH_BYTES).hexdigest()
+
+    def _plain(self, tenant: str) -> str:
+        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in tenant)

@@ -1,0 +1,234 @@
+"""OpenTelemetry: a trace a request with the phases it went through, and histograms; GenAI's conventions.
+
+Both are made when a job is over, of the moments that its journey has stamped, so a token costs nothing. They
+are sent by threads of the SDK. Needs the extra `otel`; without it nothing here is imported.
+
+Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (spans and server metrics). The variables of
+the environment (headers, sampler, resource) are the SDK's to read.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fairlead.config import ConfigError
+from fairlead.job import Job
+from fairlead.journey import LEFT, SUCCESS, Journey
+from fairlead.telemetry.tenants import TenantNames
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+    from opentelemetry.util.types import AttributeValue
+
+# When the load of a model began and ended, on the clock of journeys; None if it is not loaded.
+LoadTimes = tuple[float, float] | None
+
+# A collector that does not answer holds up nobody for longer, not even the server's end.
+EXPORT_S = 5
+CLOSE_S = 3.0
+# It is said that a collector is not there, but not with every try.
+COMPLAIN_EVERY_S = 60.0
+
+logger = structlog.get_logger("fairlead.telemetry")
+
+# By the beginning of a job's id, and by the path of what is relayed.
+_OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion", "embd": "embeddings"}
+_RELAYED = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+
+class Traces:
+    """Tells of each job when it is over; one of the gateway's listeners. `close` sends what is left."""
+
+    def __init__(
+        self,
+        tracer_provider: "TracerProvider",
+        meter_provider: "MeterProvider",
+        *,
+        tenants: TenantNames,
+    ) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._providers = (tracer_provider, meter_provider)
+        self._tenants = tenants
+        self._tracer = tracer_provider.get_tracer("fairlead", version("fairlead"))
+        self._extract = TraceContextTextMapPropagator().extract
+        meter = meter_provider.get_meter("fairlead", version("fairlead"))
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", "s", "Of a whole request.")
+        self._first_token = meter.create_histogram(
+            "gen_ai.server.time_to_first_token", "s", "From the arrival to the first token."
+        )
+        self._per_token = meter.create_histogram(
+            "gen_ai.server.time_per_output_token", "s", "From a token to the next, after the first."
+        )
+        self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request.")
+
+    def __call__(self, journey: Journey, load: LoadTimes) -> None:
+        """Make the job's spans, and add it to the histograms. `load` is that of its model."""
+        self._trace(journey, load)
+        self._measure(journey)
+
+    def close(self) -> None:
+        """Send what has not been sent and end the threads; what takes longer than `CLOSE_S` is given up."""
+        closing = [threading.Thread(target=each.shutdown, daemon=True) for each in self._providers]
+        for thread in closing:
+            thread.start()
+        ends_at = time.monotonic() + CLOSE_S
+        for thread in closing:
+            thread.join(max(0.0, ends_at - time.monotonic()))
+
+    def _trace(self, journey: Journey, load: LoadTimes) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        assert journey.ended_s is not None
+        parent = self._extract({"traceparent": journey.job.traceparent})
+        span = self._tracer.start_span(
+            f"{_operation(journey.job)} {journey.job.model}",
+            parent,
+            SpanKind.SERVER,
+            self._attributes(journey),
+            start_time=_at_ns(journey, journey.arrived_s),
+        )
+        if journey.outcome not in (SUCCESS, LEFT):
+            span.set_status(Status(StatusCode.ERROR, journey.outcome))
+        inside = set_span_in_context(span)
+        for name, began_s, ended_s in _phases(journey, load):
+            phase: Span = self._tracer.start_span(name, inside, start_time=_at_ns(journey, began_s))
+            phase.end(_at_ns(journey, ended_s))
+        span.end(_at_ns(journey, journey.ended_s))
+
+    def _attributes(self, journey: Journey) -> "dict[str, AttributeValue]":
+        job, sampling = journey.job, journey.job.sampling
+        attributes: dict[str, AttributeValue] = {
+            **_identity(job),
+            "gen_ai.response.model": job.model,
+            "gen_ai.response.id": job.id,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+            "gen_ai.request.stream": job.stream,
+            "gen_ai.response.finish_reasons": journey.finish_reasons,
+            "gen_ai.usage.input_tokens": job.prompt_tokens,
+            "gen_ai.usage.output_tokens": journey.tokens,
+            "fairlead.outcome": journey.outcome,
+            "fairlead.request_id": job.request_id,
+            "fairlead.tenant": self._tenants.shown(job.tenant),
+            "fairlead.attempts": journey.attempts,
+        }
+        if job.sequences > 1:
+            attributes["gen_ai.request.choice.count"] = job.sequences
+        if sampling.seed is not None:
+            attributes["gen_ai.request.seed"] = sampling.seed
+        if journey.node is not None:
+            attributes["fairlead.node"] = journey.node
+        return attributes | _failure(journey)
+
+    def _measure(self, journey: Journey) -> None:
+        assert journey.ended_s is not None
+        identity = _identity(journey.job)
+        self._duration.record(journey.ended_s - journey.arrived_s, identity | _failure(journey))
+        if journey.first_delta_s is None:
+            return
+        self._first_token.record(journey.first_delta_s - journey.arrived_s, identity)
+        if journey.outcome == SUCCESS and journey.token_gaps:
+            self._per_token.record(journey.token_gap_s, identity)
+        self._usage.record(journey.job.prompt_tokens, identity | {"gen_ai.token.type": "input"})
+        self._usage.record(journey.tokens, identity | {"gen_ai.token.type": "output"})
+
+
+def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
+    """Return what sends to a collector at `endpoint` over HTTP. Raises `ConfigError` without the extra."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigError("otlpEndpoint: needs OpenTelemetry: pip install 'fairlead[otel]'") from error
+    _listen_to_the_sdk()
+    base = endpoint.rstrip("/")
+    resource = Resource.create({"service.name": "fairlead", "service.version": version("fairlead")})
+    tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    tracer_provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", timeout=EXPORT_S))
+    )
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(f"{base}/v1/metrics", timeout=EXPORT_S))
+    meter_provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+    return Traces(tracer_provider, meter_provider, tenants=tenants)
+
+
+def _phases(journey: Journey, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
+    """Yield the phases that there were: name, beginning, end. A load is part of the wait in the queue."""
+    ended_s = journey.ended_s
+    assert ended_s is not None
+    granted_s = ended_s if journey.granted_s is None else journey.granted_s
+    yield "queue", journey.arrived_s, granted_s
+    if load is not None:
+        began_s, loaded_s = max(load[0], journey.arrived_s), min(load[1], granted_s)
+        if began_s < loaded_s:
+            yield "load", began_s, loaded_s
+    if journey.granted_s is None:
+        return
+    first_s = ended_s if journey.first_delta_s is None else journey.first_delta_s
+    yield "prefill", granted_s, first_s
+    if journey.first_delta_s is not None:
+        yield "decode", first_s, ended_s
+
+
+class _Complaints(logging.Handler):
+    """Has what the SDK complains of in our log, now and then: it may come from any thread, at any rate."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._next_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + COMPLAIN_EVERY_S
+            logger.warning("telemetry not sent", reason=record.getMessage())
+
+
+def _listen_to_the_sdk() -> None:
+    sdk = logging.getLogger("opentelemetry")
+    sdk.propagate = False
+    sdk.handlers = [_Complaints()]
+
+
+def _identity(job: Job) -> "dict[str, AttributeValue]":
+    return {
+        "gen_ai.operation.name": _operation(job),
+        "gen_ai.provider.name": "fairlead",
+        "gen_ai.request.model": job.model,
+    }
+
+
+def _failure(journey: Journey) -> "dict[str, AttributeValue]":
+    return {} if journey.outcome in (SUCCESS, LEFT) else {"error.type": journey.outcome}
+
+
+def _operation(job: Job) -> str:
+    if job.relay is not None:
+        return _RELAYED.get(job.relay.path, "generate_content")
+    return _OPERATIONS.get(job.id.partition("-")[0], "generate_content")
+
+
+def _at_ns(journey: Journey, then_s: float) -> int:
+    """Return nanoseconds since 1970 of a moment on the journey's own clock."""
+    return journey.began_at_ns + round((then_s - journey.arrived_s) * 1e9)

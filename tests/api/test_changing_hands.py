@@ -1,0 +1,167 @@
+"""A streamed answer that our engine began and another server ends, and the other way round."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from api.raw_http import Answer, post, serving
+from fairlead.api.routes import create_app
+from fairlead.api.services import Services
+from fairlead.config import Config, ModelConfig, QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import NodeFailed
+from fairlead.gateway import Gateway
+from fairlead.job import Delta, Job
+from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.remote_node import RemoteNode
+from fairlead.nodes.sink import Sink
+from fake_fleet import FakeFleet
+from nodes.listening import stub, upstream_of
+from nodes.stub_server import WORDS, StubServer, text, word
+
+NAME = "small"
+
+
+class Engine:
+    """Says the words that the stub says, a token each; fails after `fails_after` of them."""
+
+    def __init__(self, fails_after: int = WORDS + 1) -> None:
+        self.id = "engine"
+        self.models = frozenset({NAME})
+        self.jobs = 0
+        self.asked = trio.Event()
+        self._fails_after = fails_after
+
+    @asynccontextmanager
+    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+        self.jobs += 1
+        self.asked.set()
+        assert job.prompts
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._say, into)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def _say(self, into: Sink) -> None:
+        for number in range(min(WORDS, self._fails_after)):
+            into.put(Delta(0, word(number), [number + 1]))
+            await trio.sleep(0.01)  # so that each is read
+        if self._fails_after <= WORDS:
+            into.fail(NodeFailed("the engine is gone"))
+        else:
+            into.put(Delta(0, "", [0], finish_reason="stop"))
+
+
+class House:
+    """A server with an engine and a node elsewhere that have the same model; `first` is up first."""
+
+    def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
+        self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        self._engine = engine
+        self._stub = elsewhere
+        self._remote = RemoteNode(
+            "elsewhere", upstream_of(elsewhere), self.dispatcher, names={NAME: NAME}, seats=4
+        )
+        self.app = create_app(
+            Services(
+                config=Config(models=(ModelConfig(path=Path(), name=NAME),)),
+                gateway=Gateway(self.dispatcher, request_timeout_s=60),
+                fleet=FakeFleet([NAME], [NAME]),
+                models={NAME: model},
+                aliases={},
+                ready=lambda: True,
+                estimate=lambda *_who: {},
+                queue_statistics=dict,
+            )
+        )
+
+    async def ask(self, first: str, body: dict) -> Answer:
+        async with trio.open_nursery() as nursery, serving(self.app) as server:
+            nursery.start_soon(self.dispatcher.run)
+            if first == "engine":
+                self._engine_up()
+                nursery.start_soon(self._after_engine)
+            else:
+                self._remote.came_up()
+                nursery.start_soon(self._after_stub)
+            client = await server.connect()
+            with trio.fail_after(20):
+                answer = await client.ask(post(json.dumps(body).encode(), path="/v1/chat/completions"))
+            nursery.cancel_scope.cancel()
+        assert 0 == self.dispatcher.statistics().running
+        return answer
+
+    def _engine_up(self) -> None:
+        self.dispatcher.node_up(self._engine, NodeLimits(seats=4, max_model_len=4096))
+
+    async def _after_engine(self) -> None:
+        await self._engine.asked.wait()
+        self._remote.came_up()
+
+    async def _after_stub(self) -> None:
+        while not self._stub.jobs:  # noqa: ASYNC110  # the stub tells nobody
+            await trio.sleep(0.001)
+        self._engine_up()
+
+
+def asking(**fields: object) -> dict:
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": True,
+        "temperature": 0,
+        **fields,
+    }
+
+
+def said(answer: Answer) -> str:
+    events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event]
+    assert b"[DONE]" == events.pop()
+    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+    assert ["assistant"] == [delta["role"] for delta in deltas if "role" in delta]
+    assert 1 == answer.body.replace(b": ", b":").count(b'"finish_reason":"stop"')
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("fails_after", [1, 4, WORDS])
+async def test_what_our_engine_began_another_server_ends(model, fails_after):
+    engine = Engine(fails_after)
+    async with stub() as elsewhere:
+        answer = await House(model, engine, elsewhere).ask("engine", asking())
+        assert (1, 1) == (engine.jobs, len(elsewhere.jobs))
+    assert answer.whole
+    assert text() == said(answer)
+
+
+@pytest.mark.parametrize("after", [2, 4, WORDS])
+async def test_what_another_server_began_our_engine_ends(model, after):
+    engine = Engine()
+    async with stub() as elsewhere:
+        elsewhere.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
+        answer = await House(model, engine, elsewhere).ask("stub", asking())
+        assert (1, 1) == (engine.jobs, len(elsewhere.jobs))
+    assert answer.whole
+    assert text() == said(answer)
+
+
+async def test_what_cannot_be_repeated_is_an_error_that_ends_it(model):
+    engine = Engine(4)
+    async with stub() as elsewhere:
+        answer = await House(model, engine, elsewhere).ask("engine", asking(temperature=1))
+        assert 0 == len(elsewhere.jobs)
+    assert not answer.whole
+    assert "node_failed" == json.loads(answer.body.split(b"data: ")[-1])["error"]["code"]
+
+
+async def test_whoever_repeats_it_otherwise_is_an_error_that_ends_it(model):
+    engine = Engine(4)
+    async with stub() as elsewhere:
+        elsewhere.behaviour = {"words": 2}
+        answer = await House(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
+    assert not answer.whole
+    assert "did not repeat" in json.loads(answer.body.split(b"data: ")[-1])["error"]["message"]

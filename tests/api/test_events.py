@@ -1,0 +1,374 @@
+"""`GET /events`: what a watcher is told and when, how many may watch, and what is left when they leave."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pytest
+import trio
+from quart import g
+from quart.globals import request_ctx
+from quart_trio import QuartTrio
+
+from api.conftest import FakeGateway, hello_world
+from api.raw_http import get, serving
+from fairlead.api import events
+from fairlead.api.call import Call, FirstHeaders
+from fairlead.api.events import LOOK_EVERY_S, WATCHERS, Events, Looks, Watch
+from fairlead.api.exchange import Exchange, FairleadRequest
+from fairlead.api.history import EVERY_S, SPAN_S, History, totals_of
+from fairlead.config import ApiKey, Limits
+from fairlead.nodes.status import ModelStatus
+from fairlead.tally import Tally
+from fairlead.telemetry.snapshot import QueueTotals, Snapshot, TokenTotals
+
+
+class Server:
+    """A server to be looked at, that counts the looks. Its clock is Trio's."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.looks = 0
+        self.draining = False
+
+    def take(self) -> Snapshot:
+        self.looks += 1
+        return Snapshot(
+            at_s=trio.current_time(),
+            ready=True,
+            queue=QueueTotals(waiting=self.waiting, running=1, capacity=100, seats=1, mean_wait_s=2.5),
+            answered=7,
+            rejected={"queue_full": 2, "no_queue": 1},
+            failed={},
+            tokens=TokenTotals(prompt=10, generated=20, prompt_per_s=0.5, generated_per_s=1.5),
+            cache_usage=0.25,
+            models=(ModelStatus(model="small", kind="engine", node="engine:small", state="ready"),),
+            nodes=(),
+        )
+
+    def watch(self, looks: Looks | None = None, history: History | None = None) -> Watch:
+        return Watch(looks or Looks(self.take), history or History(self.take), lambda: self.draining)
+
+
+@dataclass
+class CountingGateway(FakeGateway):
+    """Has served nobody."""
+
+    def statistics(self):
+        return Tally().statistics()
+
+
+def parsed(body: bytes) -> list[tuple[str, dict]]:
+    """The events in a body: names and values."""
+    *blocks, rest = body.decode().split("\n\n")
+    assert "" == rest
+    lines = [block.split("\n") for block in blocks]
+    return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
+
+
+async def said_within(watch: Watch, seconds: float) -> list[tuple[float, dict]]:
+    """What a watcher who always reads is told in that time, with when it was."""
+    said = []
+    with trio.move_on_after(seconds):
+        async for piece in watch:
+            said += [(trio.current_time(), value) for event, value in parsed(piece) if event == "snapshot"]
+    return said
+
+
+# What is told, and when -----------------------------------------------------------------------------
+
+
+async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock):
+    server = Server()
+    history = History(server.take)
+    with trio.move_on_after(60):
+        await history.run()
+    began = trio.current_time()
+    (first, kept), (second, snapshot) = parsed(await anext(server.watch(history=history)))
+    assert began == trio.current_time()
+    assert ("history", "snapshot") == (first, second)
+    assert EVERY_S == kept["every_s"]
+    assert [began - 60 + EVERY_S * row for row in range(30)] == pytest.approx(kept["columns"]["at_s"])
+    assert {
+        "waiting": [0] * 30,
+        "running": [1] * 30,
+        "mean_wait_s": [2.5] * 30,
+        "rejected": [3] * 30,
+        "tokens_per_s": [1.5] * 30,
+        "cache_usage": [0.25] * 30,
+    } == {name: column for name, column in kept["columns"].items() if name != "at_s"}
+    assert {"waiting": 0, "running": 1, "capacity": 100, "seats": 1} == {
+        name: snapshot["queue"][name] for name in ("waiting", "running", "capacity", "seats")
+    }
+    assert ["small"] == [model["model"] for model in snapshot["models"]]
+
+
+async def test_where_nothing_changes_there_is_one_snapshot_a_second(autojump_clock):
+    said = await said_within(Server().watch(), 60.1)
+    assert 61 == len(said)
+
+
+async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
+    server = Server()
+    said = []
+    async with trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            said.extend(await said_within(server.watch(), 60))
+
+        nursery.start_soon(read)
+        changed = {}
+        for waiting in range(1, 20):
+            await trio.sleep(2.7182)
+            server.waiting = waiting
+            changed[waiting] = trio.current_time()
+    told: dict[int, float] = {}
+    for at, snapshot in said:
+        told.setdefault(snapshot["queue"]["waiting"], at)
+    delays = [told[waiting] - at for waiting, at in changed.items()]
+    assert 0.25 >= max(delays)
+    assert 0 < min(delays)
+
+
+async def test_where_something_always_changes_there_are_four_snapshots_a_second_and_no_more(autojump_clock):
+    server = Server()
+
+    async def change() -> None:
+        while True:
+            server.waiting += 1
+            await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        said = await said_within(server.watch(), 10.1)
+        nursery.cancel_scope.cancel()
+    assert 41 == len(said)
+
+
+async def test_a_hundred_watchers_cost_as_many_looks_as_one(autojump_clock):
+    server = Server()
+    looks = Looks(server.take)
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(said_within, server.watch(looks), 10.1)
+    assert 41 == server.looks
+
+
+async def test_a_slow_watcher_gets_what_is_true_now_and_nothing_is_kept_for_it(autojump_clock):
+    server = Server()
+    watch = server.watch()
+    await anext(watch)
+    looks = server.looks
+    for waiting in range(1, 4):
+        await trio.sleep(3600)
+        server.waiting = waiting
+    assert looks == server.looks
+    ((_, snapshot),) = parsed(await anext(watch))
+    assert 3 == snapshot["queue"]["waiting"]
+
+
+async def test_a_server_that_drains_ends_the_stream(autojump_clock):
+    server = Server()
+    async with trio.open_nursery() as nursery:
+
+        async def drain() -> None:
+            await trio.sleep(5)
+            server.draining = True
+
+        nursery.start_soon(drain)
+        began = trio.current_time()
+        said = [piece async for piece in server.watch()]
+    assert 5 == pytest.approx(trio.current_time() - began, abs=2 * LOOK_EVERY_S)
+    assert 5 <= len(said) <= 6
+
+
+async def test_what_commands_print_is_not_shown_and_is_no_change(autojump_clock):
+    shown = Server().take()
+    (model,) = shown.models
+    printed = []
+
+    def take() -> Snapshot:
+        printed.append("password=1")
+        return msgspec.structs.replace(shown, models=(msgspec.structs.replace(model, output=tuple(printed)),))
+
+    looks = Looks(take)
+    looks.look()
+    await trio.sleep(1)
+    looks.look()
+    assert (2, 1) == (len(printed), looks.changes)
+    assert b"password" not in looks.event
+
+
+# The history ----------------------------------------------------------------------------------------
+
+
+async def test_the_history_is_ten_minutes_long_however_long_the_server_runs(autojump_clock):
+    server = Server()
+    history = History(server.take)
+    with trio.move_on_after(3 * 3600):
+        await history.run()
+    columns = history.columns()
+    assert {round(SPAN_S / EVERY_S) + 1} == {len(column) for column in columns.values()}
+    assert SPAN_S == pytest.approx(columns["at_s"][-1] - columns["at_s"][0])
+    assert EVERY_S >= trio.current_time() - columns["at_s"][-1]
+
+
+async def test_a_snapshot_that_fails_leaves_a_gap_and_ends_nothing(autojump_clock, log):
+    server = Server()
+
+    def take() -> Snapshot:
+        snapshot = server.take()
+        if 3 <= server.looks < 5:
+            raise ZeroDivisionError
+        return snapshot
+
+    history = History(take)
+    began = trio.current_time()
+    with trio.move_on_after(9 * EVERY_S + 0.1):
+        await history.run()
+    assert [0, 1, 4, 5, 6, 7, 8, 9] == [(at - began) / EVERY_S for at in history.columns()["at_s"]]
+    assert ["no snapshot"] * 2 == [entry["event"] for entry in log]
+
+
+async def test_a_row_has_totals_only(autojump_clock):
+    """Seed 000, FR-014: nobody is told of somebody's jobs."""
+    assert ("at_s", "waiting", "running", "mean_wait_s", "rejected", "tokens_per_s", "cache_usage") == (
+        totals_of(Server().take()).__struct_fields__
+    )
+
+
+async def test_the_history_is_kept_from_the_apps_start_to_its_end(autojump_clock):
+    server, app = Server(), QuartTrio("test")
+    watched = Events(server.take, lambda: False)
+    watched.add_to(app)
+    to_app, from_test = trio.open_memory_channel(1)
+    said = []
+
+    async def note(message) -> None:
+        said.append(message["type"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(app, {"type": "lifespan", "asgi": {}}, from_test.receive, note))
+        await to_app.send({"type": "lifespan.startup"})
+        await trio.sleep(10.5 * EVERY_S)
+        await to_app.send({"type": "lifespan.shutdown"})
+    assert ["lifespan.startup.complete", "lifespan.shutdown.complete"] == said
+    assert 11 == len(watched.history.columns()["at_s"])
+
+
+# Who watches ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watchable(client_with):
+    """A client of an application whose gateway can be looked at."""
+    return lambda *api_keys, **changes: client_with(
+        *api_keys, gateway=CountingGateway(hello_world), **changes
+    )
+
+
+async def test_the_route_says_what_the_queue_says(watchable, autojump_clock):
+    client = watchable(queue_statistics=lambda: {"waiting": 5, "running": 3, "capacity": 100, "seats": 3})
+    left, pieces = trio.Event(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(client.get, "/events", left=left, pieces=pieces))
+        await trio.sleep(3.1)
+        left.set()
+    told = parsed(b"".join(pieces))
+    assert ["history"] + ["snapshot"] * 4 == [event for event, _ in told]
+    assert {(5, 3)} == {
+        (value["queue"]["waiting"], value["queue"]["running"]) for event, value in told if event == "snapshot"
+    }
+
+
+async def test_only_so_many_may_watch_and_who_leaves_makes_room(watchable, autojump_clock):
+    client = watchable()
+    leaving = [trio.Event() for _ in range(WATCHERS)]
+    async with trio.open_nursery() as nursery:
+        for left in leaving:
+            nursery.start_soon(partial(client.get, "/events", left=left))
+        await trio.sleep(2)
+        refused = await client.get("/events")
+        assert (429, "rate_limited") == (refused.status, refused.error["code"])
+        assert "10" == refused.headers["retry-after"]
+
+        leaving[7].set()
+        await trio.sleep(1)
+        again, pieces = trio.Event(), []
+        nursery.start_soon(partial(client.get, "/events", left=again, pieces=pieces))
+        await trio.sleep(1)
+        assert pieces
+        assert 429 == (await client.get("/events")).status
+        for left in (*leaving, again):
+            left.set()
+
+
+async def test_a_client_that_only_asks_for_the_head_takes_no_place(watchable, autojump_clock):
+    client = watchable()
+    for _ in range(2 * WATCHERS):
+        assert 200 == (await client.send("HEAD", "/events", b"")).status
+
+
+async def test_watching_needs_the_key(watchable, autojump_clock):
+    client = watchable(ApiKey(key="sesame"))
+    refused = await client.get("/events")
+    assert (401, "invalid_api_key") == (refused.status, refused.error["code"])
+    left, pieces = trio.Event(), []
+    async with trio.open_nursery() as nursery:
+        key = {"Authorization": "Bearer sesame"}
+        nursery.start_soon(partial(client.get, "/events", headers=key, left=left, pieces=pieces))
+        await trio.sleep(1)
+        left.set()
+    assert pieces
+
+
+# Through sockets ------------------------------------------------------------------------------------
+
+
+def served(watched: Events) -> QuartTrio:
+    class App(QuartTrio):
+        asgi_http_class = Exchange
+        request_class = FairleadRequest
+
+    app = App("test")
+    app.config["RESPONSE_TIMEOUT"] = None
+
+    async def enter() -> None:
+        g.call = Call(FirstHeaders([]), None, lambda: None)
+        g.call.nursery = request_ctx.request.nursery
+
+    app.before_request(enter)
+    watched.add_to(app)
+    return app
+
+
+async def until(condition) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  # a listener's own state tells nobody when it changes
+            await trio.sleep(0.01)
+
+
+async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(monkeypatch):
+    monkeypatch.setattr(events, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "SPEAK_EVERY_S", 0.0)
+    watched = Events(Server().take, lambda: False)
+    async with serving(served(watched), Limits(stall_s=0.3)) as server:
+        client = await server.connect()
+        await client.send(get("/events"))
+        await until(lambda: 1 == watched._watchers)
+        await until(lambda: 0 == watched._watchers)
+
+
+async def test_a_server_that_stops_does_not_wait_for_those_who_watch():
+    looked_at = Server()
+    watched = Events(looked_at.take, lambda: looked_at.draining)
+    async with serving(served(watched), Limits(drain_s=3600)) as server:
+        client = await server.connect()
+        await client.send(get("/events"))
+        await until(lambda: 1 == watched._watchers)
+        looked_at.draining = True
+        server.shutdown.set()
+        await server.ended.wait()
+        assert (await client.answer()).whole
+    assert 0 == watched._watchers

@@ -1,0 +1,343 @@
+"""What an operator does to models and nodes by HTTP, and what is told of them, over a fleet that pretends."""
+
+import json
+
+import pytest
+import trio
+import trio.testing
+from openai.types import Model
+
+from fairlead.api.fleet import FleetRoutes
+from fairlead.config import ApiKey, CommandConfig, Config, NodeConfig
+from fairlead.errors import InvalidRequest, LoadFailed, NoNode, NotFound
+from fairlead.nodes.status import ModelStatus, NodeStatus
+from fake_fleet import FakeFleet
+
+BIG = NodeStatus(
+    id="org/big",
+    kind="remote",
+    url="http://10.0.0.2:8000",
+    models=("far",),
+    seats=4,
+    busy=1,
+    state="up",
+    load=0.25,
+)
+STATUSES = [
+    ModelStatus(model="small", kind="engine", node="engine:small", state="ready", seats=8, blocks_total=64),
+    ModelStatus(model="cold", kind="command", node="command:cold", state="stopped", aliases=("frozen",)),
+    ModelStatus(
+        model="broken", kind="command", node="command:broken", state="failed", problem="no such file"
+    ),
+    ModelStatus(model="coming", kind="command", node="command:coming", state="loading", load_progress=0.5),
+    ModelStatus(model="secret", kind="command", node="command:secret", state="ready", unlisted=True),
+    ModelStatus(model="far", kind="remote", node="big", state="ready", seats=4),
+]
+ALIASES = {"tiny": "small", "frozen": "cold"}
+
+
+@pytest.fixture
+def fleet() -> FakeFleet:
+    return FakeFleet(statuses=STATUSES, node_statuses=[BIG])
+
+
+@pytest.fixture
+def operator(client_with, fleet):
+    """A client of an application with that fleet."""
+    return client_with(fleet=fleet, aliases=ALIASES)
+
+
+# Models --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cold", "frozen"])
+async def test_a_model_is_loaded_by_name_or_alias_and_its_state_told(operator, fleet, name):
+    reply = await operator.post("/models/load", {"model": name})
+    assert (200, [("load", "cold")]) == (reply.status, fleet.asked)
+    assert ("cold", "stopped", ["frozen"]) == tuple(reply.json[key] for key in ("model", "state", "aliases"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "force"), [({}, False), ({"force": None}, False), ({"force": True}, True)]
+)
+async def test_a_model_is_unloaded_gently_unless_it_is_to_be_forced(operator, fleet, fields, force):
+    reply = await operator.post("/models/unload", {"model": "tiny", **fields})
+    assert (200, [("unload", "small", force)]) == (reply.status, fleet.asked)
+    assert "small" == reply.json["model"]
+
+
+async def test_a_load_that_fails_says_why(operator, fleet):
+    fleet.refusal = LoadFailed("cold: exit code 3 while loading")
+    reply = await operator.post("/models/load", {"model": "cold"})
+    assert (502, "load_failed", "cold: exit code 3 while loading") == (
+        reply.status,
+        reply.error["code"],
+        reply.error["message"],
+    )
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"model": "huge"}, (404, "model")),
+        ({"model": None}, (400, "model")),
+        ({"model": ["small"]}, (400, "model")),
+        ({}, (400, None)),
+        (b"small", (400, None)),
+    ],
+)
+async def test_what_names_no_model_loads_none(operator, fleet, path, body, expected):
+    reply = await operator.post(path, body)
+    assert expected == (reply.status, reply.error["param"])
+    assert [] == fleet.asked
+
+
+async def test_force_is_a_truth_value(operator, fleet):
+    reply = await operator.post("/models/unload", {"model": "small", "force": "yes"})
+    assert (400, "force", []) == (reply.status, reply.error["param"], fleet.asked)
+
+
+async def test_who_asked_for_a_load_and_leaves_waits_no_longer(client_with):
+    class Slow(FakeFleet):
+        left = False
+
+        async def load(self, model: str) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.left = True
+
+    fleet, left = Slow(["small"]), trio.Event()
+    client = client_with(fleet=fleet)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/models/load", {"model": "small"}, left=left))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not fleet.left
+        left.set()
+    assert fleet.left
+
+
+async def test_a_key_loads_and_unloads_its_own_models_only(client_with, fleet):
+    key = ApiKey("sk", models=("frozen",))
+    client = client_with(key, fleet=fleet, aliases=ALIASES)
+    headers = {"Authorization": "Bearer sk"}
+    for path in ("/models/load", "/models/unload"):
+        refused = await client.post(path, {"model": "small"}, headers=headers)
+        assert (403, "forbidden") == (refused.status, refused.error["code"])
+        assert 200 == (await client.post(path, {"model": "cold"}, headers=headers)).status
+    assert ["cold", "cold"] == [model for _, model, *_ in fleet.asked]
+
+
+async def test_the_resident_models_are_those_with_a_process_here(operator):
+    running = (await operator.get("/running")).json
+    assert ["small", "coming", "secret"] == [entry["model"] for entry in running]
+    assert {"seats": 8, "blocks_total": 64, "sequences": 0}.items() <= running[0].items()
+    assert 0.5 == running[1]["load_progress"]
+
+
+async def test_the_models_that_are_listed_are_those_one_may_ask_for(operator):
+    data = (await operator.get("/v1/models")).json["data"]
+    assert ["small", "cold", "broken", "coming", "far"] == [card["id"] for card in data]
+    for card in data:
+        Model.model_validate(card, strict=True)
+    assert "max_model_len" in data[0]
+    assert "max_model_len" not in data[1]
+
+
+async def test_a_command_is_described_as_its_configuration_does(client_with):
+    settings = {"cmd": ("serve",), "proxy": "http://127.0.0.1:1"}
+    plain = CommandConfig(name="plain", **settings)
+    known = CommandConfig(
+        name="known",
+        title="Known well",
+        description="what all know",
+        metadata={"size": 7},
+        capabilities={"tools": True},
+        **settings,
+    )
+    client = client_with(fleet=FakeFleet([], ["plain", "known"]), config=Config(models=(plain, known)))
+    first, second = (await client.get("/v1/models")).json["data"]
+    assert {"id", "object", "created", "owned_by"} == set(first)
+    assert {
+        "name": "Known well",
+        "description": "what all know",
+        "meta": {"llamaswap": {"size": 7}},
+        "capabilities": {"tools": True},
+    }.items() <= second.items()
+    Model.model_validate(second, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"), [("frozen", "cold"), ("far", "far"), ("secret", "secret"), ("tiny", "small")]
+)
+async def test_each_model_can_be_looked_up_listed_or_not(operator, name, canonical):
+    assert canonical == (await operator.get(f"/v1/models/{name}")).json["id"]
+
+
+async def test_a_model_that_is_gone_when_its_load_is_told_is_not_found(client_with):
+    class Fickle(FakeFleet):
+        async def load(self, model: str) -> None:
+            await trio.lowlevel.checkpoint()
+            self.statuses = []
+
+    reply = await client_with(fleet=Fickle(["small"])).post("/models/load", {"model": "small"})
+    assert 404 == reply.status
+
+
+async def test_an_engines_model_that_is_about_to_go_is_not_found(client_with, fleet):
+    client = client_with(fleet=fleet, models={})
+    reply = await client.post("/v1/chat/completions", {"model": "small", "messages": []})
+    assert (404, "model_not_found", []) == (reply.status, reply.error["code"], client.gateway.jobs)
+
+
+# Nodes ---------------------------------------------------------------------------------------------
+
+
+async def test_nodes_are_listed_without_their_keys(operator):
+    (node,) = (await operator.get("/nodes")).json
+    assert {
+        "id": "org/big",
+        "kind": "remote",
+        "url": "http://10.0.0.2:8000",
+        "models": ["far"],
+        "seats": 4,
+        "busy": 1,
+        "state": "up",
+        "load": 0.25,
+        "problem": None,
+    }.items() <= node.items()
+    assert not any("key" in name for name in node)
+
+
+async def test_a_node_joins_with_what_a_configuration_could_say(operator, fleet):
+    body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
+    reply = await operator.post("/nodes", {**body, "models": ["far"], "model_names": {"far": "qwen"}})
+    assert (201, "org/big") == (reply.status, reply.json["id"])
+    assert b"sk-theirs" not in reply.body
+    wanted = NodeConfig(**body, models=("far",), model_names={"far": "qwen"})
+    assert [("add", wanted)] == fleet.asked
+
+
+async def test_what_a_node_leaves_out_is_as_in_a_configuration(operator, fleet):
+    await operator.post("/nodes", {"id": "org/big", "url": "http://10.0.0.2:8000", "seats": None})
+    assert [("add", NodeConfig("org/big", "http://10.0.0.2:8000"))] == fleet.asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"id": ""}, "id"),
+        ({"id": 1}, "id"),
+        ({"url": "10.0.0.2"}, "url"),
+        ({"url": "file:///etc/passwd"}, "url"),
+        ({"url": "http://:x"}, "url"),
+        ({"api_key": 1}, "api_key"),
+        ({"seats": 0}, "seats"),
+        ({"models": []}, "models"),
+        ({"models": "far"}, "models"),
+        ({"model_names": {"far": 1}}, "model_names"),
+    ],
+)
+async def test_a_node_that_cannot_be_is_refused_by_field(operator, fleet, fields, param):
+    reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000", **fields})
+    assert (400, param, []) == (reply.status, reply.error["param"], fleet.asked)
+    assert param in reply.error["message"]
+
+
+@pytest.mark.parametrize("missing", ["id", "url"])
+async def test_a_node_needs_a_name_and_an_address(operator, fleet, missing):
+    body = {"id": "big", "url": "http://10.0.0.2:8000"}
+    del body[missing]
+    reply = await operator.post("/nodes", body)
+    assert (400, []) == (reply.status, fleet.asked)
+    assert missing in reply.error["message"]
+
+
+async def test_a_name_that_is_taken_is_the_fleets_to_refuse(operator, fleet):
+    fleet.refusal = InvalidRequest("id: big is taken", param="id")
+    reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000"})
+    assert (400, "id") == (reply.status, reply.error["param"])
+
+
+async def test_a_node_is_drained_and_removed_by_its_id_which_may_have_slashes(operator, fleet):
+    drained = await operator.post("/nodes/org/big/drain", b"")
+    assert (200, "org/big") == (drained.status, drained.json["id"])
+    removed = await operator.send("DELETE", "/nodes/org/big", b"")
+    assert (200, {"id": "org/big", "object": "node", "deleted": True}) == (removed.status, removed.json)
+    assert [("drain", "org/big"), ("remove", "org/big")] == fleet.asked
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/nodes/x"), ("POST", "/nodes/x/drain")])
+async def test_a_node_that_is_not_there_is_not_found(operator, fleet, method, path):
+    fleet.refusal = NotFound("there is no node 'x'")
+    reply = await operator.send(method, path, b"")
+    assert (404, "not_found") == (reply.status, reply.error["code"])
+
+
+async def test_a_job_for_a_model_without_a_node_is_told_so(operator):
+    operator.gateway.refusal = NoNode("no node has far now")
+    reply = await operator.post("/v1/chat/completions", {"model": "far", "messages": []})
+    assert (503, "no_node", "2") == (reply.status, reply.error["code"], reply.headers["retry-after"])
+
+
+# Whose page asks -----------------------------------------------------------------------------------
+
+ROUTES = [
+    ("POST", "/models/load", {"model": "small"}),
+    ("POST", "/models/unload", {"model": "small"}),
+    ("GET", "/nodes", None),
+    ("POST", "/nodes", {"id": "org/big", "url": "http://10.0.0.2:8000"}),
+    ("DELETE", "/nodes/org/big", None),
+    ("POST", "/nodes/org/big/drain", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"Host": "evil.example"}, "Host"),
+        ({"Host": "127.0.0.1:8000", "Origin": "http://evil.example"}, "Origin"),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, "Host"),
+        ({"Origin": "null"}, "Origin"),
+    ],
+)
+async def test_a_page_of_another_server_may_do_nothing(operator, fleet, method, path, body, headers, param):
+    content = b"" if body is None else json.dumps(body).encode()
+    refused = await operator.send(method, path, content, headers=headers)
+    assert (403, "forbidden", param) == (refused.status, refused.error["code"], refused.error["param"])
+    assert [] == fleet.asked
+    own = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
+    assert (await operator.send(method, path, content, headers=own)).status in (200, 201)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+async def test_an_operator_needs_a_key_where_there_are_any(client_with, fleet, method, path, body):
+    client = client_with(ApiKey("sk"), fleet=fleet)
+    content = b"" if body is None else json.dumps(body).encode()
+    assert 401 == (await client.send(method, path, content)).status
+    assert [] == fleet.asked
+    reply = await client.send(method, path, content, headers={"Authorization": "Bearer sk"})
+    assert reply.status in (200, 201)
+
+
+async def test_a_key_for_some_models_changes_no_nodes(client_with, fleet):
+    client = client_with(ApiKey("sk", models=("small",)), fleet=fleet)
+    headers = {"Authorization": "Bearer sk"}
+    for method, path, body in ROUTES[3:]:
+        reply = await client.send(method, path, json.dumps(body).encode(), headers=headers)
+        assert (403, "forbidden") == (reply.status, reply.error["code"])
+    assert [] == fleet.asked
+    assert 200 == (await client.get("/nodes", headers=headers)).status
+
+
+async def test_every_operators_route_is_among_those(operator):
+    tried = {path.replace("org/big", "<path:node_id>") for _, path, _ in ROUTES}
+    assert FleetRoutes.RULES == tried
+
+
+async def test_what_others_use_too_is_not_kept_from_their_pages(operator):
+    foreign = {"Host": "fairlead.example", "Origin": "http://chat.example"}
+    for path in ("/v1/models", "/health", "/queue", "/running"):
+        assert 200 == (await operator.get(path, headers=foreign)).status

@@ -1,0 +1,88 @@
+"""The OpenAPI document has every route that there is, no other, and the shapes of what they really answer."""
+
+import json
+import re
+
+import msgspec
+import pytest
+from openapi_spec_validator import validate
+
+from fairlead.api import openapi, schemas, shapes
+from fairlead.api.dashboard import pages
+from fairlead.config import ApiKey
+from fairlead.nodes.status import NodeStatus
+
+
+@pytest.fixture(scope="module")
+def document() -> dict:
+    return json.loads(msgspec.json.encode(openapi.document()))
+
+
+def test_the_document_is_openapi(document):
+    validate(document)
+
+
+async def test_every_route_is_in_it_and_nothing_else(client, document):
+    routes = set()
+    for rule in client.app.url_map.iter_rules():
+        routes |= {(method.lower(), _plain(rule.rule)) for method in rule.methods - {"HEAD", "OPTIONS"}}
+    routes |= {("post", path) for path in client.app.hot._routes}
+    described = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    files = {("get", _plain(pages.FILES_RULE))}  # of the dashboard's page: no interface of ours
+    assert described == routes - files
+
+
+def _plain(rule: str) -> str:
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
+
+
+async def test_it_is_served_and_wants_a_key_where_there_are_keys(client_with):
+    client = client_with(ApiKey("sk-1"))
+    assert 401 == (await client.get("/openapi.json")).status
+    reply = await client.get("/openapi.json", headers={"Authorization": "Bearer sk-1"})
+    assert ("application/json", "3.1.0") == (reply.headers["content-type"], reply.json["openapi"])
+
+
+def test_each_field_of_a_request_is_in_it(document):
+    for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.NodeRequest):
+        described = document["components"]["schemas"][kind.__name__]["properties"]
+        assert set(kind.__struct_fields__) == set(described)
+
+
+def test_all_errors_of_the_specification_are_described(document):
+    operations = [one for methods in document["paths"].values() for one in methods.values()]
+    statuses = {status for operation in operations for status in operation["responses"]}
+    assert {"400", "401", "403", "404", "408", "413", "429", "500", "502", "503", "504"} <= statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("/v1/chat/completions", shapes.ChatCompletion, {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/completions", shapes.TextCompletion, {"prompt": "hello", "n": 2}),
+        ("/tokenize", shapes.Tokenized, {"prompt": "hello", "return_token_strs": True}),
+        ("/detokenize", shapes.Detokenized, {"tokens": [10]}),
+        ("/v1/completions", shapes.ErrorAnswer, {"prompt": 7}),
+        ("/v1/models", shapes.ModelList, None),
+        ("/v1/models/small", shapes.ModelCard, None),
+        ("/v1/models/nothing", shapes.ErrorAnswer, None),
+        ("/queue/estimate", openapi.Forecast, None),
+        ("/running", list[openapi.ModelStatus], None),
+        ("/nodes", list[NodeStatus], None),
+        ("/health", shapes.State, None),
+        ("/ready", shapes.State, None),
+        ("/version", shapes.Version, None),
+    ],
+)
+async def test_an_answer_has_the_shape_that_is_described_and_nothing_beside_it(client, path, kind, body):
+    reply = await (client.get(path) if body is None else client.post(path, {"model": "small", **body}))
+    read = msgspec.json.decode(reply.body, type=kind)
+    written = json.loads(msgspec.json.encode(read))
+    assert _without_nulls(reply.json) == _without_nulls(written)
+
+
+def _without_nulls(value):
+    """What is null may as well be absent; what a type does not know would be missing."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,212 @@
+"""The kernel that chooses tokens against the same in torch, and what it must survive."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead._cext.cpustep import choose, variants
+from fairlead.engine.draws import GREEDY_BELOW, choose_by_torch
+from fairlead.engine.logits import Changes
+from fairlead.engine.sampler import Parameters, choose_compiled
+
+VARIANTS = variants("float32")
+SIZES = (1, 2, 127, 128, 129, 1000, 1024, 5003)
+
+
+def parameters_of(rows, rng):
+    """What `rows` rows ask for, the filters of each on or off."""
+
+    def some(values, off):
+        return np.where(rng.random(rows) < 0.5, values, off)
+
+    return Parameters(
+        temperatures=rng.choice([0.0, 0.3, 1.0, 2.0, 50.0], rows),
+        top_k=some(rng.integers(1, 2000, rows), 0),
+        top_p=some(rng.random(rows), 1.0),
+        min_p=some(rng.random(rows) ** 4, 0.0),
+        logprobs=None,
+        seeds=rng.integers(0, 2**63, rows).astype(np.uint64),
+        positions=rng.integers(0, 10_000, rows),
+        changes=Changes(),
+    )
+
+
+def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
+    """(tokens, highest) by the kernel; `asked` a mapping of its arrays, missing ones off."""
+    rows = len(logits)
+    arrays = {
+        "temperatures": np.ones(rows),
+        "top_k": np.zeros(rows),
+        "top_p": np.ones(rows),
+        "least": np.full(rows, -np.inf),
+        "numbers": np.full(rows, 0.5) if numbers is None else numbers,
+        **asked,
+    }
+    dtypes = {"top_k": np.int32, "top_p": np.float64, "numbers": np.float64}
+    tokens, highest = np.full(rows, -7, np.int64), np.full(rows, -7, np.float32)
+    choose(
+        np.ascontiguousarray(logits, np.float32),
+        **{name: np.asarray(array).astype(dtypes.get(name, np.float32)) for name, array in arrays.items()},
+        tokens=tokens,
+        highest=highest,
+        greedy_below=GREEDY_BELOW,
+        threads=threads,
+        variant=variant,
+    )
+    return tokens.tolist(), highest
+
+
+def asked_of(parameters, vocabulary):
+    """The kernel's arrays for a sampler's parameters."""
+    with np.errstate(divide="ignore"):
+        least = np.log(parameters.min_p)
+    return {
+        "temperatures": parameters.temperatures,
+        "top_k": parameters.top_k.clip(0, vocabulary),
+        "top_p": parameters.top_p,
+        "least": least,
+    }
+
+
+def kept(row, temperature, top_k, top_p, least):
+    """The weight of each token that the filters keep, and which are in doubt by a rounding: float64, bool."""
+    scores = (row.astype(np.float64) - row.max()) / temperature
+    if 0 < top_k < len(scores):
+        least = max(least, np.sort(scores)[-top_k])
+    doubt = np.abs(scores - least) < 1e-5 * (1 - scores)
+    weights = np.where(scores >= least - 1e-12, np.exp(scores), 0)
+    if top_p < 1:
+        ranked = np.sort(scores[weights > 0])[::-1]
+        sums = np.exp(ranked).cumsum()
+        last = min(int((sums < top_p * sums[-1]).sum()), len(ranked) - 1)
+        near = np.abs(sums / sums[-1] - top_p) < 1e-5
+        doubt |= np.isin(scores, ranked[near]) | np.isin(scores, ranked[1:][near[:-1]])
+        weights[scores < ranked[last]] = 0
+    return weights, doubt
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from(SIZES),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 8.0, 60.0]),
+    steps=st.sampled_from([0, 1, 4]),
+    threads=st.integers(1, 3),
+)
+def test_the_kernel_chooses_what_torch_chooses(variant, size, seed, spread, steps, threads):
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((5, size)) * spread).astype(np.float32)
+    if steps:  # many that are equal
+        logits = np.round(logits * steps) / np.float32(steps)
+    parameters = parameters_of(5, rng)
+    numbers = rng.random(5)
+    asked = asked_of(parameters, size)
+    tokens, highest = chosen(logits, asked, variant=variant, threads=threads, numbers=numbers)
+    assert logits.max(-1).tolist() == highest.tolist()
+    for row, token in enumerate(tokens):
+        temperature = parameters.temperatures[row]
+        if temperature < GREEDY_BELOW:
+            assert int(logits[row].argmax()) == token
+            continue
+        weights, doubt = kept(
+            logits[row], temperature, *(asked[name][row] for name in ("top_k", "top_p", "least"))
+        )
+        assert weights[token] > 0 or doubt[token]
+        if doubt.any():
+            continue
+        sums = weights.cumsum() / weights.sum()
+        before = sums[token] - weights[token] / weights.sum()
+        assert before - 1e-5 <= numbers[row] <= sums[token] + 1e-5
+
+
+@pytest.mark.parametrize("size", [5003, 151_936])
+def test_kernel_and_torch_draw_the_same_tokens_by_the_same_seeds(size):
+    rng = np.random.default_rng(size)
+    logits = (rng.standard_normal((12, size)) * 6).astype(np.float32)
+    parameters = parameters_of(12, rng)
+    expected, highest = choose_by_torch(torch.from_numpy(logits), parameters)
+    tokens, tops = choose_compiled(torch.from_numpy(logits), parameters)
+    assert expected.tolist() == tokens.tolist()
+    assert torch.equal(highest, tops)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_row_is_chosen_the_same_on_any_number_of_threads(variant):
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((40, 3000)) * 3
+    asked = asked_of(parameters_of(40, rng), 3000)
+    numbers = rng.random(40)
+    expected = chosen(logits, asked, variant=variant, numbers=numbers)[0]
+    for threads in (2, 3, 7):
+        assert expected == chosen(logits, asked, variant=variant, threads=threads, numbers=numbers)[0]
+    alone = [
+        chosen(
+            logits[row : row + 1],
+            {name: array[row : row + 1] for name, array in asked.items()},
+            variant=variant,
+            numbers=numbers[row : row + 1],
+        )[0][0]
+        for row in range(40)
+    ]
+    assert expected == alone
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_ends_of_the_unit_interval_find_the_first_and_the_last_that_weigh_anything(variant):
+    logits = np.full((2, 1000), -np.inf)
+    logits[:, [17, 400, 999]] = 0.0
+    tokens, _ = chosen(logits, {}, variant=variant, numbers=[0.0, 1.0])
+    assert [17, 999] == tokens
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("place", [0, 15, 16, 130, 998])
+def test_nan_and_infinities_are_told_and_harm_no_other_row(variant, place):
+    rng = np.random.default_rng(place)
+    logits = rng.standard_normal((4, 999)).astype(np.float32)
+    expected = chosen(logits, {}, variant=variant)[0]
+    logits[0, place] = math.nan
+    logits[1, place] = math.inf
+    logits[3] = -math.inf
+    tokens, highest = chosen(logits, {}, variant=variant, threads=2)
+    assert math.isnan(highest[0])
+    assert (place, math.inf) == (tokens[1], highest[1])
+    assert expected[2] == tokens[2]
+    assert -math.inf == highest[3]
+
+
+NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e300, 1e-300, 5.0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("column", ["temperatures", "top_p", "least", "numbers"])
+def test_nonsense_of_one_row_leaves_a_token_of_the_vocabulary_and_the_neighbours_theirs(variant, column):
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal((len(NONSENSE) + 1, 700)).astype(np.float32)
+    logits[:, 5:300] = -np.inf
+    usual = {"temperatures": 1.0, "top_p": 0.9, "least": -9.0, "top_k": 50, "numbers": 0.5}
+    plain = {name: np.full(len(logits), value) for name, value in usual.items()}
+    expected = chosen(logits, plain, variant=variant)[0]
+    values = np.full(len(logits), usual[column])
+    with np.errstate(over="ignore"):
+        values[:-1] = NONSENSE
+        tokens, _ = chosen(logits, {**plain, column: values}, variant=variant)
+    assert expected[-1] == tokens[-1]
+    assert all(0 <= token < 700 for token in tokens)
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    logits = np.zeros((2, 10), np.float32)
+    for name in ("temperatures", "top_k", "top_p", "least", "numbers"):
+        with pytest.raises(ValueError, match=name):
+            chosen(logits, {name: np.zeros(3)})
+    with pytest.raises(ValueError, match="variant"):
+        chosen(logits, {}, variant="abacus")
+    with pytest.raises(ValueError, match="logits"):
+        chosen(np.zeros((2, 0), np.float32), {})
+    assert [] == chosen(np.zeros((0, 10), np.float32), {})[0]

@@ -1,0 +1,172 @@
+"""`fairlead ps`, `top` and `stop`: what they show of a server, on a terminal and elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cli.terminal import Terminal
+from fairlead.cli import main
+from fairlead.console.top import sparkline
+
+QUEUE = {
+    "waiting": 5,
+    "running": 3,
+    "capacity": 100,
+    "seats": 4,
+    "mean_wait_s": 1.25,
+    "mean_service_s": 2.5,
+}
+MODELS = [
+    {
+        "model": "small",
+        "kind": "engine",
+        "state": "ready",
+        "seats": 4,
+        "busy": 3,
+        "memory_bytes": 512 * 1024 * 1024,
+        "cache_usage": 0.25,
+        "something_newer": [1, 2],
+    },
+    {"model": "large", "kind": "command", "state": "loading", "load_progress": 0.4, "load_stage": "weights"},
+]
+NODES = [
+    {"id": "engine:small", "kind": "engine", "url": None, "state": "up", "seats": 4, "busy": 3},
+    {
+        "id": "big",
+        "kind": "remote",
+        "url": "http://192.0.2.1",
+        "state": "down",
+        "problem": "[red]no\x1b[2J answer",
+    },
+]
+PICTURE = {
+    "queue": QUEUE,
+    "tokens": {"generated_per_s": 41.7},
+    "rejected": {"queue_full": 2, "displaced": 1},
+    "cache_usage": 0.25,
+    "models": MODELS,
+    "nodes": NODES,
+}
+
+
+@pytest.fixture
+def telling(server):
+    server.told = {"/queue": QUEUE, "/running": MODELS, "/nodes": NODES}
+    server.events = [("history", []), ("snapshot", PICTURE), ("snapshot", PICTURE)]
+    return server
+
+
+def test_ps_shows_the_queue_the_models_and_the_nodes_elsewhere(telling, capsys):
+    assert 0 == main(["ps", "--url", telling.url])
+    shown = capsys.readouterr().out
+    assert "3 running on 4 seats, 5 waiting of 100" in shown
+    small, large = (next(line for line in shown.splitlines() if name in line) for name in ("small", "large"))
+    assert ["small", "ready", "engine", "3/4", "512", "MiB", "25%"] == small.split()
+    assert ["large", "loading", "40%", "weights", "command", "0/0", "-", "-"] == large.split()
+    assert "engine:small" not in shown
+
+
+def test_what_a_server_says_is_shown_and_not_obeyed(telling, capsys):
+    assert 0 == main(["ps", "--url", telling.url])
+    shown = capsys.readouterr().out
+    assert "[red]no [2J answer" in shown
+    assert "\x1b" not in shown
+
+
+def test_ps_answers_in_json_with_the_same_figures(telling, capsys):
+    assert 0 == main(["ps", "--url", telling.url, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert QUEUE == told["queue"]
+    assert ["small", "large"] == [model["model"] for model in told["models"]]
+    assert ["engine:small", "big"] == [node["id"] for node in told["nodes"]]
+
+
+@pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
+def test_a_server_that_is_not_there_is_a_failure_in_one_line(command, nobody, capsys):
+    assert 1 == main([*command, "--url", nobody])
+    assert [f"fairlead: no server answers at {nobody}"] == capsys.readouterr().err.splitlines()
+
+
+def test_another_kind_of_server_is_said_to_be_one(server, capsys):
+    server.told = {"/queue": ["nothing", "we", "know"]}
+    assert 1 == main(["ps", "--url", server.url])
+    assert "did not answer as a Fairlead server does" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"], ["run", "small", "hello"]])
+def test_an_address_that_is_none_is_bad_usage(command, capsys):
+    assert 2 == main([*command, "--url", "localhost:8000"])
+    assert "--url" in capsys.readouterr().err.partition("\n")[0]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_stop_unloads_the_model(telling, capsys, force):
+    assert 0 == main(["stop", "first", "--url", telling.url, *(["--force"] if force else [])])
+    assert [("/models/unload", {"model": "first", "force": force})] == telling.posted
+    assert "first is unloaded.\n" == capsys.readouterr().out
+
+
+def test_stopping_what_is_not_there_fails_in_the_servers_words(telling, capsys):
+    assert 1 == main(["stop", "third", "--url", telling.url])
+    assert "fairlead: there is no such model\n" == capsys.readouterr().err
+
+
+def test_the_key_is_sent(telling):
+    main(["ps", "--url", telling.url, "--api-key", "sk-1"])
+    assert {"Bearer sk-1"} == telling.keys
+
+
+def test_top_is_a_picture_in_place_that_q_ends(telling):
+    with Terminal(["top", "--url", telling.url]) as terminal:
+        shown = terminal.expect("small") + terminal.shown
+        assert "5 of 100" in shown
+        assert "3 of 4" in shown
+        assert "42" in shown
+        assert "rejected 3" in shown
+        terminal.type("q")
+        telling.released.set()  # q is seen with the next picture
+        assert 0 == terminal.wait()
+
+
+def test_top_ends_well_by_ctrl_c(telling):
+    with Terminal(["top", "--url", telling.url]) as terminal:
+        terminal.expect("small")
+        terminal.type("\x03")
+        assert 0 == terminal.wait()
+
+
+def lines_of(telling, *arguments: str) -> list[str]:
+    """What `top` writes into a pipe until the server ends the stream, for four pictures."""
+    telling.released.set()
+    code = "import sys; from fairlead.cli import main; sys.exit(main(sys.argv[1:]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "top", "--url", telling.url, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+        timeout=60,
+    )
+    assert 1 == ran.returncode
+    assert "has ended the stream" in ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_top_in_a_pipe_is_a_line_a_picture(telling):
+    expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
+    assert [expected] * 4 == lines_of(telling)
+
+
+def test_top_writes_each_picture_as_a_line_of_json(telling):
+    assert [PICTURE] * 4 == [json.loads(line) for line in lines_of(telling, "--json")]
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([0, 0], "  "), ([0, 1, 4, 8], " ▁▄█"), ([0.001, 1], "▁█"), ([-1, 2], " █")],
+)
+def test_a_sparkline_has_a_bar_for_each_value(values, bars):
+    assert bars == sparkline(values)

@@ -1,0 +1,152 @@
+"""`fairlead doctor`, `deploy`, `completion`, `node`, and what systemd is told."""
+
+import json
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import Terminal
+from cli.test_serve import FakeApp
+from fairlead.cli import main
+from fairlead.console import doctor
+from fairlead.console.announcer import Announcer
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
+    fake = FakeApp()
+    monkeypatch.setitem(sys.modules, "fairlead.app", fake)
+    return fake
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No interpreter is started to ask torch: one test does, the others need not."""
+    torch = '{"version": "2.13.0", "cuda": null, "devices": [], "threads": 2}'
+    monkeypatch.setattr(
+        doctor, "_in_a_child", lambda code: (torch, "") if "torch" in code else ("bfloat16: amx", "")
+    )
+
+
+def findings(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, dict[str, str]]:
+    port = () if "--port" in arguments else ("--port", "0")
+    assert code == main(["doctor", "--json", *port, *arguments])
+    return {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_doctor_finds_that_a_server_would_run_here():
+    with Terminal(["doctor", "--port", "0"]) as terminal:
+        shown = terminal.expect("A server will run here.")
+        assert 0 == terminal.wait()
+    for name in ("Python", "torch", "processor", "kernels", "memory", "disk", "port", "model hub"):
+        assert re.search(rf"[✓!]\S* {name}", shown), name
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_says_who_has_the_port(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = findings(capsys, "--port", str(taken.getsockname()[1]))
+    assert "warning" == found["port"]["verdict"]
+    assert "--port" in found["port"]["advice"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_reads_a_configuration_and_fails_with_it(capsys, tmp_path):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("port: 80\nqueue:\n  capacity: -1\n")
+    found = findings(capsys, "--config", str(file), code=1)["configuration"]
+    assert "bad" == found["verdict"]
+    assert "fairlead.yaml:3: queue.capacity" in found["found"]
+    file.write_text("port: 80\n")
+    assert "good" == findings(capsys, "--config", str(file))["configuration"]["verdict"]
+
+
+def test_doctor_says_what_to_do_without_torch(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
+    found = findings(capsys, code=1)
+    assert "bad" == found["torch"]["verdict"]
+    assert "pip install" in found["torch"]["advice"]
+    assert "bad" == found["kernels"]["verdict"]
+
+
+def test_a_child_that_fails_gives_its_last_words():
+    assert (None, "ValueError: three") == doctor._in_a_child("raise ValueError('three')")
+    assert ("4", "") == doctor._in_a_child("print(2 + 2)")
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "word"),
+    [
+        ("systemd", ["fairlead.service"], "Type=notify"),
+        ("docker", ["Dockerfile", "Dockerfile.cuda"], "ENTRYPOINT"),
+        ("grafana", ["grafana.json"], "fairlead_"),
+    ],
+)
+def test_deploy_writes_the_files_and_names_them(tmp_path, capsys, target, names, word):
+    folder = tmp_path / "new"
+    assert 0 == main(["deploy", target, "-o", str(folder)])
+    assert [str(folder / name) for name in names] == capsys.readouterr().out.split()
+    assert all(word in (folder / name).read_text() for name in names)
+
+
+def test_deploy_writes_over_nothing_unless_it_is_told_to(tmp_path, capsys):
+    mine = tmp_path / "Dockerfile"
+    mine.write_text("mine")
+    assert 2 == main(["deploy", "docker", "-o", str(tmp_path)])
+    assert "--force" in capsys.readouterr().err
+    assert ["Dockerfile"] == [path.name for path in tmp_path.iterdir()]
+    assert 0 == main(["deploy", "docker", "-o", str(tmp_path), "--force"])
+    assert "mine" != mine.read_text()
+
+
+def test_the_unit_starts_what_there_is():
+    unit = (Path(doctor.__file__).parents[1] / "deploy" / "fairlead.service").read_text()
+    command = re.search(r"ExecStart=\S+/fairlead (.*)", unit)
+    assert command is not None
+    assert {"serve", "--config", "--log-json"} <= set(command[1].split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command(capsys, shell):
+    assert 0 == main(["completion", shell])
+    script = capsys.readouterr().out
+    for command in ("serve", "node", "run", "ps", "top", "stop", "doctor", "deploy", "config"):
+        assert command in script
+
+
+def test_a_node_is_a_server_that_never_queues(app, tmp_path):
+    assert 0 == main(["node", str(tmp_path), "--port", "0"])
+    assert 0 == app.configs[-1].queue.capacity
+    assert 2 == main(["node", str(tmp_path), "--queue-capacity", "5"])
+
+
+def test_a_model_of_the_hub_is_looked_up_when_the_server_starts_and_not_before(app):
+    assert 0 == main(["serve", "organization/Some-Model-1B@main"])
+    (model,) = app.configs[-1].models
+    assert ("Some-Model-1B", Path("organization/Some-Model-1B@main")) == (model.name, model.path)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, monkeypatch, abstract):
+    if abstract and sys.platform != "linux":
+        pytest.skip("abstract sockets are Linux's")
+    name = f"fairlead-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name if abstract else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
+        announcer = Announcer(key_needed=False)
+        announcer.ready("http://127.0.0.1:1", ["small"])
+        assert b"READY=1\nSTATUS=serving small at http://127.0.0.1:1" == manager.recv(1024)
+        announcer.stopping()
+        assert b"STOPPING=1" == manager.recv(1024)
+
+
+def test_a_manager_that_does_not_listen_stops_nobody(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    Announcer(key_needed=False).ready("http://127.0.0.1:1", ["small"])

@@ -1,0 +1,160 @@
+"""The schema of a configuration file takes what the reader takes, and refuses wrong types and keys."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from documents import documents
+from fairlead.cli import main
+from fairlead.config.documentation import documentation_of
+from fairlead.config.spelling import settings_of
+from fairlead.configfile import ConfigFileError, read_config
+from fairlead.configfile.schema import schema
+from swap.test_llama_swap import EXAMPLE
+
+EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
+VALIDATOR = Draft202012Validator(schema())
+
+
+def complaints(text: str) -> list[str]:
+    return [error.json_path for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_what_is_generated_from_the_types_is_what_is_kept(path):
+    assert documents()[path] == path.read_text(encoding="utf-8"), "python tests/documents.py writes it anew"
+
+
+def test_the_schema_is_one_and_ships_with_the_package():
+    kept = json.loads((files("fairlead") / "config" / "schema.json").read_text())
+    Draft202012Validator.check_schema(kept)
+    assert kept == schema()
+
+
+def test_the_command_line_prints_it(capsys):
+    assert 0 == main(["config", "schema"])
+    assert json.loads(capsys.readouterr().out) == schema()
+
+
+def test_a_whole_llama_swap_file_fits():
+    assert [] == complaints(EXAMPLE)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_each_example_fits_and_is_read(path, tmp_path):
+    text = path.read_text()
+    assert [] == complaints(text)
+    for folder in ("qwen", "gemma", "demo"):
+        (tmp_path / folder).mkdir()
+    environment = {"MODELS": str(tmp_path), "ANA_KEY": "sk-a", "PORTAL_KEY": "sk-p", "BATCH_KEY": "sk-b"}
+    reading = read_config(path, environment)
+    assert reading.config.models or reading.config.nodes
+    assert () == reading.without_effect
+
+
+def test_there_are_examples():
+    assert ["llama-swap", "single-shot-nodes", "small-machine", "team"] == [path.stem for path in EXAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("prot: 8000", "$"),
+        ("port: {}", "$.port"),
+        ("port: 70000", "$.port"),
+        ("queue: {capacity: -1}", "$.queue.capacity"),
+        ("queue: {fairness: random}", "$.queue.fairness"),
+        ("queue: {timeout: soon}", "$.queue.timeout"),
+        ("apiKeys: [{user: ana}]", "$.apiKeys[0]"),
+        ("apiKeys: [7, [8]]", "$.apiKeys[1]"),
+        ("models: {m: {slots: 4}}", "$.models.m"),
+        ("models: {m: {path: p, slots: 0}}", "$.models.m"),
+        ("models: {m: {path: p, device: tpu}}", "$.models.m"),
+        ("models: {m: {path: p, slotz: 4}}", "$.models.m"),
+        ("nodes: [{id: n}]", "$.nodes[0]"),
+        ("nodes: [{id: n, url: u, seats: none}]", "$.nodes[0].seats"),
+        ("healthCheck: {interval: 0}", "$.healthCheck.interval"),
+        ("lru: {maxLoaded: many}", "$.lru"),
+        ("profiles: {a: {}}", "$.profiles"),
+    ],
+)
+def test_what_is_wrong_is_refused_where_it_stands_and_by_the_reader_too(tmp_path, text, path):
+    assert [path] == complaints(text)
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigFileError):
+        read_config(file, {})
+
+
+_MODEL = {"cmd": st.just("serve ${PORT}"), "ttl": st.sampled_from([-1, 0, "5m", "250ms", 3.5, "1h30m"])}
+_FILES = st.fixed_dictionaries(
+    {},
+    optional={
+        "port": st.integers(0, 65535),
+        "logLevel": st.sampled_from(["debug", "info", "warn", "error"]),
+        "apiKeys": st.lists(st.sampled_from(["a", "b", {"key": "c", "trusted": True}]), unique_by=str),
+        "queue": st.fixed_dictionaries(
+            {}, optional={"timeout": st.sampled_from([1, "60", "2m"]), "minShare": st.floats(0, 1)}
+        ),
+        "globalTTL": st.sampled_from([0, "0", "10s"]),
+        "models": st.dictionaries(
+            st.sampled_from(["x", "y"]),
+            st.fixed_dictionaries(
+                _MODEL,
+                optional={
+                    "env": st.sampled_from([["A=1"], {"A": "1"}]),
+                    "aliases": st.just([]),
+                    "concurrencyLimit": st.integers(0, 3),
+                    "cmdStop": st.sampled_from(["stop ${PID}", ["stop", "${PID}"]]),
+                },
+            ),
+        ),
+        "nodes": st.just([{"id": "n", "url": "http://127.0.0.1:1", "models": ["m"]}]),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_FILES)
+def test_what_the_reader_takes_the_schema_takes(tmp_path_factory, said):
+    file = tmp_path_factory.mktemp("config") / "config.yaml"
+    file.write_text(yaml.safe_dump(said) if said else "port: 1\n")
+    try:
+        read_config(file, {})
+    except ConfigFileError as error:
+        pytest.fail(str(error))
+    assert [] == complaints(file.read_text())
+
+
+def _structs() -> list[type[msgspec.Struct]]:
+    """Every struct that a file can have something of."""
+    from fairlead.config import CommandConfig, ModelConfig
+    from fairlead.swap.sections import FileSettings
+
+    found: list[type[msgspec.Struct]] = []
+    unvisited = [FileSettings, ModelConfig, CommandConfig]
+    while unvisited:
+        kind = unvisited.pop()
+        if kind in found:
+            continue
+        found.append(kind)
+        shapes = [setting.shape for setting in settings_of(kind)]
+        kinds = [shape.kind if shape.item is None else shape.item.kind for shape in shapes]
+        unvisited += [each for each in kinds if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    return found
+
+
+@pytest.mark.parametrize("kind", _structs(), ids=lambda kind: kind.__name__)
+def test_every_setting_says_what_it_is_for(kind):
+    texts = documentation_of(kind)
+    for setting in settings_of(kind):
+        is_struct = isinstance(setting.shape.kind, type) and issubclass(setting.shape.kind, msgspec.Struct)
+        if setting.name != "name" and not is_struct:  # a struct says it itself
+            assert texts[setting.name].endswith("."), setting.name

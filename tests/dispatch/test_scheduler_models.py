@@ -1,0 +1,213 @@
+"""Models that are wanted or unwanted without a job: wishes, unloading, nodes that are closed."""
+
+import pytest
+
+from dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from dispatch.test_scheduler_swaps import swapping, up
+from fairlead.dispatch.ticket import TicketState, Wish
+from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound
+from fairlead.nodes.node import NodeLimits
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.policy import KeepEverything
+
+
+def test_a_wish_waits_for_what_works_and_is_granted_when_the_model_is_there():
+    subject, effects = swapping()
+    up(subject, "x")
+    (running,) = submit(subject, job(model="x"))
+    wish = Wish("y")
+    subject.wish(wish)
+    assert [] == effects.swaps
+    subject.leave(running)
+    assert [("y", frozenset("x"))] == effects.swaps
+    assert {} == effects.wishes
+    up(subject, "y")
+    assert {wish: None} == effects.wishes
+
+
+def test_a_wish_takes_its_turn_among_jobs_by_its_arrival():
+    subject, effects = swapping()
+    up(subject, "x")
+    (running,) = submit(subject, job(model="x"))
+    subject.wish(Wish("y"))
+    submit(subject, job(model="z"))
+    subject.leave(running)
+    assert ["y"] == [model for model, _ in effects.swaps]
+
+
+def test_a_wish_that_starves_is_granted_before_those_who_came_later():
+    subject, effects = swapping()
+    up(subject, "x")
+    running, _later = submit(subject, job(model="x"), job(model="x"))
+    wish = Wish("y")
+    subject.wish(wish)
+    subject.wish_starved(wish)
+    subject.leave(running)
+    assert [("y", frozenset("x"))] == effects.swaps
+
+
+def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_refused():
+    subject, effects = swapping()
+    up(subject, "x")
+    there, unknown = Wish("x"), Wish("unknown")
+    subject.wish(there)
+    subject.wish(unknown)
+    subject.drain()
+    late = Wish("y")
+    subject.wish(late)
+    assert effects.wishes[there] is None
+    assert isinstance(effects.wishes[unknown], ModelNotFound)
+    assert isinstance(effects.wishes[late], Draining)
+
+
+def test_a_spare_wish_evicts_nothing_until_it_is_meant():
+    subject, effects = swapping()
+    up(subject, "x")
+    wish = Wish("y", spare=True)
+    subject.wish(wish)
+    assert [] == effects.swaps
+    subject.strengthen(wish)
+    assert [("y", frozenset("x"))] == effects.swaps
+
+
+def test_a_failed_load_ends_the_wish_for_it():
+    subject, effects = swapping()
+    wish = Wish("x")
+    subject.wish(wish)
+    error = LoadFailed("no such file")
+    subject.load_failed(FakeNode("node of x", "x"), error)
+    assert {wish: error} == effects.wishes
+    subject.wish(Wish("x"))
+    assert 2 == len(effects.swaps)
+
+
+def test_an_unloaded_model_finishes_its_jobs_and_is_loaded_again_for_who_waits():
+    subject, effects = swapping()
+    up(subject, "x")
+    running, waiting = submit(subject, job(model="x"), job(model="x"))
+    subject.unload("x")
+    assert [] == effects.stopped_models
+    subject.leave(running)
+    assert (["x"], [("x", frozenset())]) == (effects.stopped_models, effects.swaps)
+    assert TicketState.QUEUED is waiting.state
+    up(subject, "x")
+    assert [running, waiting] == effects.granted
+
+
+def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():
+    subject, effects = swapping()
+    up(subject, "x")
+    subject.unload("x")
+    submit(subject, job(model="y"))
+    assert [("y", frozenset("x"))] == effects.swaps  # whoever loads y waits for the end of x
+    other, others = scheduler(policy=LruPolicy(max_loaded=1), loadable=frozenset("xy"))
+    up(other, "x")
+    other.unload("x")
+    other.gone(frozenset("x"))
+    submit(other, job(model="y"))
+    assert [("y", frozenset())] == others.swaps
+
+
+def test_a_load_that_is_given_up_is_stopped_at_once():
+    subject, effects = swapping()
+    wish = Wish("x")
+    subject.wish(wish)
+    subject.unload("x")
+    assert ["x"] == effects.stopped_models
+    assert isinstance(effects.wishes[wish], LoadFailed)
+    subject.unload("x")
+    assert ["x"] == effects.stopped_models
+
+
+def test_a_model_expires_only_if_it_had_no_job_since():
+    subject, effects = swapping()
+    up(subject, "x")
+    (place,) = effects.idle_places
+    (ticket,) = submit(subject, job(model="x"))
+    subject.leave(ticket)
+    assert [place, place] == effects.idle_places
+    subject.expired(place, 0)
+    assert [] == effects.stopped_models
+    subject.expired(place, place.used)
+    assert ["x"] == effects.stopped_models
+    assert 0 == subject.statistics().seats
+
+
+def test_what_is_not_loadable_is_never_idle():
+    subject, effects = scheduler()
+    up(subject, "x")
+    submit(subject, job(model="x"))
+    subject.leave(effects.granted[0])
+    assert [] == effects.idle_places
+
+
+def test_a_model_elsewhere_is_neither_evicted_nor_loaded_here_unless_somebody_asks_for_that():
+    subject, effects = swapping()
+    far = FakeNode("far", "x")
+    subject.node_up(far, NodeLimits(seats=1, max_model_len=100, evictable=False))
+    up(subject, "y")
+    submit(subject, job(model="x"), job(model="x"), job(model="z"))
+    assert [("z", frozenset("y"))] == effects.swaps
+    subject.gone(frozenset("y"))
+    up(subject, "z")
+    subject.leave(effects.granted[-1])
+    subject.wish(Wish("x"))
+    assert [("z", frozenset("y")), ("x", frozenset("z"))] == effects.swaps
+
+
+def test_a_closed_node_finishes_its_jobs_and_gets_no_more_in_its_next_life_either():
+    subject, effects = scheduler()
+    far, at = FakeNode("far"), NodeLimits(seats=2, max_model_len=100, evictable=False)
+    subject.node_up(far, at)
+    running, *_ = submit(subject, job())
+    subject.close("far")
+    (waiting,) = submit(subject, job())
+    assert (TicketState.QUEUED, []) == (waiting.state, effects.closed_nodes)
+    subject.leave(running)
+    assert ["far"] == effects.closed_nodes
+    subject.node_up(far, at)
+    assert TicketState.QUEUED is waiting.state
+    subject.node_down(far)
+    subject.reopen("far")
+    subject.node_up(far, at)
+    assert TicketState.GRANTED is waiting.state
+
+
+def test_a_node_that_is_down_is_closed_at_once():
+    subject, effects = scheduler()
+    subject.close("far")
+    assert ["far"] == effects.closed_nodes
+
+
+def test_who_waits_for_a_model_that_is_taken_away_is_told():
+    subject, effects = swapping()
+    up(subject, "x")
+    _running, waiting = submit(subject, job(model="x"), job(model="x"))
+    subject.arrange(KeepEverything(), frozenset("yz"))
+    subject.unload("x")
+    subject.forget("x")
+    assert [waiting] == list(effects.refused)
+    assert isinstance(effects.refused[waiting], ModelNotFound)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_where_loading_is_rejected_nobody_waits_for_it(loads):
+    subject, effects = scheduler(
+        policy=KeepEverything(), loadable=frozenset("x" if loads else "y"), rejects_loading=True
+    )
+    (ticket,) = submit(subject, job(model="x"))
+    assert loads == isinstance(effects.refused.get(ticket), ModelLoading)
+    up(subject, "x")
+    (there,) = submit(subject, job("B", model="x"))
+    assert loads == (TicketState.GRANTED is there.state)
+
+
+def test_a_node_says_that_it_has_load_of_others_and_the_least_loaded_is_chosen():
+    subject, effects = scheduler()
+    for name, load in (("busy", 0.9), ("calm", 0.1)):
+        subject.node_up(FakeNode(name), NodeLimits(seats=4, max_model_len=100, load=load))
+    submit(subject, *map(job, "AB"))
+    assert ["calm", "busy"] == [ticket.place.node.id for ticket in effects.granted]
+    submit(subject, job("C"))
+    assert "calm" == effects.granted[-1].place.node.id
+    assert limits(1).load is None

@@ -1,0 +1,126 @@
+"""Wishes and idle models as time passes, on the virtual clock."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from dispatch.recorded import FakeNode, limits
+from fairlead.config import LruSwap, QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.swaps import PATIENCE
+from fairlead.errors import LoadFailed
+from fake_nodes import LIMITS, TimedNode, job
+
+TTL_S = 100.0
+
+
+class Told:
+    """A garage that does nothing but note when it was told what."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[float, str, str]] = []
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        self.orders.append((trio.current_time(), "load", model))
+
+    def stop_model(self, model: str) -> None:
+        self.orders.append((trio.current_time(), "stop", model))
+
+
+@asynccontextmanager
+async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Told, float]]:
+    dispatcher, told = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), Told()
+    dispatcher.arrange(told, LruSwap(max_loaded=1), ttl_s, {})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run)
+        yield dispatcher, told, trio.current_time()
+        nursery.cancel_scope.cancel()
+
+
+async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> None:
+    async with dispatcher.seat(job()) as seat:
+        assert node is seat.node
+        await trio.sleep(service_s)
+
+
+async def test_a_model_is_unloaded_when_it_was_idle_for_its_time_and_no_sooner(autojump_clock):
+    async with desk(m=TTL_S) as (dispatcher, told, now):
+        node = TimedNode()
+        dispatcher.node_up(node, LIMITS)
+        for pause_s in (90.0, 99.0, 1.0):
+            await trio.sleep(pause_s)
+            await serve(dispatcher, node, 50.0)
+        ended = trio.current_time()
+        await trio.sleep(1000.0)
+        assert [(ended + TTL_S, "stop", "m")] == told.orders
+        assert ended == now + 90 + 99 + 1 + 150
+
+
+async def test_a_model_that_works_longer_than_its_time_stays(autojump_clock):
+    async with desk(m=TTL_S) as (dispatcher, told, now):
+        node = TimedNode()
+        dispatcher.node_up(node, LIMITS)
+        await trio.sleep(99.0)
+        await serve(dispatcher, node, 500.0)
+        assert [] == told.orders
+        await trio.sleep(101.0)
+        assert [(now + 99 + 500 + TTL_S, "stop", "m")] == told.orders
+
+
+async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_time_never(autojump_clock):
+    async with desk(m=TTL_S, kept=0.0) as (dispatcher, told, now):
+        dispatcher.node_up(TimedNode(), LIMITS)
+        dispatcher.node_up(FakeNode("kept", "kept"), limits(1))
+        await trio.sleep(10_000.0)
+        assert [(now + TTL_S, "stop", "m")] == told.orders
+
+
+async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_clock):
+    async with desk(m=TTL_S) as (dispatcher, _told, _now):
+        node = TimedNode()
+        dispatcher.node_up(node, LIMITS)
+        await serve(dispatcher, node, 0.1)
+        before = len(dispatcher._timer)
+        for _ in range(20):
+            await serve(dispatcher, node, 0.1)
+        # Each job leaves the two alarms of its own deadlines, which are dropped.
+        assert len(dispatcher._timer) <= before + 2 * 20
+
+
+async def test_a_wish_starves_after_a_part_of_the_bound_and_is_made_once(autojump_clock):
+    async with desk(m=0.0, other=0.0) as (dispatcher, told, now):
+        node = TimedNode()
+        dispatcher.node_up(node, LIMITS)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(serve, dispatcher, node, 30.0)
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(2):
+                nursery.start_soon(dispatcher.load, "other")
+            await trio.sleep(60.5)
+            # It starved in the second job of three, so it is next.
+            assert 30.0 < PATIENCE * 60.0 < 60.0
+            assert [(now + 60.0, "load", "other")] == told.orders
+            dispatcher.node_up(FakeNode("other", "other"), limits(1))
+            await trio.testing.wait_all_tasks_blocked()
+            assert "m" == told.orders[-1][2]
+            dispatcher.node_up(node, LIMITS)
+
+
+async def test_a_load_that_fails_is_raised_to_all_who_asked(autojump_clock):
+    async with desk(m=0.0) as (dispatcher, _told, _now):
+        errors = []
+
+        async def load() -> None:
+            with pytest.raises(LoadFailed) as raised:
+                await dispatcher.load("m")
+            errors.append(raised.value.message)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(load)
+            await trio.testing.wait_all_tasks_blocked()
+            dispatcher.load_failed(TimedNode(), LoadFailed("no such file"))
+        assert ["no such file"] * 2 == errors

@@ -1,0 +1,117 @@
+"""A headless Chromium, if this machine has one, and pages that note whatever a page must not do."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+
+PATIENCE_MS = 30_000  # on a loaded machine
+playwright.expect.set_options(timeout=PATIENCE_MS)
+
+expect = playwright.expect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def chromium() -> str | None:
+    """The path of a Chromium: the one that `FAIRLEAD_CHROMIUM` names, or one on the path."""
+    return os.environ.get("FAIRLEAD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """Opens the dashboard of servers on this machine. Pictures go to `pictures`."""
+
+    def __init__(self, chromium, pictures: Path) -> None:
+        self._chromium = chromium
+        self._pictures = pictures
+
+    @contextmanager
+    def open(
+        self, url: str, *, width: int = 1360, height: int = 900, expected: str = "", **options
+    ) -> Iterator[playwright.Page]:
+        """Open the page. Fails at the end if it complained, or asked anybody but its own server.
+
+        `expected`: what the browser's complaints may contain, where a test brings them about.
+        """
+        complaints: list[str] = []
+        elsewhere: list[str] = []
+        context = self._chromium.new_context(
+            viewport={"width": width, "height": height}, **{"locale": "en-US", **options}
+        )
+        context.set_default_timeout(PATIENCE_MS)
+
+        def complain(message) -> None:
+            if message.type in {"error", "warning"} and not (expected and expected in message.text):
+                complaints.append(message.text)
+
+        def note(request) -> None:
+            if urlsplit(request.url).netloc != urlsplit(url).netloc:
+                elsewhere.append(request.url)
+
+        page = context.new_page()
+        page.on("console", complain)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", note)
+        try:
+            page.goto(url)
+            yield page
+        finally:
+            context.close()
+        assert [] == complaints
+        assert [] == elsewhere
+
+    def picture(self, page: playwright.Page, name: str) -> None:
+        """Keep what the page looks like."""
+        page.screenshot(path=self._pictures / f"{name}.png", full_page=True)
+
+
+@contextmanager
+def browser(pictures: Path) -> Iterator[Browser]:
+    """Start a browser and end it afterwards. Skips the test where there is none."""
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium is on the path, and FAIRLEAD_CHROMIUM names none")
+    with playwright.sync_playwright() as driver:
+        # Without its sandbox, because tests may run as root in a container; it only ever sees our own pages.
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield Browser(started, pictures)
+        finally:
+            started.close()
+
+
+def number(page, total: str):
+    return page.locator(f'[data-total="{total}"] .number')
+
+
+def live(page) -> None:
+    expect(page.locator("#link")).to_have_attribute("data-state", "live")
+
+
+def serious(page) -> list[str]:
+    """What axe-core finds wrong that keeps somebody from using the page."""
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{violation['id']}: {node['html']}: {node['failureSummary']}"
+        for violation in found
+        if violation["impact"] in {"serious", "critical"}
+        for node in violation["nodes"]
+    ]
+
+
+def tab_to(page, selector: str, most: int = 40) -> None:
+    """Press Tab until the element has the focus, and see that the focus can be seen."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+            assert float(width.removesuffix("px")) >= 2
+            return
+    raise AssertionError(f"{selector} cannot be reached by keyboard")

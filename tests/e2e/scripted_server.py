@@ -1,0 +1,68 @@
+"""A server in a thread, whose one model says what it is told to say."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from api.conftest import FakeFleet, FakeGateway, Script, hello_world
+from fairlead.api.routes import create_app
+from fairlead.api.server import bind, serve_http
+from fairlead.api.services import Services
+from fairlead.config import ApiKey, Config, ModelConfig
+from fairlead.tally import Tally
+from fairlead.text.model import TextModel
+
+DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fairlead-demo"
+
+
+class Gateway(FakeGateway):
+    """Counts nothing."""
+
+    def statistics(self):
+        return Tally().statistics()
+
+
+@contextmanager
+def scripted_server(
+    *api_keys: str, script: Script = hello_world, fleet: FakeFleet | None = None
+) -> Iterator[tuple[str, Gateway]]:
+    """A server in a thread, whose one model says what it is told to, for those who have a key."""
+    model = TextModel.load(DEMO, name="scripted")
+    gateway = Gateway(script)
+    config = Config(
+        models=(ModelConfig(path=DEMO, name="scripted"),), api_keys=tuple(ApiKey(key=key) for key in api_keys)
+    )
+    services = Services(
+        config=config,
+        gateway=gateway,
+        fleet=fleet or FakeFleet(["scripted"]),
+        models={"scripted": model},
+        aliases={},
+        ready=lambda: True,
+        queue_statistics=lambda: {"waiting": 0, "running": 0, "capacity": 100, "seats": 8},
+        estimate=lambda model, tenant, priority: {"position": 0, "estimated_wait_s": 0},
+    )
+    (listening,) = bind("127.0.0.1", 0)
+    url = "http://{}:{}".format(*listening.getsockname())
+    began = threading.Event()
+    ends: list = []
+
+    async def serve() -> None:
+        with trio.CancelScope() as scope:
+            token = trio.lowlevel.current_trio_token()
+            ends.append(lambda: token.run_sync_soon(scope.cancel))
+            began.set()
+            await serve_http(create_app(services), [listening], limits=config.limits, shutdown=trio.Event())
+
+    thread = threading.Thread(target=partial(trio.run, serve))
+    thread.start()
+    began.wait()
+    try:
+        yield url, gateway
+    finally:
+        ends[0]()
+        thread.join()

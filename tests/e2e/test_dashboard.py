@@ -1,0 +1,225 @@
+"""The dashboard in a browser, on a real server: what it shows, and what can be done with it."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from e2e.browser import expect, live, number, serious, tab_to
+from e2e.real_server import RealServer, real_server
+from e2e.slow_motion import slowed, stopped
+
+SEATS = 3
+# What seed 000 asks for. That it is a second at most is shown where a clock can be trusted: `test_events`.
+FRESH_MS = 5000
+
+
+@pytest.fixture(scope="module")
+def server(chromium) -> Iterator[RealServer]:
+    with real_server("--slots", str(SEATS)) as running:
+        yield running
+
+
+@contextmanager
+def jobs(server: RealServer, count: int) -> Iterator[None]:
+    """Have so many streams asked for by a somebody else, who hangs up in the end."""
+    body = json.dumps(
+        {
+            "model": "fairlead-demo",
+            "prompt": "Count from 1 to 90.",
+            "stream": True,
+            "max_tokens": 900,
+            "ignore_eos": True,
+            "user": "somebody-else",
+        }
+    ).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with ExitStack() as open_sockets:
+        for _ in range(count):
+            client = open_sockets.enter_context(socket.create_connection(server.address))
+            client.sendall(head + body)
+        yield
+
+
+def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> None:
+    deadline = time.monotonic() + 10
+    while (counts := server.queue()) and (counts["running"], counts["waiting"]) != (running, waiting):
+        assert time.monotonic() < deadline, counts
+        time.sleep(0.01)
+
+
+# What it shows --------------------------------------------------------------------------------------
+
+
+def test_the_totals_are_the_servers_own(chromium, server):
+    with chromium.open(server.url) as page:
+        live(page)
+        expect(number(page, "running")).to_have_text("0")
+        with stopped(server.child_pid()), jobs(server, SEATS + 5):
+            wait_for_queue(server, running=SEATS, waiting=5)
+            page.wait_for_function(
+                """() => ["running", "waiting"].map((total) =>
+                  document.querySelector(`[data-total="${total}"] .number`).textContent).join() === "3,5\"""",
+                timeout=FRESH_MS,
+            )
+            expect(page.locator('[data-model="fairlead-demo"] .seats')).to_contain_text(f"{SEATS} / {SEATS}")
+            chromium.picture(page, "load-light")
+        wait_for_queue(server, running=0, waiting=0)
+        page.wait_for_function(
+            """() => ["running", "waiting"].every((total) =>
+              document.querySelector(`[data-total="${total}"] .number`).textContent === "0")""",
+            timeout=FRESH_MS,
+        )
+
+
+def test_the_events_name_nobody(chromium, server):
+    with stopped(server.child_pid()), jobs(server, SEATS + 1):
+        wait_for_queue(server, running=SEATS, waiting=1)
+        with server.http.stream("GET", "/events") as events:
+            told = next(events.iter_text())
+    assert "event: history" in told
+    assert "somebody-else" not in told
+    wait_for_queue(server, running=0, waiting=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("light", {"color_scheme": "light"}),
+        ("dark", {"color_scheme": "dark"}),
+        ("phone", {"width": 380, "height": 800, "has_touch": True}),
+        ("japanese", {"locale": "ja-JP", "color_scheme": "dark"}),
+        ("chinese-phone", {"locale": "zh-CN", "width": 380, "height": 800}),
+    ],
+)
+def test_nothing_keeps_anybody_from_using_it(chromium, server, name, options):
+    with chromium.open(server.url, **options) as page:
+        live(page)
+        page.locator("#minutes summary").click()
+        expect(page.locator("#minutes tbody tr").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        language = page.evaluate("document.documentElement.lang")
+        assert options.get("locale", "en-US")[:2] == language[:2]
+        assert [] == serious(page)
+        chromium.picture(page, name)
+
+
+def test_language_and_appearance_are_chosen_and_kept(chromium, server):
+    def background(page) -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    with chromium.open(server.url, color_scheme="light") as page:
+        live(page)
+        light = background(page)
+        page.locator("#theme").select_option("dark")
+        page.locator("#language").select_option("zh")
+        expect(page.locator("#models-heading")).to_have_text("模型")
+        assert light != background(page)
+        page.reload()
+        expect(page.locator("#models-heading")).to_have_text("模型")
+        assert light != background(page)
+        page.locator("#theme").select_option("auto")
+        assert light == background(page)
+
+
+def test_a_connection_that_is_lost_is_said_and_made_again(chromium, server):
+    with chromium.open(server.url, expected="ERR_INTERNET_DISCONNECTED") as page:
+        live(page)
+        page.context.set_offline(True)
+        page.evaluate("import('/dashboard/server.js').then(({ server }) => server.useKey(''))")  # hang up
+        expect(page.locator("#link")).to_have_attribute("data-state", "lost")
+        page.context.set_offline(False)
+        live(page)
+
+
+# What can be done with it ---------------------------------------------------------------------------
+
+
+def test_a_model_is_unloaded_and_loaded_by_click(chromium, server):
+    with chromium.open(server.url) as page:
+        line = page.locator('[data-model="fairlead-demo"]')
+        button, state = line.locator("button"), line.locator(".state")
+        expect(state).to_have_attribute("data-state", "ready")
+        button.click()
+        expect(state).to_have_attribute("data-state", "stopped")
+        assert [] == server.http.get("/running").json()
+        expect(button).to_have_text("Load")
+        button.click()
+        expect(state).to_have_attribute("data-state", "loading")
+        expect(line.locator("progress")).to_be_visible()
+        expect(state).to_have_attribute("data-state", "ready")
+        assert "ready" == server.running()["state"]
+        expect(page.locator("#fleet-status")).to_have_text("fairlead-demo: Ready")
+        expect(line.locator(".problem")).to_be_hidden()
+
+
+def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, server):
+    with chromium.open(server.url) as page:
+        live(page)
+        tab_to(page, ".skip")
+        page.keyboard.press("Enter")
+        page.keyboard.type("Count from 1 to 90.")
+        answer = page.locator("#transcript .turn:not(.mine)")
+        with slowed(server.child_pid()) as held:
+            page.keyboard.press("Enter")
+            seen = {page.wait_for_function(grown, arg=n).json_value() for n in (2, 8, 16)}
+            assert 3 == len(seen)  # it grew while we looked
+            held.set()  # so that the answer cannot come to its end by itself
+            assert 1 == server.queue()["running"]
+            page.keyboard.press("Escape")
+            expect(answer.locator(".note")).to_have_text("Stopped")
+            wait_for_queue(server, running=0, waiting=0)
+        server.wait_until_at_rest()
+        assert page.evaluate("document.activeElement.id") == "question"
+        cut = answer.locator(".text").inner_text()
+        assert "1, 2, 3" in cut
+
+        page.keyboard.type("What is Fairlead?")
+        page.keyboard.press("Enter")
+        expect(answer.nth(1).locator(".note")).to_contain_text("tokens in")
+        expect(page.locator("#chat-status")).to_contain_text(answer.nth(1).locator(".text").inner_text())
+        assert cut == answer.nth(0).locator(".text").inner_text()
+
+
+grown = """n => {
+  const text = document.querySelector("#transcript .turn:not(.mine) .text")?.textContent ?? "";
+  return text.length >= n && text;
+}"""
+
+
+def test_who_waits_is_told_the_place_and_may_leave_the_queue(chromium, server):
+    with chromium.open(server.url) as page:
+        live(page)
+        with stopped(server.child_pid()), jobs(server, SEATS + 2):
+            wait_for_queue(server, running=SEATS, waiting=2)
+            page.locator("#question").fill("What is Fairlead?")
+            tab_to(page, "#chat-button")
+            page.keyboard.press("Enter")
+            note = page.locator("#transcript .note")
+            expect(note).to_contain_text("Waiting in place")
+            expect(page.locator("#chat-status")).to_contain_text("Waiting in place")
+            wait_for_queue(server, running=SEATS, waiting=3)
+            chromium.picture(page, "waiting")
+            expect(note).to_have_text("Waiting longer than expected")  # nobody is told "1s" for ever
+            tab_to(page, "#chat-button")
+            expect(page.locator("#chat-button")).to_have_text("Stop")
+            page.keyboard.press("Enter")
+            expect(note).to_have_text("Stopped")
+            wait_for_queue(server, running=SEATS, waiting=2)
+            expect(page.locator("#question")).to_have_value("What is Fairlead?")  # to be sent again
+        wait_for_queue(server, running=0, waiting=0)
+
+
+def test_enter_that_ends_a_composition_sends_nothing(chromium, server):
+    with chromium.open(server.url) as page:
+        live(page)
+        page.locator("#question").fill("にほんご")
+        press = """isComposing => document.querySelector("#question").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Enter", isComposing, bubbles: true, cancelable: true }))"""
+        page.evaluate(press, arg=True)
+        assert 0 == page.locator("#transcript .turn").count()
+        page.evaluate(press, arg=False)
+        expect(page.locator("#transcript .turn.mine .text")).to_have_text("にほんご")

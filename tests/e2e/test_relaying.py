@@ -1,0 +1,262 @@
+"""A real Fairlead before a small server of OpenAI's dialect: a node elsewhere, and a command of its own."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import trio
+from openai import OpenAI
+
+from e2e.real_server import RealServer, real_server
+from nodes import stub_server
+from nodes.stub_server import StubServer, text
+
+FAR, LOCAL = "m", "local"
+ASK = [{"role": "user", "content": "hello"}]
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+
+
+@contextmanager
+def stub_thread() -> Iterator[StubServer]:
+    """A stub in a thread of its own, so that tests can see what it was asked."""
+    server = StubServer()
+    started = threading.Event()
+    scope = trio.CancelScope()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        tokens.append(trio.lowlevel.current_trio_token())
+        with scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(server.serve)
+                started.set()
+
+    thread = threading.Thread(target=trio.run, args=(serve,), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    yield server
+    tokens[0].run_sync_soon(scope.cancel)
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubServer]:
+    with stub_thread() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(stub: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    configuration = {
+        "models": {
+            LOCAL: {
+                "cmd": f"{sys.executable} {Path(stub_server.__file__)} --port ${{PORT}}",
+                "aliases": ["here"],
+                "concurrencyLimit": 4,
+            }
+        },
+        "nodes": [{"id": "far", "url": stub.url, "seats": 4}],
+        "healthCheck": {"interval": "100ms"},
+    }
+    file = tmp_path_factory.mktemp("relaying") / "fairlead.yaml"
+    file.write_text(json.dumps(configuration))  # which is YAML, too
+    with real_server("--config", str(file)) as running:
+        until(lambda: node(running, "far")["state"] == "up")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def until(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)
+
+
+def node(server: RealServer, node_id: str) -> dict:
+    return next(each for each in server.http.get("/nodes").json() if each["id"] == node_id)
+
+
+def asking(model: str = FAR, **fields: object) -> bytes:
+    return json.dumps({"unheard_of": {"of": None}, "model": model, "messages": ASK, **fields}).encode()
+
+
+# As it came ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*STREAMING, "/v1/embeddings", "/v1/messages/count_tokens"])
+def test_a_whole_answer_is_what_the_node_itself_would_have_said(server, stub, path):
+    direct = httpx.post(f"{stub.url}{path}", content=asking())
+    relayed = server.http.post(path, content=asking(), headers={"X-Request-Id": "mine"})
+    assert (direct.status_code, direct.content) == (relayed.status_code, relayed.content)
+    assert direct.headers["content-type"] == relayed.headers["content-type"]
+    assert "mine" == relayed.headers["x-request-id"] == stub.jobs[-1].headers["x-request-id"]
+    assert json.loads(asking()) == stub.jobs[-1].document
+
+
+def streamed(stub: StubServer, server: RealServer, path: str, **fields: object) -> Iterator[bytes]:
+    """Yield the stream as the stub sends it, and then as it comes through."""
+    body = asking(stream=True, stream_options={"include_usage": True}, **fields)
+    for url in (stub.url, server.url):
+        answer = httpx.post(f"{url}{path}", content=body)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield answer.content
+
+
+@pytest.mark.parametrize("path", STREAMING)
+def test_a_stream_is_what_the_node_itself_would_have_sent(server, stub, path):
+    direct, relayed = streamed(stub, server, path)
+    assert direct == relayed
+
+
+@pytest.mark.parametrize("path", STREAMING[:2])
+def test_of_several_choices_each_is_what_the_node_itself_would_have_sent(server, stub, path):
+    # Choices that come at once may change places.
+    direct, relayed = (content.split(b"\n\n") for content in streamed(stub, server, path, n=3))
+    assert sorted(direct) == sorted(relayed)
+    for index in range(3):
+        mark = b'"index": %d' % index
+        assert [event for event in direct if mark in event] == [event for event in relayed if mark in event]
+    assert direct[-3:] == relayed[-3:]  # the usage and [DONE]
+
+
+def test_a_prompt_of_many_texts_has_that_many_answers(server):
+    body = {"model": FAR, "prompt": ["a", "b"], "n": 2}
+    answer = server.http.post("/v1/completions", json=body).json()
+    assert 2 == len(answer["choices"])  # the stub's answer counts only n: it passes as it is
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_node_says_of_a_bad_request_is_said_to_the_client(server, stub, stream):
+    body = asking(stream=stream, stub={"how": "status", "after": 422})
+    direct, relayed = (httpx.post(f"{url}{STREAMING[0]}", content=body) for url in (stub.url, server.url))
+    assert (422, direct.content) == (relayed.status_code, relayed.content)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("status", 502), ("gone", 502), ("gzip", 502), ("garbage", 502), ("half", 502)]
+)
+def test_a_node_that_answers_nonsense_is_a_502_in_our_words(server, how, expected):
+    reply = server.http.post(STREAMING[0], content=asking(stub={"how": how, "after": 500}))
+    assert expected == reply.status_code
+    assert reply.json()["error"]["code"] in {"node_failed", "no_node"}
+    until(lambda: node(server, "far")["state"] == "up")
+
+
+def test_a_model_that_no_node_has_is_not_found(server):
+    for path in STREAMING:
+        reply = server.http.post(path, content=asking("huge"))
+        assert (404, "model_not_found") == (reply.status_code, reply.json()["error"]["code"])
+
+
+def test_who_leaves_amid_a_stream_leaves_nothing_behind(server, stub):
+    body = asking(stream=True, stub={"how": "stall", "after": 4})
+    with server.http.stream("POST", STREAMING[0], content=body) as answer:
+        assert 200 == answer.status_code
+        pieces = answer.iter_bytes()
+        assert next(pieces)
+        assert 1 == node(server, "far")["busy"]
+        assert 1 == server.queue()["running"]
+    until(lambda: node(server, "far")["busy"] == 0 and server.queue()["running"] == 0)
+    assert 200 == server.http.post(STREAMING[0], content=asking()).status_code
+
+
+# The official client -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [FAR, LOCAL, "here"])
+def test_the_official_client_sees_no_difference(client, model):
+    answer = client.chat.completions.create(model=model, messages=ASK)
+    assert text() == answer.choices[0].message.content
+    with client.chat.completions.create(model=model, messages=ASK, stream=True) as stream:
+        assert text() == "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text() == client.completions.create(model=model, prompt="hello").choices[0].text
+    assert [0.25, -1.0] == client.embeddings.create(model=model, input="hello").data[0].embedding
+    events = client.responses.create(model=model, input="hello", stream=True)
+    assert text() == "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+
+def test_the_official_client_raises_what_the_node_answered(client):
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
+        client.chat.completions.create(
+            model=FAR, messages=ASK, extra_body={"stub": {"how": "status", "after": 422}}
+        )
+    assert {"message": "status 422", "code": "of the stub"} == raised.value.body
+
+
+@pytest.mark.parametrize("how", ["error", "end", "reset"])
+def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, how):
+    stream = client.chat.completions.create(
+        model=FAR, messages=ASK, stream=True, extra_body={"stub": {"how": how, "after": 4}}
+    )
+    with pytest.raises(openai.APIError, match="far"):
+        list(stream)
+    until(lambda: node(server, "far")["state"] == "up" and node(server, "far")["busy"] == 0)
+
+
+def test_the_official_client_lists_what_there_is(client):
+    assert {FAR, LOCAL} == {model.id for model in client.models.list()}
+    assert LOCAL == client.models.retrieve("here").id
+
+
+# What an operator does -----------------------------------------------------------------------------
+
+
+def test_a_command_is_loaded_and_unloaded_and_its_process_comes_and_goes(server):
+    loaded = server.http.post("/models/load", json={"model": "here"}).json()
+    assert (LOCAL, "command", "ready", 4) == tuple(
+        loaded[field] for field in ("model", "kind", "state", "seats")
+    )
+    (running,) = server.http.get("/running").json()
+    assert LOCAL == running["model"]
+    pid = running["output"][0].rpartition("process ")[2]  # the stub's first words
+    assert Path(f"/proc/{pid}").exists()
+    unloaded = server.http.post("/models/unload", json={"model": LOCAL}).json()
+    assert "stopped" == unloaded["state"]
+    assert not Path(f"/proc/{pid}").exists()
+    assert [] == server.http.get("/running").json()
+
+
+def test_a_load_of_what_is_elsewhere_is_refused(server):
+    reply = server.http.post("/models/load", json={"model": FAR})
+    assert (400, "model") == (reply.status_code, reply.json()["error"]["param"])
+
+
+def test_a_node_joins_is_drained_and_goes(server):
+    with stub_thread() as newcomer:
+        newcomer.models = ["new"]
+        added = server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url, "seats": 2})
+        assert (201, "team/new") == (added.status_code, added.json()["id"])
+        until(lambda: node(server, "team/new")["state"] == "up")
+        answer = server.http.post(STREAMING[0], content=asking("new"))
+        assert (200, 1) == (answer.status_code, len(newcomer.jobs))
+        assert 400 == server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url}).status_code
+        assert "draining" == server.http.post("/nodes/team/new/drain").json()["state"]
+        assert 200 == server.http.delete("/nodes/team/new").status_code
+        assert 404 == server.http.delete("/nodes/team/new").status_code
+        assert 404 == server.http.post(STREAMING[0], content=asking("new")).status_code
+        until(lambda: newcomer.connections == 0)
+
+
+def test_an_operators_routes_are_closed_to_pages_elsewhere(server):
+    foreign = {"Origin": "http://evil.example"}
+    for reply in (
+        server.http.post("/models/unload", json={"model": LOCAL}, headers=foreign),
+        server.http.get("/nodes", headers={"Host": "evil.example"}),
+    ):
+        assert (403, "forbidden") == (reply.status_code, reply.json()["error"]["code"])
+    own = {"Origin": server.url}
+    assert 200 == server.http.post("/models/unload", json={"model": LOCAL}, headers=own).status_code

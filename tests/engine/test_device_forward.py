@@ -1,0 +1,207 @@
+"""The GPU's whole step, its kernels interpreted and its graphs faked, against torch's on the same model."""
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.interpreted import interpreted
+from fairlead.engine.cache import KVCache
+from fairlead.engine.device_forward import DeviceForward
+from fairlead.engine.forward import TorchForward
+from fairlead.engine.runner import LoadedModel, ModelRunner
+from fairlead.job import Sampling
+from fairlead.models.loader import load_model
+from models.tiny import SIZES, Driver, prompt_of, save
+
+pytestmark = interpreted
+CPU = torch.device("cpu")
+SLOTS, TOKENS = Driver.SLOTS, 16
+SMALL = {**SIZES, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1}
+GREEDY = Sampling(max_tokens=3, temperature=0)
+
+FAMILIES = {
+    "llama": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=11),
+    "qwen3": transformers.Qwen3Config(**SMALL),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SMALL,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        final_logit_softcapping=12.0,
+        attn_logit_softcapping=3.0,
+    ),
+    "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=4),
+    "fallback": transformers.GraniteConfig(**{**SMALL, "head_dim": 16}),
+}
+
+
+class Recorder:
+    """Stands for CUDA graphs: a replay runs the work again, and checks that it is what was recorded.
+
+    A graph remembers addresses and numbers, not names. So a replay must launch the same kernels and
+    operators, on the same memory as far as that was there before, with the same numbers.
+    """
+
+    def __init__(self, launches):
+        self._launches = launches
+        self.replays = 0
+
+    def __call__(self, work):
+        recorded = self._trace(work)
+
+        def replay():
+            self.replays += 1
+            assert recorded == self._trace(work)
+
+        return replay
+
+    def _trace(self, work):
+        seen = len(self._launches)
+        with _Operators() as operators:
+            work()
+        trace = operators.trace
+        for name, grid, arguments, options in self._launches[seen:]:
+            trace.append((name, grid, [operators.told(one) for one in arguments], sorted(options.items())))
+        return trace
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.trace = []
+        self._made = set()
+        self._kept = []  # so that no address is given out twice
+
+    def told(self, value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage().data_ptr()
+        return "scratch" if storage in self._made else (value.data_ptr(), value.shape, value.stride())
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        given = tree_leaves((args, kwargs or {}))
+        self.trace.append((str(operator), [self.told(one) for one in given]))
+        before = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
+        result = operator(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor):
+                self._kept.append(one)
+                if (pointer := one.untyped_storage().data_ptr()) not in before:
+                    self._made.add(pointer)
+        return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = {}
+
+    def model(name):
+        if name not in made:
+            directory = tmp_path_factory.mktemp(name)
+            save(FAMILIES[name], directory)
+            made[name] = load_model(directory, device=CPU, dtype="float32").model
+        return made[name]
+
+    return model
+
+
+def loaded_of(model, make, *, blocks=60):
+    """What a loader would make of a model: with `make(model, cache)` as its forward."""
+    shape = model.shape
+    cache = KVCache(
+        shape, blocks=(blocks,) * len(shape.groups), block_size=16, dtype=torch.float32, device=CPU
+    )
+    forward = make(model, cache)
+    if isinstance(forward, DeviceForward):
+        forward.prepare(slots=SLOTS, max_batch=2, max_batched_tokens=TOKENS, max_model_len=512)
+    return LoadedModel(
+        runner=ModelRunner(forward, ()),
+        slots=SLOTS,
+        max_batch=2,
+        max_batched_tokens=TOKENS,
+        max_model_len=512,
+        max_input_tokens=512,
+        max_output_tokens=512,
+        vocab_size=shape.vocab_size,
+        windows=shape.groups,
+        blocks_total=cache.blocks,
+        block_size=16,
+        eos_token_ids=(),
+        device="cpu",
+        dtype="float32",
+        weight_bytes=0,
+        kv_cache_bytes=cache.nbytes,
+        kernel=forward.kernel,
+    )
+
+
+def texts_of(loaded, *, ahead=False, samplings=(GREEDY,), lengths=(3, 20)):
+    driver = Driver(loaded, max_batched_tokens=TOKENS, ahead=ahead)
+    for row, length in enumerate(lengths):
+        driver.add(prompt_of(length), samplings[row % len(samplings)], seed=row)
+    driver.run()
+    return [text.output for text in driver.texts]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_and_logits_are_those_of_torch(models, launches, name):
+    model, recorder = models(name), Recorder(launches)
+    texts, logits = [], []
+    for make in (TorchForward, lambda *one: DeviceForward(*one, recorder)):
+        loaded = loaded_of(model, make)
+        loaded.runner.forward = kept = Kept(loaded.runner.forward)
+        texts.append(texts_of(loaded))
+        logits.append(kept.logits)
+    assert texts[0] == texts[1]
+    for theirs, ours in zip(*logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    is_dense = name not in {"mixtral", "fallback"}
+    assert is_dense == (recorder.replays > 0)
+    assert ("triton with CUDA graphs" if is_dense else "triton") == loaded.kernel
+    assert is_dense == any("turn_and_keep" == name for name, *_ in launches)
+
+
+def test_a_step_ahead_takes_over_what_the_one_before_chose(models, launches):
+    loaded = loaded_of(models("llama"), lambda *one: DeviceForward(*one, Recorder(launches)))
+    samplings = [GREEDY, Sampling(max_tokens=3, temperature=0, repetition_penalty=1.5)]
+    expected = texts_of(loaded_of(models("llama"), TorchForward), samplings=samplings)
+    assert expected == texts_of(loaded, ahead=True, samplings=samplings)
+
+
+def test_a_recording_that_depends_on_the_step_is_noticed(launches):
+    size, memory = [3], torch.zeros(8)
+
+    def work():
+        memory[: size[0]].add_(1)
+
+    replay = Recorder(launches)(work)
+    replay()
+    size[0] = 4
+    with pytest.raises(AssertionError):
+        replay()
+
+
+def test_a_step_larger_than_what_was_prepared_is_refused(models, launches):
+    loaded = loaded_of(models("llama"), DeviceForward)
+    driver = Driver(loaded, max_batched_tokens=10 * TOKENS)
+    driver.add(prompt_of(9 * TOKENS), GREEDY)
+    with pytest.raises(ValueError, match="larger than what was prepared for"):
+        driver.step()
+
+
+class Kept:
+    """A forward that keeps all logits that it gave."""
+
+    def __init__(self, forward):
+        self._forward = forward
+        self.logits = []
+
+    def __getattr__(self, name):
+        return getattr(self._forward, name)
+
+    def __call__(self, inputs):
+        found = self._forward(inputs)
+        self.logits.append(found.float().clone())
+        return found

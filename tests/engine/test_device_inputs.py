@@ -1,0 +1,128 @@
+"""How a step arrives on a GPU: spread out as the batch wrote it, the block tables brought up to date."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.interpreted import interpreted
+from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.device_inputs import Landing
+
+pytestmark = interpreted
+SIZES = {"slots": 9, "max_batched_tokens": 300, "max_model_len": 400, "block_size": 16}
+VOCABULARY = 100
+WINDOWS = (None, 40)
+
+
+@pytest.fixture
+def batch():
+    return InputBatch(**SIZES, vocab_size=VOCABULARY, windows=WINDOWS)
+
+
+@pytest.fixture
+def landing(launches):
+    words = InputBatch.arena_size(**SIZES, groups=2) // 4
+    return Landing(
+        words=words,
+        tokens=300,
+        rows=12,
+        slots=9,
+        columns=27,
+        groups=2,
+        vocab_size=VOCABULARY,
+        device=torch.device("cpu"),
+    )
+
+
+def enter(batch, slot, length, blocks):
+    """A sequence of which nothing is computed; its blocks hold what is to come."""
+    prompt = [(7 * slot + token) % 90 for token in range(length)]
+    state = SequenceState(slot, prompt, max_tokens=20, temperature=0.0)
+    batch.add_request(slot, state, (blocks, [block + 100 for block in blocks]))
+
+
+def check(landing, batch, step, *, latest=None, tokens=None, rows=None):
+    """Bring and unpack; compare with the step and the tables."""
+    tokens, rows = tokens or step.tokens, rows or step.rows
+    inputs = landing.bring(step, batch, latest)
+    there = landing.unpack(tokens, rows, step.decodes)
+
+    def padded(view, size, fill):
+        return [*view, *[fill] * (size - len(view))]
+
+    assert padded(step.positions, tokens, 0) == there.positions.tolist()
+    for mapping, place in zip(step.slot_mapping, there.places, strict=True):
+        assert padded(mapping, tokens, -1) == place.tolist()
+    assert padded(step.query_starts, rows + 1, step.tokens) == there.starts.tolist()
+    assert padded(step.sequence_lengths, rows, 0) == there.lengths.tolist()
+    assert padded(step.slots, rows, 0) == there.lines.tolist()
+    for group, table in enumerate(there.tables):
+        known = np.asarray(batch.block_table(group))
+        for slot, length in zip(step.slots, step.sequence_lengths, strict=True):
+            first = max(0, length - 1 - (WINDOWS[group] or length)) // 16 if WINDOWS[group] else 0
+            last = -(-length // 16)
+            assert known[slot, first:last].tolist() == table[slot, first:last].tolist()
+    assert len(inputs.token_ids) == step.tokens
+    return there
+
+
+def test_steps_and_tables_arrive_whole_and_what_is_not_there_is_marked(batch, landing):
+    enter(batch, 3, 40, [5, 9, 2])
+    enter(batch, 8, 5, [4])
+    batch.schedule([3, 8], [30, 5])
+    first = batch.prepare_inputs()
+    there = check(landing, batch, first)
+    assert list(first.input_ids) == there.token_ids.tolist()
+    latest = torch.tensor([11])
+    batch.schedule([3, 8], [10, 1])
+    second = batch.prepare_inputs()
+    assert -1 in list(second.input_ids)
+    there = check(landing, batch, second, latest=latest, tokens=16, rows=6)
+    expected = [11 if token == -1 else token for token in second.input_ids]
+    assert [*expected, *[0] * (16 - len(expected))] == there.token_ids.tolist()
+
+
+def test_tables_follow_while_sequences_come_and_go(batch, landing):
+    rng = np.random.default_rng(0)
+    lengths = {}
+    for number in range(16):
+        for slot in range(9):
+            if slot in lengths and rng.random() < 0.3:
+                batch.remove_request(slot)
+                del lengths[slot]
+            if slot not in lengths:
+                length = int(rng.integers(2, 250))
+                blocks = rng.permutation(90)[: -(-(length + 30) // 16)].tolist()
+                enter(batch, slot, length, blocks)
+                lengths[slot] = length
+        survey = batch.survey(9)
+        budget = 300 - survey.decodes
+        for slot in survey.prefills:
+            state = batch.state(slot)
+            batch.num_scheduled[slot] = count = min(budget, state.num_tokens - state.computed, 120)
+            budget -= count
+        step = batch.prepare_inputs()
+        check(landing, batch, step, latest=torch.full((9,), number % 90))
+        committed = batch.commit_tokens(step, np.full(step.samples, number % 90, np.int32))
+        for slot, *_ in committed.finished:
+            batch.remove_request(slot)
+            del lengths[slot]
+
+
+def test_an_id_that_the_model_does_not_have_runs_as_0(landing):
+    batch = InputBatch(
+        **SIZES, vocab_size=2**31 - 1, windows=WINDOWS
+    )  # the tokenizer is larger than the model
+    state = SequenceState(1, [5, 99, 100, 2**31 - 2], max_tokens=2)
+    batch.add_request(0, state, ([0], [0]))
+    batch.schedule([0], [4])
+    there = check(landing, batch, batch.prepare_inputs())
+    assert [5, 99, 0, 0] == there.token_ids.tolist()
+
+
+def test_a_batch_with_more_slots_or_longer_lines_is_not_held(landing):
+    for changed in ({"slots": 10}, {"max_model_len": 450}):
+        batch = InputBatch(**{**SIZES, **changed}, vocab_size=VOCABULARY, windows=WINDOWS)
+        enter(batch, 0, 5, [1])
+        batch.schedule([0], [5])
+        assert not landing.holds(batch.prepare_inputs(), batch)

@@ -1,0 +1,174 @@
+"""Texts to be embedded, through the engine's pure half: where they are cut, how they end, who is refused."""
+
+import struct
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Picks
+from fairlead.job import Sampling
+
+BLOCK_SIZE = 4
+ANYTHING = Sampling(max_tokens=7, temperature=0.3)
+
+
+class Scribe:
+    """A runner whose vectors are the ids it was given of a text, and that knows where the text was cut."""
+
+    overlaps = False
+    arenas = 2
+
+    def __init__(self) -> None:
+        self.cuts: dict[int, list[int]] = {}
+        self.begun_anew: set[int] = set()
+        self._ids: dict[int, list[int]] = {}
+
+    def launch(self, step, batch):
+        vectors = {}
+        for row in range(step.rows):
+            first, last = step.query_starts[row], step.query_starts[row + 1]
+            key = batch.state(step.slots[row]).key
+            if step.positions[first] == 0:
+                if key in self.cuts:
+                    self.begun_anew.add(key)
+                self.cuts[key], self._ids[key] = [], []
+            assert len(self._ids[key]) == step.positions[first]
+            self._ids[key] += step.input_ids[first:last]
+            self.cuts[key].append(last - first)
+            if row in set(step.sample_rows):
+                vectors[len(vectors)] = array("f", self._ids[key]).tobytes()
+        self._picks = Picks(array("i", [0] * step.samples), vectors=vectors)
+        return self
+
+    def wait(self):
+        return self._picks
+
+
+def engine_of(runner, *, embeds=True, **limits):
+    limits = {"slots": 3, "max_batch": 3, "max_batched_tokens": 12, "blocks_total": 40, **limits}
+    return Engine(
+        runner,
+        max_model_len=100,
+        block_size=BLOCK_SIZE,
+        vocab_size=50,
+        eos_token_ids=(0,),
+        draw_seed=lambda: 0,
+        embeds=embeds,
+        **limits,
+    )
+
+
+def embedded(runner, prompts, **limits):
+    """Vectors by prompt, in at most so many steps as there are tokens."""
+    engine = engine_of(runner, **limits)
+    for key, prompt in enumerate(prompts):
+        engine.submit(key, prompt, ANYTHING, embed=True)
+    vectors = {}
+    for now_s in range(2 * sum(map(len, prompts)) + 2):
+        if engine.idle:
+            break
+        step = engine.plan(float(now_s))
+        outcome = engine.commit(step, runner.launch(step, engine.batch).wait())
+        assert (b"", b"") == (outcome.keys, outcome.tokens)
+        for output in outcome.outputs:
+            assert ([], "stop", None) == (output.token_ids, output.finish_reason, output.error)
+            vectors[output.key] = list(struct.unpack(f"<{len(output.vector) // 4}f", output.vector))
+    assert engine.idle
+    statistics = engine.statistics()
+    assert statistics.blocks_free == statistics.blocks_total
+    assert 0 == statistics.generated_tokens == statistics.cached_tokens == statistics.prefix_hits
+    return vectors
+
+
+def prompt_of(length, key):
+    return [(7 * key + place) % 50 for place in range(length)]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    slots=st.integers(1, 5),
+    budget=st.integers(1, 20),
+)
+def test_where_a_text_is_cut_does_not_depend_on_who_shares_its_steps(lengths, slots, budget):
+    limits = {"slots": slots, "max_batch": slots, "max_batched_tokens": budget, "blocks_total": 100}
+    prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
+    runner = Scribe()
+    assert dict(enumerate(prompts)) == embedded(runner, prompts, **limits)
+    for key, prompt in enumerate(prompts):
+        alone = Scribe()
+        embedded(alone, [prompt], **limits)
+        assert alone.cuts[0] == runner.cuts[key]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=10),
+    blocks=st.integers(11, 20),
+    window=st.sampled_from([None, 8]),
+)
+def test_texts_that_do_not_fit_together_come_one_after_the_other(lengths, blocks, window):
+    prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
+    limits = {"blocks_total": blocks, "windows": (window,)}
+    assert dict(enumerate(prompts)) == embedded(Scribe(), prompts, **limits)
+
+
+def test_a_text_that_had_to_yield_its_blocks_begins_anew():
+    runner = Scribe()
+    engine = engine_of(runner)
+    engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
+    engine.submit(2, prompt_of(25, 2), ANYTHING, embed=True)
+    told = []
+    while not engine.idle:
+        step = engine.plan(0.0)
+        told += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
+        scheduler = engine._scheduler
+        if engine.statistics().steps == 3:
+            scheduler._preempt(scheduler.running_in(0))
+    assert {1} == runner.begun_anew
+    assert {1: prompt_of(30, 1), 2: prompt_of(25, 2)} == {
+        output.key: list(array("f", output.vector)) for output in told
+    }
+
+
+def test_the_same_text_again_goes_through_the_model_again():
+    runner = Scribe()
+    prompt = prompt_of(30, 1)
+    assert {0: prompt, 1: prompt} == embedded(runner, [prompt, prompt], slots=1, max_batch=1)
+    assert runner.cuts[0] == runner.cuts[1]
+    assert 30 == sum(runner.cuts[1])
+
+
+def test_an_end_token_in_a_text_is_a_token_like_others():
+    assert {0: [0, 0, 5, 0]} == embedded(Scribe(), [[0, 0, 5, 0]])
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_a_wish_for_the_other_kind_of_answer_fails_alone(embeds):
+    engine = engine_of(Scribe(), embeds=embeds)
+    engine.submit(1, [1, 2], ANYTHING, embed=not embeds)
+    [output] = engine.settle().outputs
+    assert (1, "this model makes vectors, no text" if embeds else "this model makes no vectors") == (
+        output.key,
+        output.error,
+    )
+    assert engine.idle
+
+
+def test_an_aborted_text_is_not_heard_of_again_and_leaves_nothing():
+    runner = Scribe()
+    engine = engine_of(runner)
+    engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
+    engine.submit(2, prompt_of(3, 2), ANYTHING, embed=True)
+    step = engine.plan(0.0)
+    pending = runner.launch(step, engine.batch)
+    engine.abort(1)
+    told = engine.commit(step, pending.wait()).outputs
+    while not engine.idle:
+        step = engine.plan(1.0)
+        told += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
+    assert [2] == [output.key for output in told]
+    assert engine.statistics().blocks_free == engine.statistics().blocks_total

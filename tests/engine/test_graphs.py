@@ -1,0 +1,58 @@
+"""Which recording a step plays, and which there are."""
+
+from itertools import pairwise
+
+import pytest
+
+from fairlead.engine.graphs import Graphs, ladder
+
+
+class Recorder:
+    """Notes what is recorded, and what is played."""
+
+    def __init__(self):
+        self.recorded = []
+        self.played = []
+
+    def work(self, size):
+        self.recorded.append(size)
+
+    def __call__(self, work):
+        work()
+        size = self.recorded[-1]
+        return lambda: self.played.append(size)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 16, 17, 64, 100, 256, 1000])
+def test_a_ladder_rises_to_what_holds_the_most_and_pads_little(most):
+    rungs = list(ladder(most))
+    assert 1 == rungs[0]
+    assert rungs[-1] >= most > ([0, *rungs])[-2]
+    for below, above in pairwise(rungs):
+        assert below < above <= max(2 * below, 16)
+        if below >= 32:
+            assert above <= 1.26 * below
+    assert len(rungs) <= 35
+
+
+def test_a_step_plays_the_smallest_recording_that_holds_it():
+    recorder = Recorder()
+    graphs = Graphs(recorder.work, recorder)
+    graphs.record(20, lambda _: None)
+    for rows, expected in ((1, 1), (3, 4), (16, 16), (17, 24), (24, 24)):
+        assert graphs.play(rows)
+        assert expected == recorder.played.pop()
+    assert not graphs.play(25)
+    assert not recorder.played
+
+
+def test_without_a_recording_nothing_is_played():
+    recorder = Recorder()
+    assert not Graphs(recorder.work, recorder).play(1)
+
+
+def test_the_largest_is_recorded_first_and_every_one_is_reported():
+    recorder, told = Recorder(), []
+    Graphs(recorder.work, recorder).record(9, told.append)
+    assert [16, 8, 4, 2, 1] == recorder.recorded
+    assert [0, 0.2, 0.4, 0.6, 0.8, 1] == pytest.approx(told)

@@ -1,0 +1,36 @@
+"""Every kernel compiles for GPUs that are not here, within what they have."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="there is no Triton here")
+SHARED_BYTES = 227 * 1024  # of a Hopper multiprocessor, for one program
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler on Linux only")
+def test_every_kernel_compiles_for_a_hopper_gpu_and_fits_it(tmp_path):
+    compiler = Path(__file__).with_name("kernel_compiler.py")
+    # Anew, and in a process in which Triton does not interpret.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(compiler.parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, compiler, "--few", "90"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    names = {one["kernel"] for one in told}
+    assert {"decode", "combine", "prefill", "write_cache", "unpack", "find_thresholds", "narrow"} <= names
+    assert {"add_and_normalize", "turn_and_keep", "open_gate"} <= names
+    assert all(one["shared"] <= SHARED_BYTES for one in told)
+    assert all(not one.get("stack") for one in told), [one for one in told if one.get("stack")]

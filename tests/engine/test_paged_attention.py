@@ -1,0 +1,91 @@
+"""The GPU's attention kernels, interpreted, against the portable attention over the same cache."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from engine.attention_world import HEADS, MIXED, World
+from engine.interpreted import interpreted
+from fairlead.engine.paged_attention import DeviceAttention, decode_tiles, prefill_tiles, splits
+
+pytestmark = interpreted
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window", "cap"), HEADS)
+def test_every_shape_of_heads_finds_what_the_portable_attention_finds(
+    launches, heads, kv_heads, head_dim, window, cap
+):
+    world = World(MIXED, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, cap=cap)
+    torch.testing.assert_close(world.ours(), world.expected(), rtol=1e-5, atol=1e-5)
+    assert {"write_cache", "decode", "prefill"} <= {name for name, *_ in launches}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_every_dtype_is_as_near_as_it_can_be(launches, dtype):
+    world = World(MIXED, dtype=dtype, window=37)
+    found, expected = world.ours(), world.expected()
+    assert dtype == found.dtype
+    torch.testing.assert_close(found.float(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])  # shrinking takes minutes here
+@given(
+    decodes=st.lists(st.tuples(st.integers(0, 300), st.just(1)), max_size=4),
+    others=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 60)), max_size=3),
+    window=st.none() | st.integers(1, 70),
+    longest=st.sampled_from([128, 512, 100_000]),
+)
+def test_any_mixture_of_rows_finds_what_the_portable_attention_finds(decodes, others, window, longest):
+    if not decodes + others:
+        return
+    world = World(decodes + others, window=window)
+    with np.errstate(all="ignore"):
+        torch.testing.assert_close(world.ours(longest=longest), world.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("longest", [128, 512, 100_000])
+def test_a_long_decode_is_the_same_however_it_is_split(launches, longest):
+    world = World([(300, 1), (127, 1), (128, 1), (511, 1)])
+    torch.testing.assert_close(world.ours(longest=longest), world.expected(), rtol=1e-5, atol=1e-5)
+    [(grid, options)] = [(grid, options) for name, grid, _, options in launches if name == "decode"]
+    assert splits(4, 2, longest) == grid[2] == options["SPLITS"]
+    assert (longest > 128) == any(name == "combine" for name, *_ in launches)
+
+
+@pytest.mark.parametrize("longest", [128, 512])
+def test_rows_that_are_not_there_find_nothing_and_write_nothing(launches, longest):
+    world = World([(40, 1), (7, 1)])
+    expected, rows = world.expected(), world.rows(padding=3)
+    before = world.cache.keys[0].clone()
+    more = [
+        torch.cat((one, torch.full_like(one[:1], 5).expand(3, -1, -1)))
+        for one in (world.query, world.key, world.value)
+    ]
+    found = DeviceAttention(rows, world.cache, world.shape, longest)(0, *more)
+    torch.testing.assert_close(found[:2], expected, rtol=1e-5, atol=1e-5)
+    assert not found[2:].any()
+    changed = (before.nan_to_num(9e9) != world.cache.keys[0].nan_to_num(9e9)).any(-1).any(-1)
+    assert 2 == int(changed.sum())
+
+
+def test_a_sequence_of_nan_harms_no_neighbour(launches):
+    world = World([(9, 1), (10, 1), (0, 5), (4, 4)])
+    expected = world.expected()
+    world.cache.values[0][world.table[8, 0]] = float("nan")
+    found = world.ours()
+    healthy = [0, *range(2, len(found))]
+    assert found[1].isnan().all()
+    torch.testing.assert_close(found[healthy], expected[healthy], rtol=1e-5, atol=1e-5)
+
+
+def test_tiles_hold_a_whole_group_and_are_powers_of_two():
+    for dtype in TOLERANCES:
+        for group in range(1, 40):
+            for channels in (16, 64, 128, 256):
+                for tiles in (decode_tiles(group, channels, dtype), prefill_tiles(group, channels, dtype)):
+                    assert tiles.rows >= max(16, group)
+                    assert 0 == tiles.rows & (tiles.rows - 1)
+                    assert 0 == tiles.tokens & (tiles.tokens - 1)

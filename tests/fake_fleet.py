@@ -1,0 +1,75 @@
+"""A fleet that only pretends: it says what the test says, and keeps what it was asked to do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from fairlead.config import Config, NodeConfig
+from fairlead.errors import FairleadError
+from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
+
+
+@dataclass
+class FakeFleet:
+    """Models that are always ready: the engine's, and `elsewhere`, whose jobs are relayed.
+
+    What is asked of it is noted in `asked`; with a `refusal` it raises that instead.
+    """
+
+    engines: Iterable[str] = ()
+    elsewhere: Iterable[str] = ()
+    statuses: list[ModelStatus] | None = None
+    node_statuses: list[NodeStatus] = field(default_factory=list)
+    refusal: FairleadError | None = None
+    asked: list[tuple] = field(default_factory=list)
+
+    def models(self) -> list[ModelStatus]:
+        if self.statuses is not None:
+            return self.statuses
+        ours = [
+            ModelStatus(model=name, kind="engine", node=f"engine:{name}", state="ready", seats=8)
+            for name in self.engines
+        ]
+        theirs = [
+            ModelStatus(model=name, kind="remote", node="big", state="ready", seats=4)
+            for name in self.elsewhere
+        ]
+        return ours + theirs
+
+    def nodes(self) -> list[NodeStatus]:
+        return self.node_statuses
+
+    def has(self, model: str) -> bool:
+        return any(status.model == model for status in self.models())
+
+    def is_relayed(self, model: str) -> bool:
+        return any(status.model == model and status.kind != "engine" for status in self.models())
+
+    async def load(self, model: str) -> None:
+        await self._ask("load", model)
+
+    async def unload(self, model: str, *, force: bool = False) -> None:
+        await self._ask("unload", model, force)
+
+    async def add_node(self, config: NodeConfig) -> None:
+        await self._ask("add", config)
+
+    async def remove_node(self, node_id: str) -> None:
+        await self._ask("remove", node_id)
+
+    def drain_node(self, node_id: str) -> None:
+        self._note("drain", node_id)
+
+    async def reload(self, config: Config) -> Changes:
+        await self._ask("reload", config)
+        return Changes()
+
+    async def _ask(self, *what: object) -> None:
+        await trio.lowlevel.checkpoint()
+        self._note(*what)
+
+    def _note(self, *what: object) -> None:
+        self.asked.append(what)
+        if self.refusal is not None:
+            raise self.refusal

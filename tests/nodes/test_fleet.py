@@ -1,0 +1,357 @@
+"""Models that come and go: real processes under a real desk. What happens to them by accident: see deaths."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
+from fairlead.errors import Draining, InvalidRequest, LoadFailed, ModelLoading, ModelNotFound, NodeFailed
+from fairlead.nodes.memory import memory_of
+from nodes.garage import command, engine, free_port, garage, question, sleeper
+from nodes.listening import relayed_job
+from nodes.stub_server import text
+
+ONE_AT_A_TIME = LruSwap(max_loaded=1)
+
+
+async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
+    # On one port: the second server could not even listen if the first one were there.
+    port = free_port()
+    async with garage(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:
+        assert ["stopped", "stopped"] == [status.state for status in opened.fleet.models()]
+        pids = []
+        for model in ("x", "y", "x"):
+            assert await opened.ask(relayed_job(model=model, request_id=model)) == text()
+            assert "ready" == opened.status(model).state
+            pids.append(opened.pid(model))
+            assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert (2, 1, 1, 0) == (
+            opened.status("x").loads,
+            opened.status("y").loads,
+            opened.status("x").evictions,
+            opened.status("x").restarts,
+        )
+
+
+async def test_without_a_swap_section_everything_stays():
+    async with garage(engine("x"), engine("y")) as opened:
+        for model in "xyx":
+            assert await opened.ask(question(model))
+        assert [("ready", 1), ("ready", 1)] == [
+            (status.state, status.loads) for status in opened.fleet.models()
+        ]
+        assert [("engine:x", "up"), ("engine:y", "up")] == [
+            (node.id, node.state) for node in opened.fleet.nodes()
+        ]
+
+
+async def test_a_failed_load_tells_why_and_the_next_job_tries_again(tmp_path: Path):
+    mark = tmp_path / "mark"
+    script = (
+        f"import os, sys, time; os.path.exists({str(mark)!r}) or sys.exit('no such file'); time.sleep(99)"
+    )
+    async with garage(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
+        # "none" is ready at once, so wait for what a server would do: here the load itself is to fail.
+        opened.fleet._residents["x"].config = command("x", free_port(), "--exit-after", "0")
+        with pytest.raises(LoadFailed, match="while loading"):
+            await opened.ask(relayed_job(model="x"))
+        failed = opened.status("x")
+        assert ("failed", 1) == (failed.state, failed.load_failures)
+        assert "while loading" in str(failed.problem)
+        opened.fleet._residents["x"].config = command("x", free_port())
+        assert await opened.ask(relayed_job(model="x")) == text()
+        assert ("ready", None) == (opened.status("x").state, opened.status("x").problem)
+
+
+async def test_jobs_that_wait_while_it_loads_join_that_load():
+    async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
+        for _ in range(5):
+            clients.start_soon(opened.ask, question())
+    assert 1 == opened.status().loads
+
+
+async def test_what_is_preloaded_is_there_before_the_server_is_ready():
+    async with garage(engine("x", preload=True), engine("y"), waits=False) as opened:
+        assert not opened.fleet.is_ready
+        await opened.until(lambda: opened.fleet.is_ready)
+        assert ["ready", "stopped"] == [status.state for status in opened.fleet.models()]
+
+
+async def test_a_server_whose_only_model_does_not_load_has_nothing_to_serve():
+    with pytest.raises(ExceptionGroup) as raised:
+        async with garage(engine(behaviour="fail_load", preload=True)):
+            raise AssertionError("it was not ready")
+    assert raised.group_contains(LoadFailed, match="no such fake model")
+
+
+async def test_a_model_that_is_not_preloaded_well_leaves_the_others_alone():
+    async with garage(engine("x", "fail_load", preload=True), engine("y", preload=True)) as opened:
+        assert opened.fleet.is_ready
+        assert ["failed", "ready"] == [status.state for status in opened.fleet.models()]
+        assert {} == opened.fleet.problems
+
+
+async def test_loading_by_hand_joins_a_load_and_returns_when_the_model_is_there():
+    async with garage(engine("x"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+        async with trio.open_nursery() as callers:
+            for _ in range(3):
+                callers.start_soon(opened.fleet.load, "x")
+        assert ("ready", 1) == (opened.status("x").state, opened.status("x").loads)
+        await opened.fleet.load("y")
+        assert ["stopped", "ready"] == [status.state for status in opened.fleet.models()]
+        with pytest.raises(ModelNotFound):
+            await opened.fleet.load("z")
+
+
+async def test_loading_by_hand_does_not_stop_what_works():
+    async with garage(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question("x", tokens=150), begun)
+            await begun.wait()
+            await opened.fleet.load("y")
+            assert 0 == opened.status("x").busy
+        assert ([], "stopped") == (opened.errors, opened.status("x").state)
+
+
+async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
+    async with garage(engine(behaviour="delay_ms=2")) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question(tokens=100), begun)
+            await begun.wait()
+            pid = opened.pid()
+            unloading = trio.CancelScope()
+
+            async def unload() -> None:
+                with unloading:
+                    await opened.fleet.unload("m")
+
+            clients.start_soon(unload)
+            await opened.state("m", "draining")
+            await opened.fleet.unload("m")
+        assert [] == opened.errors
+        assert not Path(f"/proc/{pid}").exists()
+        assert "stopped" == opened.status().state
+        await opened.fleet.unload("m")  # which it is
+        assert await opened.ask(question())
+
+
+async def test_unloading_by_force_fails_the_jobs_it_runs():
+    async with garage(engine(behaviour="delay_ms=2")) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question(tokens=100_000), begun)
+            await begun.wait()
+            await opened.fleet.unload("m", force=True)
+        (error,) = opened.errors
+        assert isinstance(error, NodeFailed)
+        assert (0, "stopped") == (opened.desk.statistics().running, opened.status().state)
+
+
+async def test_a_model_that_is_unloaded_while_it_loads_is_stopped_and_loaded_again_for_who_waits():
+    async with garage(command("x", free_port(), "--healthy-after", "0.4")) as opened:
+        async with trio.open_nursery() as unloading:
+            unloading.start_soon(_unload_when_loading, opened)
+            with pytest.raises(LoadFailed, match="unloaded before it was ready"):
+                await opened.fleet.load("x")
+        assert "stopped" == opened.status("x").state
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
+            await _unload_when_loading(opened)
+        assert ([], 1) == (opened.errors, opened.status("x").loads)
+
+
+async def _unload_when_loading(opened) -> None:
+    await opened.state("x", "loading")
+    await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+    await opened.fleet.unload("x")
+
+
+async def test_a_model_that_nobody_uses_is_unloaded_after_its_time():
+    async with garage(engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")) as opened:
+        await opened.ask(question("x"))
+        await opened.ask(question("z"))
+        await opened.state("x", "stopped")
+        await opened.state("y", "stopped")  # although it never had a job
+        assert "ready" == opened.status("z").state
+
+
+async def test_who_may_not_wait_for_a_load_is_refused_and_the_model_is_loaded_all_the_same():
+    async with garage(engine(), while_loading="reject") as opened:
+        with pytest.raises(ModelLoading) as refused:
+            await opened.ask(question())
+        assert refused.value.retry_after_s is not None
+        await opened.state("m", "ready")
+        assert await opened.ask(question())
+    assert 1 == opened.status().loads
+
+
+async def test_where_nobody_queues_the_model_is_loaded_all_the_same():
+    async with garage(engine(), queue=QueueConfig(capacity=0)) as opened:
+        await opened.ask_and_keep_error(question())
+        assert [429] == [error.status for error in opened.errors]
+        await opened.state("m", "ready")
+        assert await opened.ask(question())
+
+
+async def test_groups_swap_within_and_leave_what_is_persistent_alone():
+    groups = GroupSwap(
+        {
+            "pair": GroupConfig(members=("x", "y")),
+            "kept": GroupConfig(members=("z",), persistent=True, exclusive=False),
+        }
+    )
+    async with garage(*map(sleeper, "xyz"), swap=groups) as opened:
+        for model in ("z", "x", "y"):
+            await opened.fleet.load(model)
+        assert ["stopped", "ready", "ready"] == [status.state for status in opened.fleet.models()]
+
+
+async def test_a_matrix_evicts_what_costs_least():
+    sets = MatrixSwap({"small": "x & y", "large": "x & z"}, evict_costs={"x": 10})
+    async with garage(*map(sleeper, "xyz"), swap=sets) as opened:
+        for model in "xyz":
+            await opened.fleet.load(model)
+        assert ["ready", "stopped", "ready"] == [status.state for status in opened.fleet.models()]
+
+
+HUNGRY = "import time; kept = bytearray({mib} << 20); print('full', flush=True); time.sleep(999)"
+
+
+def hungry(name: str, mib: int, **settings: object):
+    """A command that takes so much memory and a little more."""
+    return sleeper(name, cmd=(sys.executable, "-c", HUNGRY.format(mib=mib)), **settings)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
+async def test_as_many_stay_as_fit_the_memory_as_declared_or_measured():
+    models = (hungry("x", 60), hungry("y", 60), sleeper("z", memory_mb=100))
+    async with garage(*models, swap=LruSwap(memory_mb=200)) as opened:
+        await opened.fleet.load("x")
+        await opened.until(lambda: bool(opened.status("x").output))
+        await opened.fleet._residents["x"].measure()
+        opened.fleet._memory_mb["x"] = opened.status("x").memory_bytes / 2**20
+        assert 60 <= opened.fleet._memory_mb["x"] <= 99
+        await opened.fleet.load("z")
+        assert ["ready", "stopped", "ready"] == [status.state for status in opened.fleet.models()]
+        await opened.fleet.load("y")  # of which nothing is known: it is loaded alone
+        assert ["stopped", "ready", "stopped"] == [status.state for status in opened.fleet.models()]
+
+
+async def test_a_model_is_measured_as_soon_as_it_is_loaded():
+    async with garage(engine()) as opened:
+        await opened.fleet.load("m")
+        await opened.until(lambda: opened.status().memory_bytes > 2**20)
+        assert opened.fleet._memory_mb["m"] == opened.status().memory_bytes / 2**20
+
+
+async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behind():
+    def files() -> int:
+        return len(os.listdir(f"/proc/{os.getpid()}/fd"))  # noqa: PTH208
+
+    async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
+        for model in "xyx":  # what is imported and made once is there after this
+            await opened.fleet.load(model)
+        before, before_bytes, pids = files(), memory_of(os.getpid()), set()
+        for _ in range(25):
+            for model in "yx":
+                await opened.fleet.load(model)
+                pids.add(opened.pid(model))
+        assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert before == files()
+        assert memory_of(os.getpid()) - before_bytes < 5 * 2**20
+        assert 26 == opened.status("y").evictions
+        assert 1 == len(opened.desk._scheduler._places)
+
+
+async def test_a_server_that_is_told_to_stop_loads_nothing_more():
+    async with garage(engine()) as opened:
+        opened.desk.drain()
+        with pytest.raises(Draining):
+            await opened.fleet.load("m")
+
+
+async def test_another_configuration_leaves_what_did_not_change_alone():
+    async with garage(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
+        for model in "xyz":
+            await opened.fleet.load(model)
+        x, y = opened.pid("x"), opened.pid("y")
+        with trio.fail_after(20):
+            changes = await opened.fleet.reload(
+                Config(
+                    models=(sleeper("x"), sleeper("y", cmd=("sleep", "2000")), sleeper("new", aliases=("n",)))
+                )
+            )
+        assert (("new",), ("y",), ("z", "w")) == (
+            changes.models_added,
+            changes.models_changed,
+            changes.models_removed,
+        )
+        assert {"n": "new"} == opened.fleet.aliases
+        assert [True, True, False] == list(map(opened.fleet.has, ("x", "new", "z")))
+        await opened.until(lambda: len(opened.fleet.models()) == 3)
+        await opened.state("y", "stopped")
+        await opened.fleet.load("y")
+        await opened.fleet.load("new")
+        assert x == opened.pid("x")
+        assert y != opened.pid("y")
+        assert b"2000" in Path(f"/proc/{opened.pid('y')}/cmdline").read_bytes()
+
+
+async def test_a_model_that_is_taken_away_finishes_its_jobs_and_who_waits_for_it_is_told():
+    async with garage(engine(behaviour="delay_ms=2,slots=1")) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            answers = []
+
+            async def ask() -> None:
+                answers.append(await opened.ask(question(tokens=60), begun=begun))
+
+            clients.start_soon(ask)
+            await begun.wait()
+            clients.start_soon(opened.ask_and_keep_error, question())
+            await opened.until(lambda: opened.desk.statistics().waiting == 1)
+            await opened.fleet.reload(Config(models=()))
+        assert [True] == list(map(bool, answers))
+        assert [ModelNotFound] == list(map(type, opened.errors))
+        await opened.until(lambda: not opened.fleet.models())
+        assert {} == opened.fleet.texts
+
+
+async def test_a_configuration_that_cannot_be_read_changes_nothing():
+    async with garage(sleeper("x")) as opened:
+
+        async def unreadable(_model):
+            raise LoadFailed("no tokenizer")
+
+        opened.fleet._read = unreadable
+        with pytest.raises(LoadFailed):
+            await opened.fleet.reload(Config(models=(engine("y"),)))
+        assert ["x"] == [status.model for status in opened.fleet.models()]
+        assert (await opened.fleet.reload(Config(models=(sleeper("x"), sleeper("y"))))).models_added == ("y",)
+
+
+async def test_two_reloads_at_once_are_one_too_many():
+    async with garage(sleeper("x")) as opened:
+        let_go = trio.Event()
+
+        async def slow(_model):
+            await let_go.wait()
+            raise LoadFailed("no")
+
+        opened.fleet._read = slow
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                with pytest.raises(LoadFailed):
+                    await opened.fleet.reload(Config(models=(engine("y"),)))
+
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(InvalidRequest, match="another reload"):
+                await opened.fleet.reload(Config(models=()))
+            let_go.set()

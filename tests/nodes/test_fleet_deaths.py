@@ -1,0 +1,129 @@
+"""Models that go although nobody wanted it: killed, stuck, or not able to come back."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from fairlead.config import LruSwap
+from fairlead.errors import NodeFailed
+from fairlead.job import Sampling
+from nodes.garage import Garage, engine, garage, question, sleeper
+
+
+def endless():
+    """A stream that cannot be told again: it fails with its node."""
+    return msgspec.structs.replace(
+        question(stream=True), sampling=Sampling(max_tokens=100_000, ignore_eos=True)
+    )
+
+
+async def begin(opened: Garage, clients: trio.Nursery) -> None:
+    """Have an endless answer begun."""
+    begun = trio.Event()
+    clients.start_soon(opened.ask_and_keep_error, endless(), begun)
+    with trio.fail_after(30):
+        await begun.wait()
+
+
+async def test_a_dead_model_fails_what_cannot_be_repeated_and_comes_back_by_itself():
+    async with garage(engine(behaviour="delay_ms=2", preload=True)) as opened:
+        first = opened.pid()
+        async with trio.open_nursery() as clients:
+            await begin(opened, clients)
+            os.kill(first, signal.SIGKILL)
+        (error,) = opened.errors
+        assert isinstance(error, NodeFailed)
+        assert "SIGKILL" in error.message
+        await opened.until(lambda: opened.status().state == "ready" and opened.status().restarts == 1)
+        assert first != opened.pid()
+        assert (True, None, {}) == (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems)
+        assert await opened.ask(question())
+
+
+async def test_the_seat_of_a_dead_model_is_given_to_nobody_and_its_next_life_begins_at_once_for_who_waits():
+    async with garage(engine(behaviour="delay_ms=2,slots=1")) as opened:
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await opened.ask(question()))
+
+        async with trio.open_nursery() as clients:
+            await begin(opened, clients)
+            for _ in range(3):
+                clients.start_soon(ask)
+            await opened.until(lambda: opened.desk.statistics().waiting == 3)
+            os.kill(opened.pid(), signal.SIGKILL)
+        assert ["node_failed"] == [error.code for error in opened.errors]
+        assert (1, 3) == (len(set(answers)), len(answers))
+
+
+async def test_a_model_that_died_is_no_problem_of_the_servers_but_it_is_not_ready():
+    async with garage(engine()) as opened:
+        await opened.ask(question())
+        os.kill(opened.pid(), signal.SIGKILL)
+        await opened.until(lambda: not opened.fleet.is_ready)
+        assert {} == opened.fleet.problems
+        await opened.until(lambda: opened.fleet.is_ready)
+
+
+async def test_a_stuck_model_is_told_of_until_it_is_back(tmp_path: Path):
+    options = f"stuck_once=3;{tmp_path / 'mark'}"
+    async with garage(engine(behaviour=options, watchdog_s=0.5, preload=True)) as opened:
+        first = opened.pid()
+        assert {} == opened.fleet.problems
+        async with trio.open_nursery() as clients:
+            await begin(opened, clients)
+            await opened.until(lambda: bool(opened.errors))
+            reason = "the model's process made no progress for 0.5 s and is started again"
+            assert ({"m": reason}, reason) == (opened.fleet.problems, opened.status().problem)
+            assert not opened.fleet.is_ready
+        await opened.until(lambda: opened.fleet.is_ready)
+        assert ({}, None) == (opened.fleet.problems, opened.status().problem)
+        assert first != opened.pid()
+        assert (1, 1) == (opened.status().restarts, opened.status().stuck)
+
+
+async def test_a_stuck_model_has_no_seats_although_it_has_not_ended_and_nobody_waits(monkeypatch):
+    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 1.0)
+    async with garage(engine(watchdog_s=0.2, preload=True)) as opened:
+        first = opened.pid()
+        async with trio.open_nursery() as clients:
+            await begin(opened, clients)
+            os.kill(first, signal.SIGSTOP)
+        await opened.until(lambda: opened.desk.statistics().seats == 0)
+        assert Path(f"/proc/{first}").exists()
+        assert "made no progress" in opened.fleet.problems["m"]
+        await opened.until(lambda: opened.fleet.is_ready)
+        assert not Path(f"/proc/{first}").exists()
+
+
+async def test_a_stuck_model_that_does_not_load_again_stays_a_problem(tmp_path: Path):
+    options = f"stuck_once=1,fail_again;{tmp_path / 'mark'}"
+    async with garage(engine(behaviour=options, watchdog_s=0.2, preload=True)) as opened:
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, endless())
+        await opened.until(lambda: opened.status().load_failures > 0)
+        assert "made no progress for 0.4 s" in opened.fleet.problems["m"]
+        assert not opened.fleet.is_ready
+
+
+@pytest.mark.parametrize("makes_room", [True, False])
+async def test_what_died_comes_back_only_where_it_evicts_nothing(monkeypatch, makes_room):
+    monkeypatch.setattr("fairlead.nodes.resident.FIRST_BACKOFF_S", 0.05)
+    swap = LruSwap(max_loaded=1 if makes_room else 2)
+    async with garage(sleeper("x"), sleeper("y"), swap=swap) as opened:
+        await opened.fleet.load("x")
+        os.kill(opened.pid("x"), signal.SIGKILL)
+        await opened.state("x", "failed")
+        await opened.fleet.load("y")
+        if makes_room:
+            await trio.testing.wait_all_tasks_blocked(0.2)
+            assert ("failed", "ready") == (opened.status("x").state, opened.status("y").state)
+            assert opened.fleet.is_ready, "its room is another's now"
+            await opened.fleet.unload("y")
+        await opened.state("x", "ready")
+        assert 1 == opened.status("x").restarts

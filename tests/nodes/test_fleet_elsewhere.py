@@ -1,0 +1,193 @@
+"""Nodes elsewhere: they join, are drained and go; and three of them in a bad hour."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import trio
+
+from fairlead.config import Config, HealthConfig, NodeConfig, QueueConfig
+from fairlead.errors import FairleadError, InvalidRequest, NotFound
+from fairlead.job import Job, Sampling
+from nodes.garage import STUB, Garage, engine, free_port, garage
+from nodes.listening import relayed_job, stub
+from nodes.stub_server import text
+
+QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=0.2)
+
+
+def node(url: str, name: str = "far", **settings: object) -> NodeConfig:
+    return NodeConfig(id=name, url=url, **settings)
+
+
+def state(opened: Garage, node_id: str = "far") -> str:
+    (found,) = [status.state for status in opened.fleet.nodes() if status.id == node_id]
+    return found
+
+
+async def test_a_node_joins_and_goes_when_its_jobs_are_finished():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        assert not opened.fleet.has("m")
+        await opened.fleet.add_node(node(server.url))
+        await opened.until(lambda: opened.fleet.has("m") and state(opened) == "up")
+        assert opened.fleet.is_relayed("m")
+        assert ["remote"] == [status.kind for status in opened.fleet.models()]
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            slow = relayed_job(stub={"delay_s": 0.05})
+            clients.start_soon(opened.ask_and_keep_error, slow, begun)
+            await begun.wait()
+            clients.start_soon(opened.fleet.remove_node, "far")
+            await opened.until(lambda: state(opened) == "draining")
+            assert 1 == opened.desk.statistics().running
+        assert ([], []) == (opened.errors, opened.fleet.nodes())
+        assert not opened.fleet.has("m")
+        await opened.fleet.add_node(node(server.url))
+        await opened.until(lambda: state(opened) == "up")
+        assert await opened.ask(relayed_job()) == text()
+
+
+async def test_a_drained_node_stays_listed_and_gets_no_job_even_when_it_comes_back():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        opened.fleet.drain_node("far")
+        assert "draining" == state(opened)
+        server.healthy = False
+        await opened.until(lambda: opened.fleet.nodes()[0].downs == 1)
+        server.healthy = True
+        await opened.until(lambda: opened.fleet.nodes()[0].ups == 2)
+        assert 0 == opened.desk.statistics().seats
+        assert "draining" == state(opened)
+
+
+async def test_ids_are_taken_once_and_what_is_not_there_cannot_go():
+    async with stub() as server, garage(engine(), health_check=QUICK) as opened:
+        await opened.fleet.add_node(node(server.url))
+        for taken in ("far", "engine:m"):
+            with pytest.raises(InvalidRequest, match="already"):
+                await opened.fleet.add_node(node(server.url, taken))
+        with pytest.raises(NotFound):
+            await opened.fleet.remove_node("near")
+        with pytest.raises(NotFound):
+            opened.fleet.drain_node("near")
+        with pytest.raises(InvalidRequest, match="model of ours"):
+            opened.fleet.drain_node("engine:m")
+        with pytest.raises(InvalidRequest, match="model of ours"):
+            await opened.fleet.remove_node("engine:m")
+
+
+async def test_nodes_come_and_go_with_the_configuration():
+    async with stub() as one, stub() as two, stub() as three:
+        before = (node(one.url, "same"), node(one.url, "other"), node(one.url, "old"))
+        after = (node(one.url, "same"), node(two.url, "other"), node(three.url, "new"))
+        async with garage(health_check=QUICK, nodes=before) as opened:
+            await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
+            changes = await opened.fleet.reload(Config(models=(), nodes=after, health_check=QUICK))
+            assert (("new",), ("other",), ("old",)) == (
+                changes.nodes_added,
+                changes.nodes_changed,
+                changes.nodes_removed,
+            )
+            urls = {"same": one.url, "other": two.url, "new": three.url}
+            await opened.until(
+                lambda: (
+                    urls == {status.id: status.url for status in opened.fleet.nodes()}
+                    and all(status.state == "up" for status in opened.fleet.nodes())
+                )
+            )
+            (same,) = [status for status in opened.fleet.nodes() if status.id == "same"]
+            assert (1, 0) == (same.ups, same.downs)
+
+
+async def test_a_model_elsewhere_cannot_be_loaded_here():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        with pytest.raises(InvalidRequest, match="another server"):
+            await opened.fleet.load("m")
+
+
+# Three nodes in a bad hour -----------------------------------------------------------------------------
+
+WORDS = 12
+STREAMS = PLAIN = 60
+
+
+@contextmanager
+def servers(count: int) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
+    """Stub servers in processes of their own; what is left of them is killed."""
+    ports = [free_port() for _ in range(count)]
+    processes = [subprocess.Popen([*STUB, str(port)], stdout=subprocess.DEVNULL) for port in ports]
+    try:
+        yield [(process, f"http://127.0.0.1:{port}") for process, port in zip(processes, ports, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def greedy(number: int, *, stream: bool) -> Job:
+    stub_says = {"words": WORDS, "chunk_words": 1, "delay_s": 0.02}
+    job = relayed_job(stream=stream, request_id=f"r{number}", stub=stub_says)
+    return msgspec.structs.replace(
+        job, id=f"job {number}", tenant=f"t{number % 7}", sampling=Sampling(max_tokens=WORDS, temperature=0)
+    )
+
+
+async def test_three_nodes_one_killed_one_stopped_one_slow_and_no_answer_is_lost_or_wrong():
+    nothing = (0, 0)
+    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with servers(3) as ((killed, killed_url), (stopped, stopped_url), (slow, slow_url)):
+        nodes = (
+            node(killed_url, "killed", seats=8),
+            node(stopped_url, "stopped", seats=8),
+            node(slow_url, "slow", seats=8),
+        )
+        queue = QueueConfig(capacity=500, timeout_s=60)
+        async with garage(health_check=QUICK, nodes=nodes, queue=queue) as opened:
+            await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
+            texts: dict[int, str] = {}
+            errors: list[FairleadError] = []
+
+            async def ask(number: int) -> None:
+                job = greedy(number, stream=number < STREAMS)
+                try:
+                    texts[number] = await opened.ask(job)
+                except FairleadError as error:
+                    errors.append(error)
+
+            async def slow_down() -> None:
+                """A server that gets half of the time."""
+                while True:
+                    slow.send_signal(signal.SIGSTOP)
+                    await trio.sleep(0.03)
+                    slow.send_signal(signal.SIGCONT)
+                    await trio.sleep(0.03)
+
+            async with trio.open_nursery() as trouble:
+                trouble.start_soon(slow_down)
+                async with trio.open_nursery() as clients:
+                    for number in range(STREAMS + PLAIN):
+                        clients.start_soon(ask, number)
+                    await opened.until(lambda: opened.desk.statistics().running == 24)
+                    await opened.until(lambda: len(texts) > 5)
+                    stopped.send_signal(signal.SIGSTOP)
+                    await opened.until(lambda: state(opened, "stopped") == "down")
+                    assert opened.desk.counts("killed").busy > 0
+                    killed.kill()
+                trouble.cancel_scope.cancel()
+            slow.send_signal(signal.SIGCONT)
+
+            assert [] == errors
+            expected = text(WORDS)
+            assert {expected} == {texts[number] for number in range(STREAMS)}
+            assert STREAMS + PLAIN == len(texts)
+            counts = opened.desk.statistics()
+            assert nothing == (counts.waiting, counts.running)
+            assert [0, 0, 0] == [status.busy for status in opened.fleet.nodes()]
+            # Two that are gone do not take who is well along.
+            assert "up" == state(opened, "slow")
+    assert files == len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -1,0 +1,147 @@
+"""A job that embeds, from the node to its sink: over a real child process, whose model is a sum."""
+
+import os
+import signal
+import struct
+
+import pytest
+import trio
+
+from fairlead.errors import EngineFailed, InvalidRequest, NodeFailed, RequestTimeout
+from fairlead.job import TEXTS_AT_ONCE
+from fairlead.nodes import texts
+from fairlead.nodes.deltas import Deltas
+from fairlead.text.embedding import Embedding
+from fairlead.text.model import TextModel
+from fairlead.worker.client import Worker
+from nodes import test_engine_node as engine_node
+from nodes.test_engine_node import Reports, generating, job, model, running
+
+__all__ = ["model"]
+
+
+@pytest.fixture(scope="module")
+def embedder(model: TextModel) -> TextModel:
+    """The same model as if it had been made for vectors of two numbers."""
+    return made_for_embeddings(model)
+
+
+def made_for_embeddings(model: TextModel) -> TextModel:
+    values = {name: getattr(model, name) for name in TextModel.__slots__}
+    return TextModel(**values | {"embedding": Embedding(2, normalized=False)})
+
+
+async def vectors(deltas: Deltas) -> dict[int, tuple[float, ...]]:
+    found = {}
+    with trio.fail_after(30):
+        while taken := await deltas.take():
+            for delta in taken:
+                assert ("", [], "stop") == (delta.text, delta.token_ids, delta.finish_reason)
+                assert delta.index not in found
+                found[delta.index] = struct.unpack("<2f", delta.vector)
+    return found
+
+
+def expected(asked) -> dict[int, tuple[float, float]]:
+    return {index: (sum(prompt), len(prompt)) for index, prompt in enumerate(asked.prompts)}
+
+
+@pytest.mark.parametrize("prompts", [1, TEXTS_AT_ONCE + 1, 150])
+async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
+    asked = job(1, prompts=prompts, embed=True)
+    async with running(embedder, Reports(), "embeds") as node:
+        async with generating(node, asked) as deltas:
+            assert expected(asked) == await vectors(deltas)
+            assert 0 == deltas.tokens
+        await engine_node._until_idle(node)
+
+
+async def test_only_a_few_texts_of_a_job_are_with_the_child_at_a_time(embedder: TextModel, monkeypatch):
+    there, most = set(), []
+    submit, came_back = Worker.submit, texts._Texts.came_back
+
+    def submitted(worker, prompt, *arguments, **options):
+        there.add(len(prompt))
+        most.append(len(there))
+        return submit(worker, prompt, *arguments, **options)
+
+    def returned(self, index, vector):
+        there.discard(len(self._job.prompts[index]))
+        came_back(self, index, vector)
+
+    monkeypatch.setattr(Worker, "submit", submitted)
+    monkeypatch.setattr(texts._Texts, "came_back", returned)
+    asked = job(1, prompts=100, embed=True)
+    async with running(embedder, Reports(), "embeds") as node, generating(node, asked) as deltas:
+        assert expected(asked) == await vectors(deltas)
+    assert TEXTS_AT_ONCE == max(most)
+    assert not there
+
+
+@pytest.mark.parametrize("read", [0, 40])
+async def test_leaving_takes_every_text_out_of_the_child(embedder: TextModel, read: int):
+    async with running(embedder, Reports(), "embeds,delay_ms=2") as node:
+        async with generating(node, job(1, prompts=200, embed=True)) as deltas:
+            with trio.fail_after(30):
+                while read > 0:
+                    read -= len(await deltas.take())
+        await engine_node._until_idle(node)
+        again = job(1, prompts=2, embed=True)
+        async with generating(node, again) as deltas:
+            assert expected(again) == await vectors(deltas)
+
+
+async def test_a_dead_child_fails_the_job_however_many_texts_were_done(embedder: TextModel):
+    has_failed = False
+    try:
+        async with (
+            running(embedder, Reports(), "embeds,delay_ms=2") as node,
+            generating(node, job(1, prompts=2000, embed=True)) as deltas,
+        ):
+            await deltas.take()
+            os.kill(node.pid, signal.SIGKILL)
+            with pytest.raises(NodeFailed, match="SIGKILL"):
+                await vectors(deltas)
+            has_failed = True
+    except* NodeFailed:
+        pass  # the node's own end, for whoever runs it
+    assert has_failed
+
+
+async def test_a_step_that_fails_is_the_jobs_error_and_the_rest_of_it_is_not_computed(embedder: TextModel):
+    async with running(embedder, Reports(), "embeds,raise_in_step=2") as node:
+        with pytest.raises(EngineFailed, match="on fire"):
+            async with generating(node, job(1, prompts=100, embed=True)) as deltas:
+                await vectors(deltas)
+        await engine_node._until_idle(node)
+        assert node.statistics().engine.steps < 20
+
+
+async def test_time_that_is_over_ends_the_texts_that_wait_too(embedder: TextModel):
+    async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
+        asked = job(1, prompts=500, embed=True)
+        with trio.move_on_after(0.2) as clock:
+            async with generating(node, asked) as deltas:
+                clock.deadline += 30  # the node was told of the earlier one
+                with pytest.raises(RequestTimeout):
+                    await vectors(deltas)
+        assert not clock.cancelled_caught
+        await engine_node._until_idle(node)
+
+
+@pytest.mark.parametrize("embed", [True, False])
+async def test_a_model_does_what_it_was_made_for(model: TextModel, embedder: TextModel, embed: bool):
+    made = model if embed else embedder
+    async with running(made, Reports(), "" if embed else "embeds") as node:
+        with pytest.raises(InvalidRequest, match="embeddings") as refused:
+            async with generating(node, job(1, embed=embed)):
+                raise AssertionError("it was not made for that")
+        assert "model" == refused.value.param
+
+
+async def test_a_child_that_disagrees_says_so_and_lives(embedder: TextModel):
+    async with running(embedder, Reports(), "") as node:
+        with pytest.raises(EngineFailed, match="this model makes no vectors"):
+            async with generating(node, job(1, embed=True)) as deltas:
+                await vectors(deltas)
+        assert node.is_ready

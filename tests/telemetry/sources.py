@@ -1,0 +1,80 @@
+"""Everything a snapshot is pulled from, as plain values that a test sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead.job import Job, Sampling
+from fairlead.journey import SUCCESS, Journey
+from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.tally import Tally, TallyStatistics
+
+
+@dataclass
+class FakeFleet:
+    """Shows what it was given."""
+
+    statuses: list[ModelStatus] = field(default_factory=list)
+    node_statuses: list[NodeStatus] = field(default_factory=list)
+
+    def models(self) -> list[ModelStatus]:
+        return self.statuses
+
+    def nodes(self) -> list[NodeStatus]:
+        return self.node_statuses
+
+
+@dataclass
+class FakeGateway:
+    """Adds up the journeys it is told of, with those under way."""
+
+    tally: Tally = field(default_factory=Tally)
+    under_way: list[Journey] = field(default_factory=list)
+
+    def statistics(self) -> TallyStatistics:
+        return self.tally.statistics(self.under_way)
+
+
+@dataclass
+class FakeSources:
+    """A server that is ready, with a queue of so many."""
+
+    fleet: FakeFleet = field(default_factory=FakeFleet)
+    gateway: FakeGateway = field(default_factory=FakeGateway)
+    queue: dict[str, Any] = field(
+        default_factory=lambda: {"waiting": 2, "running": 1, "capacity": 100, "seats": 1, "mean_wait_s": 0.5}
+    )
+    is_ready: bool = True
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def queue_statistics(self) -> dict[str, Any]:
+        return self.queue
+
+    def refusals(self) -> Mapping[str, int]:
+        return self.refused
+
+
+def engine(model: str = "m", **changes: Any) -> ModelStatus:
+    """A loaded model of ours."""
+    settings = {"kind": "engine", "node": f"engine:{model}", "state": "ready", "seats": 8} | changes
+    return ModelStatus(model=model, **settings)
+
+
+def journey(tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any) -> Journey:
+    """A job of three prompt tokens and five of an answer: it waited 1 s, began after 3 and ended after 7."""
+    request = {"request_id": "r-1", "prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=10)}
+    options = {name: changes.pop(name) for name in list(changes) if name in Job.__struct_fields__}
+    made = Journey(
+        Job(**{"id": "cmpl-1", "tenant": tenant, "model": model, **request, **options}),
+        arrived_s=100.0,
+        began_at_ns=5_000_000_000,
+    )
+    made.granted_s, made.first_delta_s, made.ended_s = 101.0, 103.0, 107.0
+    made.node, made.tokens, made.attempts, made.finish_reasons = f"engine:{model}", 5, 1, ("stop",)
+    made.outcome = outcome
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made

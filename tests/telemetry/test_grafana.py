@@ -1,0 +1,52 @@
+"""Grafana's dashboard asks for nothing that the server does not tell."""
+
+import json
+import re
+from importlib.resources import files
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlead.nodes.status import NodeStatus
+from telemetry.sources import FakeSources, engine, journey
+from telemetry.test_metrics import pulled
+
+_LANGUAGE = {"sum", "by", "rate", "increase", "histogram_quantile", "max", "min", "avg", "topk", "le"}
+
+
+def _dashboard() -> dict:
+    return json.loads((files("fairlead") / "telemetry" / "grafana.json").read_text())
+
+
+def _expressions() -> list[str]:
+    return [target["expr"] for panel in _dashboard()["panels"] for target in panel.get("targets", ())]
+
+
+async def test_every_metric_and_label_in_it_exists():
+    sources = FakeSources(refused={"invalid_request": 1})
+    told = {"cache_usage": 0.5, "blocks_total": 8, "preemptions": 0, "prefix_queries": 1, "prefix_hits": 1}
+    sources.fleet.statuses = [engine(**told)]
+    sources.fleet.node_statuses = [
+        NodeStatus(id="n", kind="remote", url=None, models=(), seats=1, busy=0, state="up")
+    ]
+    sources.gateway.tally.add(journey())
+    families = list(text_string_to_metric_families(generate_latest(pulled(sources)).decode()))
+    names = {sample.name for family in families for sample in family.samples}
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    expressions = _expressions()
+    assert len(expressions) > 25
+    for expression in expressions:
+        words = set(re.findall(r"[a-z_:]{2,}", re.sub(r"\[[^]]*\]", "", expression)))
+        assert words <= names | labels | _LANGUAGE, expression
+        assert words & names, expression
+
+
+def test_no_two_panels_lie_on_each_other_or_outside():
+    taken = set()
+    for panel in _dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken
+        assert all(x < 24 for x, _ in cells)
+        taken |= cells
+    assert len({panel["id"] for panel in _dashboard()["panels"]}) == len(_dashboard()["panels"])

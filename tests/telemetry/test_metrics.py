@@ -1,0 +1,200 @@
+"""`/metrics` as Prometheus reads it: every name, with the values that the server's own counts have."""
+
+import math
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlead.config import ApiKey, Config
+from fairlead.nodes.status import NodeStatus
+from fairlead.telemetry.metrics import Pulled, ServerMetrics
+from fairlead.telemetry.snapshot import Overview
+from fairlead.telemetry.tenants import TenantNames
+from telemetry.sources import FakeSources, engine, journey
+
+VLLM = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("prompt_tokens_total", "generation_tokens_total", "request_success_total"),
+)
+VLLM_HISTOGRAMS = (
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+)
+
+
+def pulled(sources: FakeSources, **config) -> Pulled:
+    tenants = TenantNames(Config(models=(), **config))
+    overview = Overview(sources, sources.refusals)
+    return ServerMetrics(sources, overview, refusals=sources.refusals, tenants=tenants).pull()
+
+
+def samples(sources: FakeSources, **config) -> dict:
+    """Every sample: its name and labels, and its value."""
+    text = generate_latest(pulled(sources, **config)).decode()
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(found: dict, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+@pytest.fixture
+def sources() -> FakeSources:
+    """After four jobs of which one failed, with one running and one waiting."""
+    sources = FakeSources(refused={"invalid_api_key": 2})
+    sources.fleet.statuses = [
+        engine(
+            cache_usage=0.25,
+            blocks_total=100,
+            preemptions=3,
+            prefix_queries=40,
+            prefix_hits=10,
+            busy=1,
+            loads=2,
+            stuck=1,
+        ),
+        engine("far", kind="remote"),
+    ]
+    sources.fleet.node_statuses = [
+        NodeStatus(
+            id="n", kind="remote", url="http://n", models=("far",), seats=4, busy=1, state="down", downs=2
+        )
+    ]
+    for outcome in ("success", "success", "client_left", "node_failed"):
+        sources.gateway.tally.add(journey(outcome=outcome))
+    sources.gateway.under_way = [
+        journey(ended_s=None, tokens=2),
+        journey(granted_s=None, first_delta_s=None, ended_s=None, tokens=0),
+    ]
+    return sources
+
+
+async def test_vllms_names_have_the_values_of_the_jobs_there_were(sources):
+    found = samples(sources)
+    of_m = {"model_name": "m", "engine": "0"}
+    values = {name: value(found, f"vllm:{name}", **of_m) for name in VLLM[:-1]}
+    assert {
+        "num_requests_running": 1,
+        "num_requests_waiting": 1,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 40,
+        "prefix_cache_hits_total": 10,
+        "num_preemptions_total": 3,
+        "prompt_tokens_total": 15,
+        "generation_tokens_total": 22,
+    } == values
+    ends = {
+        reason: value(found, "vllm:request_success_total", **of_m, finished_reason=reason)
+        for reason in ("stop", "length", "abort")
+    }
+    assert {"stop": 2, "length": 0, "abort": 1} == ends
+
+
+async def test_vllms_histograms_add_up(sources):
+    found = samples(sources)
+    of_m = {"model_name": "m", "engine": "0"}
+    for name in VLLM_HISTOGRAMS:
+        count = value(found, f"vllm:{name}_count", **of_m)
+        assert count == value(found, f"vllm:{name}_bucket", **of_m, le="+Inf")
+    assert 4 * 3.0 == value(found, "vllm:time_to_first_token_seconds_sum", **of_m)
+    assert 2 * 7.0 == value(found, "vllm:e2e_request_latency_seconds_sum", **of_m)
+    assert 2 * 4 == value(found, "vllm:inter_token_latency_seconds_count", **of_m)
+    assert 0 == value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="0.75")
+    assert 8 == value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="1.0")
+
+
+async def test_our_names_tell_outcomes_refusals_states_and_what_went_wrong(sources):
+    found = samples(sources)
+    outcomes = {
+        outcome: value(found, "fairlead_jobs_total", model="m", outcome=outcome)
+        for outcome in ("success", "client_left", "node_failed")
+    }
+    assert {"success": 2, "client_left": 1, "node_failed": 1} == outcomes
+    assert 2 == value(found, "fairlead_requests_refused_total", code="invalid_api_key")
+    assert 2 == value(found, "fairlead_queue_waiting_jobs")
+    states = {dict(labels)["state"]: on for (name, labels), on in found.items() if name.endswith("l_state")}
+    assert {"ready"} == {state for state, on in states.items() if on}
+    assert 6 == len(states)
+    assert (0, 2) == (
+        value(found, "fairlead_node_up", node="n", kind="remote"),
+        value(found, "fairlead_node_downs_total", node="n", kind="remote"),
+    )
+    assert (2, 1) == (
+        value(found, "fairlead_model_loads_total", model="m"),
+        value(found, "fairlead_model_stuck_total", model="m"),
+    )
+
+
+async def test_what_a_model_cannot_tell_has_no_sample(sources):
+    found = samples(sources)
+    assert ("fairlead_model_cache_usage", frozenset({("model", "far")})) not in found
+    assert 8 == value(found, "fairlead_model_seats", model="far")
+
+
+async def test_five_thousand_tenants_make_a_thousand_and_one_labels():
+    sources = FakeSources()
+    for number in range(5000):
+        sources.gateway.tally.add(journey(f"made up {number}"))
+    found = samples(sources)
+    tenants = {
+        dict(labels)["tenant"]: n
+        for (name, labels), n in found.items()
+        if name == "fairlead_tenant_jobs_total"
+    }
+    assert (1001, 4000, 5000) == (len(tenants), tenants["other"], sum(tenants.values()))
+    assert not any("made up" in tenant for tenant in tenants)
+
+
+async def test_a_node_that_tells_of_five_thousand_models_makes_a_thousand_labels():
+    sources = FakeSources()
+    sources.fleet.statuses = [engine(), *(engine(f"far {number}", kind="remote") for number in range(5000))]
+    names = {dict(labels).get("model") for _, labels in samples(sources)} - {None}
+    assert (1000, True) == (len(names), "m" in names)
+
+
+async def test_tenants_are_named_as_they_are_where_the_configuration_says_so():
+    sources = FakeSources()
+    sources.gateway.tally.add(journey('ana "\\\n}'))
+    found = samples(sources, tenant_names="plain", api_keys=(ApiKey("k"),))
+    assert 1 == value(found, "fairlead_tenant_jobs_total", tenant='ana "\\\\n}')
+
+
+async def test_names_that_would_break_the_format_do_not(sources):
+    sources.fleet.statuses = [engine('m"\n} 1\nfake_metric 7\\')]
+    sources.gateway.tally.add(journey(model='m"\n} 1\nfake_metric 7\\'))
+    found = samples(sources)
+    assert not [name for name, _ in found if name.startswith("fake")]
+    assert 8 == value(found, "fairlead_model_seats", model='m"\n} 1\nfake_metric 7\\')
+
+
+async def test_the_same_can_be_had_as_openmetrics(sources):
+    text = generate_openmetrics(pulled(sources)).decode()
+    names = {family.name for family in parse_openmetrics(text)}
+    assert {"fairlead_jobs", "vllm:prompt_tokens", "vllm:e2e_request_latency_seconds"} <= names
+
+
+async def test_no_value_is_negative_or_not_a_number(sources):
+    assert not [key for key, number in samples(sources).items() if number < 0 or math.isnan(number)]
+
+
+async def test_what_was_pulled_does_not_change_while_it_is_written_out(sources):
+    before = pulled(sources)
+    sources.gateway.tally.add(journey("somebody else", outcome="success"))
+    text = generate_latest(before).decode()
+    ended = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "fairlead_tenant_jobs_total"
+    ]
+    assert [4] == ended

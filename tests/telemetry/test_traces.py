@@ -1,0 +1,282 @@
+"""OpenTelemetry: one trace a request with its phases, GenAI's names, and the client's trace as the parent."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import structlog
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from fairlead.config import Config, ConfigError
+from fairlead.job import Relay, Sampling
+from fairlead.telemetry import traces
+from fairlead.telemetry.tenants import TenantNames
+from fairlead.telemetry.traces import Traces
+from fairlead.telemetry.witness import witness_of
+from telemetry.sources import journey
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NS = 1_000_000_000
+
+
+class Collector:
+    """Traces that are kept in memory."""
+
+    def __init__(self, load=None) -> None:
+        self._spans = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._spans))
+        meters = MeterProvider([self._reader], shutdown_on_exit=False)
+        tenants = TenantNames(Config(models=()))
+        self.traces = Traces(provider, meters, tenants=tenants)
+        self._load = load
+
+    def tell(self, journey) -> None:
+        self.traces(journey, self._load)
+
+    def spans(self) -> dict:
+        """What was made, by name; the request's own as `request`."""
+        return {
+            "request" if span.kind is SpanKind.SERVER else span.name: span
+            for span in self._spans.get_finished_spans()
+        }
+
+    def phases(self) -> dict[str, tuple[float, float]]:
+        """When each began and ended, in seconds after the arrival."""
+        return {
+            name: ((span.start_time - 5 * NS) / NS, (span.end_time - 5 * NS) / NS)
+            for name, span in self.spans().items()
+        }
+
+    def histograms(self) -> dict[str, tuple[int, float]]:
+        """How many values there were, and their sum."""
+        found: dict[str, tuple[int, float]] = {}
+        for resource in self._reader.get_metrics_data().resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    points = metric.data.data_points
+                    found[metric.name] = (sum(p.count for p in points), sum(p.sum for p in points))
+        return found
+
+
+def test_a_request_has_a_span_for_each_phase_that_it_went_through():
+    collector = Collector()
+    collector.tell(journey())
+    assert {
+        "request": (0, 7),
+        "queue": (0, 1),
+        "prefill": (1, 3),
+        "decode": (3, 7),
+    } == collector.phases()
+    spans = collector.spans()
+    ours = spans["request"].get_span_context()
+    assert {ours.span_id} == {spans[name].parent.span_id for name in ("queue", "prefill", "decode")}
+    assert {ours.trace_id} == {span.get_span_context().trace_id for span in spans.values()}
+    assert spans["request"].parent is None
+
+
+def test_the_part_of_the_wait_in_which_its_model_was_loaded_is_a_span_of_its_own():
+    collector = Collector(load=(99.0, 100.5))
+    collector.tell(journey())
+    assert (0, 0.5) == collector.phases()["load"]
+
+
+@pytest.mark.parametrize("load", [(90.0, 99.0), (101.0, 102.0), None])
+def test_a_load_that_it_did_not_wait_for_is_not_in_its_trace(load):
+    collector = Collector(load=load)
+    collector.tell(journey())
+    assert "load" not in collector.spans()
+
+
+def test_the_clients_trace_goes_on():
+    collector = Collector()
+    collector.tell(journey(traceparent=PARENT))
+    request = collector.spans()["request"]
+    assert 0x0AF7651916CD43DD8448EB211C80319C == request.get_span_context().trace_id
+    assert 0xB7AD6B7169203331 == request.parent.span_id
+
+
+@pytest.mark.parametrize(
+    "sent", ["", "nonsense", PARENT[:-1], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 9]
+)
+def test_a_traceparent_that_is_none_begins_a_trace_of_our_own(sent):
+    collector = Collector()
+    collector.tell(journey(traceparent=sent))
+    assert collector.spans()["request"].parent is None
+
+
+def test_a_trace_that_its_client_does_not_sample_is_not_made():
+    collector = Collector()
+    collector.tell(journey(traceparent=PARENT[:-2] + "00"))
+    assert {} == collector.spans()
+
+
+def test_attributes_have_the_names_of_the_convention():
+    collector = Collector()
+    sampling = Sampling(max_tokens=10, temperature=0.5, top_p=0.9, seed=7)
+    collector.tell(journey("ana", sampling=sampling, n=2, id="chatcmpl-9"))
+    request = collector.spans()["request"]
+    told = dict(request.attributes)
+    assert "chat m" == request.name
+    tenant = told.pop("fairlead.tenant")
+    assert "ana" not in tenant
+    assert {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "fairlead",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m",
+        "gen_ai.response.id": "chatcmpl-9",
+        "gen_ai.request.max_tokens": 10,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.9,
+        "gen_ai.request.top_k": 0,
+        "gen_ai.request.presence_penalty": 0.0,
+        "gen_ai.request.frequency_penalty": 0.0,
+        "gen_ai.request.stream": False,
+        "gen_ai.request.seed": 7,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 5,
+        "fairlead.outcome": "success",
+        "fairlead.request_id": "r-1",
+        "fairlead.attempts": 1,
+        "fairlead.node": "engine:m",
+    } == told
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [
+        ("/v1/messages", "chat"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/responses", "generate_content"),
+    ],
+)
+def test_what_is_relayed_is_named_by_its_path(path, operation):
+    collector = Collector()
+    collector.tell(journey(id="relay-1", relay=Relay(path, b"{}")))
+    assert operation == collector.spans()["request"].attributes["gen_ai.operation.name"]
+
+
+def test_an_error_is_named_and_a_client_that_left_is_none():
+    collector = Collector()
+    collector.tell(journey(outcome="node_failed"))
+    failed = collector.spans()["request"]
+    assert (StatusCode.ERROR, "node_failed") == (failed.status.status_code, failed.attributes["error.type"])
+    collector = Collector()
+    collector.tell(journey(outcome="client_left"))
+    left = collector.spans()["request"]
+    assert (StatusCode.UNSET, False) == (left.status.status_code, "error.type" in left.attributes)
+
+
+def test_a_refused_job_has_nothing_but_its_wait():
+    collector = Collector()
+    collector.tell(journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, tokens=0))
+    assert {"request", "queue"} == set(collector.spans())
+
+
+def test_histograms_have_the_names_of_the_convention():
+    collector = Collector()
+    collector.tell(journey())
+    collector.tell(journey(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
+    assert {
+        "gen_ai.server.request.duration": (2, 14.0),
+        "gen_ai.server.time_to_first_token": (1, 3.0),
+        "gen_ai.server.time_per_output_token": (1, 1.0),
+        "gen_ai.client.token.usage": (2, 8.0),
+    } == collector.histograms()
+
+
+@contextmanager
+def collector_server():
+    """Take what is exported, on loopback: the paths that were posted to."""
+    posted: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            posted.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", posted
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_what_is_left_is_sent_to_the_configured_collector_at_the_end():
+    before = threading.active_count()
+    with collector_server() as (url, posted):
+        with witness_of(Config(models=(), otlp_endpoint=f"{url}/")) as tell:
+            tell(journey(), None)
+        assert {"/v1/traces", "/v1/metrics"} == set(posted)
+    assert before == threading.active_count()
+
+
+def test_without_a_collector_nothing_of_it_is_imported_nor_asyncio_with_one():
+    program = """
+import json, os, sys
+from fairlead.config import Config
+from fairlead.telemetry.witness import witness_of
+with witness_of(Config(models=())) as tell:
+    before = sorted(name for name in sys.modules if name.startswith("opentelemetry"))
+from fairlead.telemetry.traces import open_traces
+from fairlead.telemetry import traces
+from fairlead.telemetry.tenants import TenantNames
+sys.modules["asyncio"] = None  # structlog has imported it; whoever else does so fails
+open_traces("http://127.0.0.1:9", tenants=TenantNames(Config(models=())))
+print(json.dumps(before), flush=True)
+os._exit(0)  # what cannot be sent is not waited for
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert [] == json.loads(said.stdout)
+
+
+def test_without_the_extra_the_configuration_is_refused_by_its_key(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with (
+        pytest.raises(ConfigError, match=r"^otlpEndpoint: needs .*fairlead\[otel\]"),
+        witness_of(Config(models=(), otlp_endpoint="http://127.0.0.1:9")),
+    ):
+        pass
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_servers_end(monkeypatch):
+    monkeypatch.setattr(traces, "CLOSE_S", 0.05)
+    answered = threading.Event()
+    collector = Collector()
+    collector.traces._providers[0].shutdown = answered.wait
+    collector.traces.close()
+    assert not answered.is_set()
+    answered.set()
+
+
+def test_what_the_sdk_complains_of_is_in_our_log_and_not_with_every_try():
+    complaints = traces._Complaints()
+    with structlog.testing.capture_logs() as said:
+        for _ in range(3):
+            complaints.handle(logging.LogRecord("x", logging.ERROR, "", 1, "no answer", None, None))
+    assert [("telemetry not sent", "no answer")] == [(line["event"], line["reason"]) for line in said]

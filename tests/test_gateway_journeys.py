@@ -1,0 +1,106 @@
+"""What the gateway writes down of each job: when it passed which moment, and what came of it, once."""
+
+from random import Random
+
+import pytest
+import trio
+
+from fairlead.config import QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import EngineFailed, FairleadError
+from fairlead.gateway import Gateway
+from fairlead.journey import LEFT, SUCCESS, Journey
+from fairlead.nodes.node import NodeLimits
+from fake_nodes import LIMITS, TimedNode, job
+
+
+class World:
+    """A gateway over one node with one seat, and the journeys it has told of."""
+
+    def __init__(self, nursery: trio.Nursery, node: TimedNode, *, capacity: int = 100) -> None:
+        self.told: list[Journey] = []
+        dispatcher = Dispatcher(QueueConfig(capacity=capacity, timeout_s=60), random=Random(0))
+        nursery.start_soon(dispatcher.run)
+        dispatcher.node_up(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
+        self.gateway = Gateway(dispatcher, request_timeout_s=100, tell=self.told.append)
+
+    async def ask(self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object) -> None:
+        with trio.move_on_after(left_after_s):
+            try:
+                async with trio.open_nursery() as exchange:
+                    answer = await exchange.start(self.gateway.serve, job(tenant, **options))
+                    while await answer.deltas.take():
+                        pass
+            except* FairleadError:
+                pass
+
+    def outcomes(self) -> list[str]:
+        return [journey.outcome for journey in self.told]
+
+
+async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nursery):
+    world = World(nursery, TimedNode(service_s=10, first_s=4))
+    async with trio.open_nursery() as clients:
+        clients.start_soon(world.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        clients.start_soon(world.ask)
+    second = world.told[1]
+    moments = (second.granted_s, second.first_delta_s, second.ended_s)
+    assert pytest.approx((10, 14, 20)) == tuple(moment - second.arrived_s for moment in moments)
+    assert (SUCCESS, "timed", 1, 2) == (second.outcome, second.node, second.attempts, second.tokens)
+    assert ("stop",) == second.finish_reasons
+    assert pytest.approx(10) == second.waited_s
+
+
+async def test_statistics_show_a_job_while_it_waits_and_while_it_runs(autojump_clock, nursery):
+    world = World(nursery, TimedNode(service_s=10))
+    async with trio.open_nursery() as clients:
+        for _ in range(3):
+            clients.start_soon(world.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        model = world.gateway.statistics().models["m"]
+        assert (2, 1, {}) == (model.waiting, model.running, model.outcomes)
+        assert (3, 1) == (model.prompt_tokens, model.generated_tokens)  # of the one that has begun
+    model = world.gateway.statistics().models["m"]
+    assert (0, 0, {SUCCESS: 3}) == (model.waiting, model.running, model.outcomes)
+    assert (9, 6) == (model.prompt_tokens, model.generated_tokens)
+
+
+@pytest.mark.parametrize(
+    ("left_after_s", "had_seat", "tokens"),
+    [(2.0, False, 0), (11.0, True, 0), (15.0, True, 1)],
+    ids=["in the queue", "before the first token", "in the answer"],
+)
+async def test_whoever_leaves_is_written_down_as_having_left(
+    autojump_clock, nursery, left_after_s, had_seat, tokens
+):
+    world = World(nursery, TimedNode(service_s=10, first_s=3))
+    async with trio.open_nursery() as clients:
+        clients.start_soon(world.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        clients.start_soon(lambda: world.ask(tenant="B", left_after_s=left_after_s))
+    (left,) = [journey for journey in world.told if journey.job.tenant == "B"]
+    assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
+    assert {SUCCESS: 1, LEFT: 1} == world.gateway.statistics().models["m"].outcomes
+
+
+async def test_a_refusal_and_a_failure_are_told_once_each_by_their_codes(autojump_clock, nursery):
+    world = World(nursery, TimedNode(service_s=5, fails=EngineFailed("broken")), capacity=0)
+    async with trio.open_nursery() as clients:
+        clients.start_soon(world.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        clients.start_soon(world.ask)
+    assert ["queue_full", "engine_failed"] == world.outcomes()
+
+
+async def test_a_bug_of_ours_is_an_internal_error_and_is_still_counted(autojump_clock, nursery):
+    class Broken(TimedNode):
+        def generate(self, job, into):
+            raise RuntimeError("a bug")
+
+    world = World(nursery, Broken())
+    with pytest.raises(ExceptionGroup):
+        async with trio.open_nursery() as exchange:
+            await exchange.start(world.gateway.serve, job())
+    assert ["internal_error"] == world.outcomes()
+    assert 0 == world.gateway.statistics().models["m"].running

@@ -1,0 +1,127 @@
+"""What a running server does with a configuration file that changes."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from fairlead.config import Config, ConfigError, QueueConfig
+from fairlead.errors import LoadFailed
+from fairlead.reload import LOOK_EVERY_S, Source, keep_up
+
+FIRST = Config(models=(), port=1)
+
+
+class Server:
+    """Takes over what it is told, but for `refusing`."""
+
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+        self.refusing: LoadFailed | None = None
+        self.changed = trio.Event()
+
+    async def change(self, config: Config) -> None:
+        self.changed.set()
+        if self.refusing is not None:
+            raise self.refusing
+        self.configs.append(config)
+
+
+class Writing:
+    """A configuration that can be changed, or be wrong."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.says: Config | Exception = FIRST
+
+    def read(self) -> Config:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Writing:
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("one")
+    return Writing(file)
+
+
+async def read_again() -> None:
+    """Send ourselves the signal, and wait until it was dealt with, a thread's work included."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    for _ in range(20):
+        await wait_all_tasks_blocked(0.005)
+
+
+async def test_a_hangup_has_the_file_read_again(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    assert [] == server.configs
+    writing.says = Config(models=(), port=2)
+    await read_again()
+    assert [writing.says] == server.configs
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ConfigError("fairlead.yaml:3: port: must be a number\nfairlead.yaml:4: host: is empty"),
+        OSError("gone"),
+    ],
+)
+async def test_a_file_that_is_wrong_changes_nothing_and_the_log_says_why(writing, nursery, wrong):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    writing.says = wrong
+    with structlog.testing.capture_logs() as logs:
+        await read_again()
+    assert str(wrong).splitlines() == [line["reason"] for line in logs]
+    assert [] == server.configs
+    writing.says = FIRST
+    await read_again()
+    assert [FIRST] == server.configs
+
+
+async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nursery):
+    server = Server()
+    server.refusing = LoadFailed("models.new: there are no weights")
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    with structlog.testing.capture_logs() as logs:
+        await read_again()
+    assert ["models.new: there are no weights"] == [line["reason"] for line in logs]
+
+
+async def test_settings_that_need_a_restart_are_named_each_time_they_change(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    writing.says = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
+    with structlog.testing.capture_logs() as logs:
+        await read_again()
+        await read_again()
+    (warning,) = [line["settings"] for line in logs if line["log_level"] == "warning"]
+    assert ["port", "queue", "requestTimeout"] == warning
+
+
+async def test_a_watched_file_is_read_once_its_change_is_over(writing, nursery, autojump_clock):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read, is_watched=True), FIRST, server.change)
+    await trio.sleep(3.5 * LOOK_EVERY_S)  # from here on between two looks
+    assert [] == server.configs
+    for text in ("two and", "two and more"):  # written in two goes
+        writing.file.write_text(text)
+        await trio.sleep(LOOK_EVERY_S)
+        assert [] == server.configs
+    await server.changed.wait()
+    assert [FIRST] == server.configs
+    writing.file.unlink()
+    await trio.sleep(3 * LOOK_EVERY_S)
+    assert 1 == len(server.configs)

@@ -1,0 +1,128 @@
+"""Model directories that lie, through the child's own front door: one clear frame, and it ends by itself."""
+
+import json
+import struct
+
+import pytest
+import transformers
+from safetensors.torch import load_file, save_file
+
+from fairlead.worker import wire
+from fairlead.worker.main import _load, serve
+from models.tiny import SIZES, save
+
+WEIGHTS = "model.safetensors"
+
+
+class Tape:
+    """A channel whose parent asks for one model and then only listens."""
+
+    def __init__(self, path) -> None:
+        self.frames: list[wire.ToParent] = []
+        self._spec = wire.encode_frame(wire.WorkerSpec(path=str(path), device="cpu", dtype="float32"))[4:]
+
+    def read(self, *, block: bool) -> list[bytes]:
+        assert block
+        return [self._spec]
+
+    def write(self, message: wire.ToParent) -> None:
+        self.frames.append(message)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path)
+    return tmp_path
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def lying_about_its_header(path):
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
+
+
+def lying_about_its_offsets(path):
+    data = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + size])
+    name = next(name for name in header if name != "__metadata__")
+    header[name]["data_offsets"][1] += 2**40
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def of_another_shape(path):
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T.contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def without_a_tensor(path):
+    tensors = load_file(path)
+    del tensors["model.layers.2.self_attn.q_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def not_a_number(path):
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def of_nothing(path):
+    path.write_bytes(b"")
+
+
+def of_text(path):
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        truncated,
+        lying_about_its_header,
+        lying_about_its_offsets,
+        of_another_shape,
+        without_a_tensor,
+        not_a_number,
+        of_nothing,
+        of_text,
+    ],
+)
+def test_weights_that_lie_are_one_clear_frame_that_names_the_place(spoil, directory):
+    spoil(directory / WEIGHTS)
+    tape = Tape(directory)
+    assert 1 == serve(tape, _load)
+    last = tape.frames[-1]
+    assert isinstance(last, wire.LoadFailed)
+    assert str(directory) in last.message
+    assert len(last.message) < 1000
+    assert all(isinstance(frame, wire.Progress) for frame in tape.frames[:-1])
+    assert not any(frame.fraction == 1 for frame in tape.frames[:-1])
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"hidden_size": 1 << 40}, "hidden_size"),
+        ({"hidden_size": 1 << 20}, "hidden_size"),
+        ({"hidden_size": 64}, "embed_tokens"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"rms_norm_eps": "NaN"}, "rms_norm_eps"),
+        ({"auto_map": {"AutoModel": "evil.py--Model"}}, "auto_map"),
+    ],
+)
+def test_a_config_that_lies_is_one_clear_frame_that_names_the_key(values, key, directory):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    tape = Tape(directory)
+    assert 1 == serve(tape, _load)
+    last = tape.frames[-1]
+    assert isinstance(last, wire.LoadFailed)
+    assert str(directory) in last.message
+    assert key in last.message
