@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.interpreted import interpreted
-from fairlead.engine import sampler
+from fairlead.engine import draws
 from fairlead.engine.device_sampling import thresholds
 
 pytestmark = interpreted
@@ -35,7 +35,7 @@ def test_the_same_tokens_are_accepted_as_by_sorting(launches, seed):
     top_k[top_p == 1] = 2  # the portable way is not asked for rows without either
     least = torch.from_numpy(rng.choice([-np.inf, -2.5], 6)).float()
     scores = scores_of(6, vocabulary, seed, ties=seed == 2)
-    expected = sampler._top(scores, least.clone(), top_k, top_p)
+    expected = draws._top(scores, least.clone(), top_k, top_p)
     assert accepted(scores, expected) == accepted(scores, thresholds(scores, least, top_k, top_p))
 
 

@@ -40,7 +40,7 @@ def test_attention_finds_what_the_portable_attention_finds(
 
 @pytest.mark.parametrize("vocabulary", [5, 5000, 151_936])
 def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
-    from fairlead.engine import sampler
+    from fairlead.engine import draws
     from fairlead.engine.device_sampling import thresholds
 
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
     top_k = rng.choice([1, 3, min(40, vocabulary), vocabulary], 64)
     top_p = rng.choice([1.0, 0.9, 0.5, 0.03], 64)
     least = torch.full((64,), -torch.inf, device=CUDA)
-    expected = sampler._top(scores, least.clone(), top_k, top_p)
+    expected = draws._top(scores, least.clone(), top_k, top_p)
     found = thresholds(scores, least, top_k, top_p)
     # exp differs in its last bit between the two, which can move the edge of a share by one token.
     differing = ((scores >= expected[:, None]) != (scores >= found[:, None])).sum(-1)
