@@ -81,8 +81,13 @@ cdef inline int entry_reserve(State *state) except -1:
     state.loads = <Load *>grown(state.loads, room * sizeof(Load))
     state.lives = <uint8_t *>grown(state.lives, room * sizeof(uint8_t))
     state.eras = <int32_t *>grown(state.eras, blocks(room) * sizeof(int32_t))
-    cdef void *memory = grown(NULL, room * sizeof(Entry) + CACHE_LINE)
-    cdef Entry *entries = <Entry *>((<size_t>memory + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE)
+    # Of more entries than one large page holds, each would wait for its small page's address, too.
+    cdef size_t size = room * sizeof(Entry)
+    cdef size_t alignment = CACHE_LINE if size < LARGE_PAGE else LARGE_PAGE
+    cdef void *memory = grown(NULL, size + alignment)
+    cdef Entry *entries = <Entry *>((<size_t>memory + alignment - 1) // alignment * alignment)
+    if size >= LARGE_PAGE:
+        on_large_pages(entries, size)
     if state.entries_room:
         memcpy(entries, state.entries, state.entries_room * sizeof(Entry))
     PyMem_Free(state.entries_memory)

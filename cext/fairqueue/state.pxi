@@ -11,6 +11,7 @@ cdef enum:
     BYPASS_AT_MOST = 255
     ASKED_AT_FIRST = 32
     CACHE_LINE = 64
+    LARGE_PAGE = 1 << 21
     GENERATIONS = (1 << 28) - 1
     BLOCK = 64      # rows that share an era
     LIVES = 1 << 7  # generations in an era
@@ -57,8 +58,21 @@ cdef extern from *:
     #else
     #define FETCH(address) ((void)(address))
     #endif
+
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #endif
+    /* A wish, not more. */
+    static void on_large_pages(void *memory, size_t size) {
+    #if defined(MADV_HUGEPAGE)
+        madvise(memory, size, MADV_HUGEPAGE);
+    #else
+        (void)memory, (void)size;
+    #endif
+    }
     """
     void FETCH(void *)  # into the cache, without waiting for it
+    void on_large_pages(void *memory, size_t size) noexcept
     ctypedef struct Entry:
         int32_t tenant
         int32_t previous

@@ -3,28 +3,58 @@
 
 cdef extern from *:
     """
+    #if defined(__SSE2__)
+    #include <emmintrin.h>
+    #endif
+
     #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && !defined(__clang__)
     #define WIDE __attribute__((target_clones("avx2", "default")))
     #else
     #define WIDE
     #endif
 
-    /* Rows that do not simply go along: due, or not asked for exactly one token. A hole is always due. */
-    WIDE static void mark_odd(uint8_t *restrict marks, const int32_t *restrict due, int32_t now,
-                              const int32_t *restrict rows, const int32_t *restrict counts, int32_t n) {
-        for (int32_t i = 0; i < n; i++) {
-            int32_t slot = rows[i] < 0 ? 0 : rows[i];
-            marks[i] = (due[i] <= now) | (counts[slot] != 1);
-        }
+    /* Slots that are not asked for exactly what is usual there. */
+    WIDE static void mark_unlike(uint8_t *restrict marks, const int32_t *restrict counts,
+                                 const int32_t *restrict usual, int32_t n) {
+        for (int32_t i = 0; i < n; i++) marks[i] = counts[i] != usual[i];
+    }
+
+    /* The same by row, of rows that are few among the slots. */
+    static void mark_not_one(uint8_t *restrict marks, const int32_t *restrict counts,
+                             const int32_t *restrict rows, int32_t n) {
+        for (int32_t i = 0; i < n; i++) marks[i] = rows[i] >= 0 && counts[rows[i]] != 1;
     }
 
     WIDE static void mark_due(uint8_t *restrict marks, const int32_t *restrict due, int32_t now, int32_t n) {
         for (int32_t i = 0; i < n; i++) marks[i] = due[i] <= now;
     }
 
-    WIDE static void mark_equal(uint8_t *restrict marks, const int32_t *restrict numbers, int32_t number,
-                                int32_t n) {
-        for (int32_t i = 0; i < n; i++) marks[i] = numbers[i] == number;
+    /* Which of 64 numbers a word are not above `now`; there are as many words as begin before n. */
+    static void find_due(uint64_t *restrict words, const int32_t *restrict due, int32_t now, int32_t n) {
+        for (int32_t i = 0; i < n; i += 64) {
+            uint64_t later = 0;
+    #if defined(__SSE2__)
+            __m128i limit = _mm_set1_epi32(now);
+            for (int32_t j = 0; j < 4; j++) {
+                const __m128i *numbers = (const __m128i *)(due + i + 16 * j);
+                __m128i a = _mm_cmpgt_epi32(_mm_loadu_si128(numbers), limit);
+                __m128i b = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 1), limit);
+                __m128i c = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 2), limit);
+                __m128i d = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 3), limit);
+                __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+                later |= (uint64_t)(uint32_t)_mm_movemask_epi8(bytes) << 16 * j;
+            }
+    #else
+            for (int32_t j = 0; j < 64; j++) later |= (uint64_t)(due[i + j] > now) << j;
+    #endif
+            words[i >> 6] = ~later;
+        }
+    }
+
+    WIDE static int32_t least_of(const int32_t *restrict numbers, int32_t n) {
+        int32_t least = INT32_MAX;
+        for (int32_t i = 0; i < n; i++) least = numbers[i] < least ? numbers[i] : least;
+        return least;
     }
 
     /* Tokens that are none, or may end a sequence, and rows whose count is up. */
@@ -45,6 +75,12 @@ cdef extern from *:
         memset(marks + n, 0, 63);
         for (int32_t i = 0; i < n; i += 64) {
             uint64_t bits = 0;
+    #if defined(__SSE2__)
+            for (int32_t j = 0; j < 4; j++) {
+                __m128i bytes = _mm_loadu_si128((const __m128i *)(marks + i + 16 * j));
+                bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_slli_epi16(bytes, 7)) << 16 * j;
+            }
+    #else
             for (int32_t j = 0; j < 8; j++) {
                 uint64_t bytes;
                 memcpy(&bytes, marks + i + 8 * j, 8);
@@ -53,6 +89,7 @@ cdef extern from *:
     #endif
                 bits |= bytes * 0x0102040810204080 >> 56 << 8 * j;  /* the first byte is the lowest bit */
             }
+    #endif
             for (; bits; bits &= bits - 1) places[found++] = i + __builtin_ctzll(bits);
         }
         return found;
@@ -84,13 +121,11 @@ cdef extern from *:
         }
     }
 
-    /* Whether of a step's tokens one is none or may end a sequence, or of its rows one's count is up. */
+    /* Whether of a step's tokens one is none or may end a sequence. */
     WIDE static int32_t any_hit(const int32_t *restrict tokens, int32_t n, int32_t vocabulary,
-                                const int32_t *restrict closer, int32_t rows, int32_t round,
                                 const int32_t *restrict eos, int32_t eos_count) {
         uint32_t hit = 0;
         for (int32_t i = 0; i < n; i++) hit |= (uint32_t)tokens[i] >= (uint32_t)vocabulary;
-        for (int32_t i = 0; i < rows; i++) hit |= closer[i] <= round;
         for (int32_t k = 0; k < eos_count; k++) {
             int32_t end = eos[k];
             for (int32_t i = 0; i < n; i++) hit |= tokens[i] == end;
@@ -98,15 +133,85 @@ cdef extern from *:
         return hit;
     }
 
-    /* Each rider's token to the end of its buffer. */
-    static void append_along(int32_t *const *restrict ends, int32_t round, const int32_t *restrict tokens,
-                             int32_t n) {
-        int32_t i = 0;
-        for (; i < n - 32; i++) {
-            __builtin_prefetch(ends[i + 32] + round, 1);  /* each is in a line of its own */
-            ends[i][round] = tokens[i];
+    /* What a run of riders has of a commit. */
+    WIDE static void answer_along(int64_t *restrict to_keys, int32_t *restrict to_tokens,
+                                  int32_t *restrict to_samples, const int64_t *restrict keys,
+                                  const int32_t *restrict tokens, int32_t place, int32_t n) {
+        for (int32_t i = 0; i < n; i++) {
+            to_keys[i] = keys[i];
+            to_tokens[i] = tokens[i];
+            to_samples[i] = place + i;
         }
-        for (; i < n; i++) ends[i][round] = tokens[i];
+    }
+
+    /* The latest RING tokens of each rider are kept beside each other before they go to its own buffer, all at once:
+       a token a round would take a line of memory each. The ring always has so many, of before it got on as well:
+       what is written again is what is there. A buffer has room for as many before its first. */
+    enum { RING = 4 };
+
+    static void write_row(const int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) {
+        for (int32_t i = round - RING; i < round; i++) end[i] = ring[(i & (RING - 1)) * width + row];
+    }
+
+    static void read_row(int32_t *ring, ptrdiff_t width, const int32_t *end, int32_t row, int32_t round) {
+        for (int32_t i = round - RING; i < round; i++) ring[(i & (RING - 1)) * width + row] = end[i];
+    }
+
+    /* What the riders among 64 rows have in the ring, which has what was before `round`. */
+    static void write_down(const int32_t *restrict ring, ptrdiff_t width, int32_t *const *restrict ends,
+                           uint64_t riding, int32_t row, int32_t round) {
+        for (; riding; riding >>= 4, row += 4) {
+    #if defined(__SSE2__)
+            if ((riding & 15) == 15) {
+                __m128i a = _mm_loadu_si128((const __m128i *)(ring + (round & 3) * width + row));
+                __m128i b = _mm_loadu_si128((const __m128i *)(ring + ((round + 1) & 3) * width + row));
+                __m128i c = _mm_loadu_si128((const __m128i *)(ring + ((round + 2) & 3) * width + row));
+                __m128i d = _mm_loadu_si128((const __m128i *)(ring + ((round + 3) & 3) * width + row));
+                __m128i low = _mm_unpacklo_epi32(a, b), low_after = _mm_unpacklo_epi32(c, d);
+                __m128i high = _mm_unpackhi_epi32(a, b), high_after = _mm_unpackhi_epi32(c, d);
+                int32_t *const *targets = ends + row;
+                _mm_storeu_si128((__m128i *)(targets[0] + round - 4), _mm_unpacklo_epi64(low, low_after));
+                _mm_storeu_si128((__m128i *)(targets[1] + round - 4), _mm_unpackhi_epi64(low, low_after));
+                _mm_storeu_si128((__m128i *)(targets[2] + round - 4), _mm_unpacklo_epi64(high, high_after));
+                _mm_storeu_si128((__m128i *)(targets[3] + round - 4), _mm_unpackhi_epi64(high, high_after));
+                continue;
+            }
+    #endif
+            for (int32_t j = 0; j < 4; j++)
+                if (riding >> j & 1) write_row(ring, width, ends[row + j], row + j, round);
+        }
+    }
+
+    /* Where the tokens of 64 rows will go in the rounds after the next, which nobody has looked at since the sequence
+       arrived: on its way from now on. */
+    static void fetch_ahead(int32_t *const *restrict ends, uint64_t riding, int32_t row, int32_t round) {
+        for (; riding; riding &= riding - 1)
+            __builtin_prefetch(ends[row + __builtin_ctzll(riding)] + round, 1);
+    }
+
+    /* The places of set bits, in order; how many. Written by fours, because how many there are in a word is not
+       foreseen: there must be room for three more. */
+    WIDE static int32_t list_bits(const uint64_t *words, int32_t n, int32_t *places) {
+        int32_t found = 0;
+        for (int32_t i = 0; i < n; i++) {
+            uint64_t bits = words[i];
+            int32_t count = __builtin_popcountll(bits);
+            for (int32_t k = 0; k < count; k += 4)
+                for (int32_t j = 0; j < 4; j++) {
+                    places[found + k + j] = 64 * i + __builtin_ctzll(bits | (uint64_t)1 << 63);
+                    bits &= bits - 1;
+                }
+            found += count;
+        }
+        return found;
+    }
+
+    static void fetch_all(const int32_t *numbers, int32_t n) {
+        for (int32_t i = 0; i < n; i += 16) __builtin_prefetch(numbers + i);
+    }
+
+    static void fill_list(PyObject *list, PyObject *const *numbers, const int32_t *slots, int32_t n) {
+        for (int32_t i = 0; i < n; i++) PyList_SET_ITEM(list, i, Py_NewRef(numbers[slots[i]]));
     }
 
     static void set_ones(int32_t *restrict counts, const int32_t *restrict rows, int32_t n) {
@@ -115,11 +220,11 @@ cdef extern from *:
     """
     int lowest_bit "__builtin_ctzll" (uint64_t word) noexcept
     void prefetch "__builtin_prefetch" (const void *address) noexcept
-    void mark_odd(
-        uint8_t *marks, int32_t *due, int32_t now, int32_t *rows, int32_t *counts, int32_t n
-    ) noexcept
+    void mark_unlike(uint8_t *marks, int32_t *counts, int32_t *usual, int32_t n) noexcept
+    void mark_not_one(uint8_t *marks, int32_t *counts, int32_t *rows, int32_t n) noexcept
     void mark_due(uint8_t *marks, int32_t *due, int32_t now, int32_t n) noexcept
-    void mark_equal(uint8_t *marks, int32_t *numbers, int32_t number, int32_t n) noexcept
+    void find_due(uint64_t *words, int32_t *due, int32_t now, int32_t n) noexcept
+    int32_t least_of(int32_t *numbers, int32_t n) noexcept
     void mark_hits(
         uint8_t *marks, int32_t *tokens, int32_t vocabulary, int32_t *closer, int32_t round, int32_t *eos,
         int32_t eos_count, int32_t n,
@@ -131,9 +236,19 @@ cdef extern from *:
         int32_t *ids, int32_t *positions, int32_t *lengths, int32_t *slots, int32_t *mapping, int32_t *next_id,
         int32_t *origin, int32_t *lift, int32_t *rows, int32_t round, int32_t place, int32_t n,
     ) noexcept
-    int32_t any_hit(
-        int32_t *tokens, int32_t n, int32_t vocabulary, int32_t *closer, int32_t rows, int32_t round,
-        int32_t *eos, int32_t eos_count,
+    int32_t any_hit(int32_t *tokens, int32_t n, int32_t vocabulary, int32_t *eos, int32_t eos_count) noexcept
+    void answer_along(
+        int64_t *to_keys, int32_t *to_tokens, int32_t *to_samples, int64_t *keys, int32_t *tokens, int32_t place,
+        int32_t n,
     ) noexcept
-    void append_along(int32_t **ends, int32_t round, int32_t *tokens, int32_t n) noexcept
+    int32_t RING
+    void write_row(int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) noexcept
+    void read_row(int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) noexcept
+    void write_down(
+        int32_t *ring, ptrdiff_t width, int32_t **ends, uint64_t riding, int32_t row, int32_t round
+    ) noexcept
+    void fetch_ahead(int32_t **ends, uint64_t riding, int32_t row, int32_t round) noexcept
+    int32_t list_bits(uint64_t *words, int32_t n, int32_t *places) noexcept
+    void fetch_all(int32_t *numbers, int32_t n) noexcept
+    void fill_list(list numbers_list, PyObject **numbers, int32_t *slots, int32_t n) noexcept
     void set_ones(int32_t *counts, int32_t *rows, int32_t n) noexcept

@@ -20,6 +20,34 @@ cdef struct Stay:
     uint8_t stops           # whether the sequence has stop ids of its own
 
 
+cdef struct Held:
+    # Of one slot, in one group's block table.
+    int32_t count           # blocks
+    int32_t slid            # columns that have slid out
+    int32_t unseen          # the first column that the device has not seen, where the bit of the slot is set
+
+
+cdef struct Columns:
+    int32_t *num_scheduled
+    int32_t *num_tokens             # this and the next two: when they are asked for
+    int32_t *num_computed_tokens
+    int32_t *output_tokens
+    int32_t *num_prompt_tokens
+    int32_t *max_tokens
+    int32_t *min_tokens
+    int32_t *top_k
+    int32_t *logprobs
+    float *temperature
+    float *top_p
+    float *min_p
+    float *presence_penalty
+    float *frequency_penalty
+    float *repetition_penalty
+    uint64_t *seed
+    int64_t *keys
+    uint8_t *needs
+
+
 cdef struct Riders:
     # By row, what a row that is in every step as a decode advances by: nothing of it is written in a step, because
     # it is kept relative to how many steps there were. While a row rides, its stay's counts are out of date.
@@ -27,15 +55,22 @@ cdef struct Riders:
     int32_t committed       # rounds; as many fewer as steps are under way
     int64_t latest          # number of the latest step
     int64_t changes         # of who rides where
+    uint64_t *riding        # bits
+    uint64_t *phases        # bits of those who ride: [phase_count, words], by when their blocks begin
+    int32_t words
+    int32_t phase_count     # a divisor of the block size, mostly that itself
+    int32_t soonest         # no round in `late` is before this,
+    int32_t closest         # none in `closer` before this
     int32_t *origin         # its tokens in the cache in round 0
-    int32_t *due            # round from which on it must be looked at before a step; NOT_RIDING: always
+    int32_t *room           # round from which on its blocks do not hold its token
+    int32_t *late           # round from which on it must be looked at before a step; INT32_MAX: it does not ride
     int32_t *closer         # round from which on its token must be looked at; INT32_MAX: it does not ride
-    int32_t *edge           # round in which its next block begins
-    int32_t *full           # round whose commit fills a block
     int32_t *next_id        # what the next step begins with, as `Step.input_ids`
     int32_t *lift[GROUPS_AT_MOST]   # where in the cache its tokens go, less the round
     int64_t *keys
     int32_t **ends          # where in its buffer the token of round 0 would have gone
+    int32_t *ring           # the latest tokens: [RING, ring_width], by round and row
+    int32_t ring_width
 
 
 cdef struct Run:
@@ -72,7 +107,17 @@ cdef struct Ending:
 
 
 cdef inline bint rides(Riders *riders, Stay *stay) noexcept:
-    return riders.due[stay.row] != NOT_RIDING
+    return has_bit(riders.riding, stay.row)
+
+
+cdef inline int32_t phase_of(Riders *riders, int32_t origin) noexcept:
+    # Of the rounds, counted modulo as many as there are phases, the one in which its blocks can begin.
+    cdef int32_t phase = origin % riders.phase_count
+    return -phase if phase <= 0 else riders.phase_count - phase
+
+
+cdef inline uint64_t *in_phase(Riders *riders, int32_t round) noexcept:
+    return riders.phases + <int64_t>(round % riders.phase_count) * riders.words
 
 
 cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
@@ -88,22 +133,37 @@ cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
             stay.sample = -1 - riders.next_id[stay.row]
 
 
-cdef inline void get_off(Riders *riders, int32_t row) noexcept:
-    riders.due[row] = NOT_RIDING
-    riders.closer[row] = INT32_MAX
+cdef inline void get_on(Riders *riders, int32_t row) noexcept:
+    # What else there is of the row is written already.
+    set_bit(riders.riding, row)
+    set_bit(in_phase(riders, phase_of(riders, riders.origin[row])), row)
+    riders.soonest = min(riders.soonest, riders.late[row])
+    riders.closest = min(riders.closest, riders.closer[row])
     riders.changes += 1
+
+
+cdef inline void get_off(Riders *riders, int32_t row) noexcept:
+    clear_bit(riders.riding, row)
+    clear_bit(in_phase(riders, phase_of(riders, riders.origin[row])), row)
+    riders.late[row] = riders.closer[row] = INT32_MAX
+    riders.changes += 1
+
+
+cdef inline void write_tokens(Riders *riders, int32_t row) noexcept:
+    # Those that are in the ring only, and maybe some that are not.
+    write_row(riders.ring, riders.ring_width, riders.ends[row], row, riders.committed)
 
 
 cdef inline void alight(Riders *riders, Stay *stay) noexcept:
     if rides(riders, stay):
         bring_up_to_date(riders, stay)
+        write_tokens(riders, stay.row)
         get_off(riders, stay.row)
 
 
-cdef inline int32_t due_of(Stay *stay, int32_t origin) noexcept:
-    # It needs blocks, memory for its next token, and more than that token to go.
-    cdef int64_t tokens = min(min(stay.room, stay.capacity - 1), stay.limit - 1)
-    return min(tokens - origin, <int64_t>INT32_MAX)
+cdef inline int32_t round_of(int32_t tokens, int32_t origin) noexcept:
+    # In which it has so many in the cache before its token.
+    return min(<int64_t>tokens - origin, <int64_t>INT32_MAX - 1)
 
 
 cdef inline void take_out(Stay *stay) noexcept:

@@ -5,11 +5,12 @@
 cdef class TokenBuffer:
     """Memory of one sequence's token ids. A larger one takes its place when it is full; views keep this one."""
 
-    cdef int32_t *ids
+    cdef int32_t *memory
+    cdef int32_t *ids       # before them there is room for RING more, which are none
     cdef Py_ssize_t capacity
 
     def __dealloc__(self):
-        PyMem_Free(self.ids)
+        PyMem_Free(self.memory)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.ids, self.capacity * sizeof(int32_t), True, flags)
@@ -17,9 +18,11 @@ cdef class TokenBuffer:
 
 cdef TokenBuffer new_token_buffer(Py_ssize_t capacity):
     cdef TokenBuffer buffer = TokenBuffer.__new__(TokenBuffer)
-    buffer.ids = <int32_t *>PyMem_Malloc(capacity * sizeof(int32_t))
-    if buffer.ids == NULL:
+    buffer.memory = <int32_t *>PyMem_Malloc((RING + capacity) * sizeof(int32_t))
+    if buffer.memory == NULL:
         raise MemoryError
+    memset(buffer.memory, 0, RING * sizeof(int32_t))
+    buffer.ids = buffer.memory + RING
     buffer.capacity = capacity
     return buffer
 
@@ -170,6 +173,12 @@ cdef class SequenceState:
     cdef int32_t length_now(self) noexcept:
         return self.length if self.stay == NULL else self.stay_now().length
 
+    cdef int32_t written_length(self) noexcept:
+        # Of the tokens, which are all in the buffer after this.
+        if self.stay != NULL and rides(self.riders, self.stay):
+            write_tokens(self.riders, self.stay.row)
+        return self.length_now()
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         return tuple([self.stops[i] for i in range(self.stop_count)])
@@ -201,7 +210,7 @@ cdef class SequenceState:
 
     def token_ids(self, int64_t start=0):
         """A copy of the committed tokens from `start` on, an array of int32."""
-        cdef int32_t length = self.length_now()
+        cdef int32_t length = self.written_length()
         if not 0 <= start <= length:
             raise ValueError(f"there are tokens 0...{length - 1}, none from {start} on")
         cdef c_array ids = clone(INT32S, length - start, False)
@@ -210,7 +219,7 @@ cdef class SequenceState:
 
     def tokens_view(self) -> memoryview:
         """The committed tokens, read-only and without a copy: int32. Later ones may go elsewhere."""
-        return memoryview(self.buffer).cast("i")[: self.length_now()]
+        return memoryview(self.buffer).cast("i")[: self.written_length()]
 
     def rewind(self, int64_t computed) -> None:
         """Says how many of its tokens are in the cache, out of a batch: 0 after a preemption, or a prefix's length.
@@ -224,7 +233,7 @@ cdef class SequenceState:
         self.computed_outside = self.committed_outside = computed
 
     def __sizeof__(self) -> int:
-        memory = self.buffer.capacity * sizeof(int32_t) + self.stop_count * sizeof(int32_t)
+        memory = (RING + self.buffer.capacity) * sizeof(int32_t) + self.stop_count * sizeof(int32_t)
         return object.__sizeof__(self) + memory
 
 

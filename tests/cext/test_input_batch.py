@@ -226,8 +226,9 @@ def test_a_thousand_sequences_come_and_go_and_memory_stays():
 class Twins:
     """A batch and its oracle, in which sequences come and go at random."""
 
-    def __init__(self, slots, churn, seed):
-        options = {"slots": slots, "max_batched_tokens": 8 * slots, "max_model_len": 1200, "block_size": 4}
+    def __init__(self, slots, churn, seed, block_size=4):
+        options = {"slots": slots, "max_batched_tokens": 8 * slots, "max_model_len": 1200}
+        options |= {"block_size": block_size}
         options |= {"vocab_size": 50, "eos_token_ids": [7, 8], "windows": (None, 9)}
         self.batch, self.oracle = InputBatch(**options), InputBatchOracle(**options)
         self.slots, self.chance, self.key = slots, random.Random(seed), 0
@@ -293,15 +294,28 @@ class Twins:
 def test_wide_and_long_batches_live_as_the_oracle_does(slots, steps, churn, overlap):
     """Wider than any register, and longer than any buffer at first."""
     twins = Twins(slots, churn, seed=slots + overlap)
+    live(twins, steps, overlap)
+    assert twins.longest > min(600, steps // 2)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("block_size", [257, 300, 512])
+def test_blocks_larger_than_the_phases_that_are_told_apart_begin_in_time(block_size, overlap):
+    """Their largest divisors up to 256 are 1, 150 and 256: a phase comes round before a block is full."""
+    twins = Twins(8, 0.0, seed=block_size + overlap, block_size=block_size)
+    live(twins, 600, overlap)
+    assert twins.longest > block_size
+
+
+def live(twins, steps, overlap):
     for number in range(steps):
-        for slot in range(slots):
-            if slot in twins.pairs and twins.chance.random() < churn:
+        for slot in range(twins.slots):
+            if slot in twins.pairs and twins.chance.random() < twins.churn:
                 twins.go(slot)
             if slot not in twins.pairs and (number == 0 or twins.chance.random() < 0.5):
                 twins.come(slot)
-        twins.prepare(slots if twins.chance.random() < 0.95 else slots - 2)
+        twins.prepare(twins.slots if twins.chance.random() < 0.95 else twins.slots - 2)
         while len(twins.steps) > overlap:
             twins.commit()
     for slot in list(twins.pairs):
         twins.go(slot)
-    assert twins.longest > min(600, steps // 2)

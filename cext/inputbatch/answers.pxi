@@ -1,0 +1,93 @@
+# What a batch answers, and what its numbers mean.
+
+class Counters(NamedTuple):
+    """How many sequences in the batch need each: kept up to date, never counted.
+
+    `sampled`: a temperature above 0; `top_p`, `top_k`, `min_p`: that and a bound that bounds; `penalties`:
+    any; `min_tokens`: still fewer tokens of output, committed ones, than that.
+    """
+
+    sampled: int
+    top_p: int
+    top_k: int
+    min_p: int
+    penalties: int
+    biased: int
+    min_tokens: int
+    logprobs: int
+
+
+class Survey(NamedTuple):
+    """What could be scheduled: how many slots were given their one token; the slots with more to compute, in
+    order of admission; of the former, the slots whose blocks do not hold that token, by row."""
+
+    decodes: int
+    prefills: list[int]
+    short: list[int]
+
+
+class Offsets(NamedTuple):
+    """Where a step's sections begin, in int32 words from the beginning of its arena."""
+
+    input_ids: int
+    positions: int
+    slot_mapping: int
+    query_starts: int
+    sequence_lengths: int
+    slots: int
+    sample_rows: int
+    sample_slots: int
+    block_writes: int
+
+
+class Committed(NamedTuple):
+    """What a step's results did.
+
+    `keys` (int64), `tokens` and `samples` (int32) [n]: who got which token, and which of the step's samples
+    that was, ascending. `finished`: (slot, reason, index among the n); reason 1: an end-of-sequence or stop
+    id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the id was no token.
+    `filled`: slots in whose committed tokens a further block became full, in no particular order. They name
+    only who is still there, and leave it there.
+    """
+
+    keys: memoryview
+    tokens: memoryview
+    samples: memoryview
+    finished: list[tuple[int, int, int]]
+    failed: list[tuple[int, int]]
+    filled: list[int]
+
+
+cdef enum:
+    NONE = -1               # a row without a slot, a block that has slid out, a sequence without a slot
+    HEADER = 16             # words before the first section
+    SECTIONS = 9
+    STEPS_AT_ONCE = 2
+    GROUPS_AT_MOST = 16
+    SLOT_BITS = 20
+    SLOTS_AT_MOST = 1 << SLOT_BITS
+    WORDS_AT_MOST = 1 << 30  # of an arena or a table, so that an offset is an int32 and sums do not overflow
+    OUTPUT_ROOM_AT_FIRST = 256
+    NEEDS = 8
+    FAILED = 0
+    STOP = 1
+    LENGTH = 2
+    CACHE_LINE = 64
+    SMALL_PAGE = 4096
+    LARGE_PAGE = 1 << 21
+    AHEAD = 16              # newcomers whose memory is on its way
+    FETCHES = 4             # of so many times that a row's tokens are written, its memory is fetched once:
+    FETCHED_AHEAD = 20      # tokens ahead, more than a cache line
+    MARKS_MORE = 64         # bytes that `list_marks` may look at beyond the last
+    ROUNDS_AT_MOST = 1 << 29
+    PHASES_AT_MOST = 256
+
+cdef enum Need:
+    SAMPLED = 1
+    TOP_P = 2
+    TOP_K = 4
+    MIN_P = 8
+    PENALTIES = 16
+    BIASED = 32
+    MIN_TOKENS = 64
+    LOGPROBS = 128

@@ -1,0 +1,284 @@
+# The end of a step: what was sampled goes to who is still there, and who decodes gets on.
+
+cdef int32_t under_way(InputBatch batch) noexcept:
+    return (batch.oldest is not None) + (batch.newest is not None)
+
+
+cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
+    # In the order of the step's rows: runs of those that ride, and between them the others.
+    fetch_all(sampled, step.samples)
+    cdef c_array keys = clone(INT64S, step.samples, False)
+    cdef c_array tokens = clone(INT32S, step.samples, False)
+    cdef c_array samples = clone(INT32S, step.samples, False)
+    cdef Results results = Results(
+        <int64_t *>keys.data.as_longlongs, <int32_t *>tokens.data.as_ints, <int32_t *>samples.data.as_ints, 0, 0, 0, 0
+    )
+    cdef Record *record = &batch.records[step.record]
+    cdef int32_t sample = step.decodes
+    cdef int32_t row = 0, i, end, rows = step.rows
+    cdef bint look_closer
+    cdef Run *run
+    cdef Ending ending
+    cdef list finished = [], failed = []
+    if step is not batch.oldest:
+        raise ValueError("only the oldest step under way can be committed")
+    if record.changes != batch.riders.changes:
+        find_runs(batch, step)
+    batch.oldest, batch.newest = batch.newest, None
+    look_closer = batch.riders.closest <= batch.riders.committed or any_hit(
+        sampled, step.decodes, batch.vocab_size, batch.eos, batch.eos_count
+    )
+    for i in range(record.run_count + 1):
+        end = record.runs[i].place if i < record.run_count else rows
+        while row < end:
+            if row < step.decodes:
+                commit_row(batch, record.slots[row], 1, row, sampled, &results)
+            else:
+                commit_row(batch, record.slots[row], record.counts[row], sample, sampled, &results)
+                sample += record.counts[row] > 0
+            row += 1
+        if i < record.run_count:
+            run = &record.runs[i]
+            if look_closer:
+                commit_run(batch, run, sampled, &results)
+            else:
+                commit_riders(batch, run.row, run.place, run.count, sampled, &results)
+            row += run.count
+    if look_closer:
+        batch.riders.closest = least_of(batch.riders.closer, batch.rows_end)
+    list_filled(batch, &results)
+    batch.riders.committed += 1
+    board(batch, results.boarders)
+    empty_ring(&batch.riders)
+    if results.done < step.samples:
+        resize(keys, results.done)
+        resize(tokens, results.done)
+        resize(samples, results.done)
+    # Only now, with all done, are objects made that could set off the garbage collection.
+    for i in range(results.ended):
+        ending = batch.endings[i]
+        if ending.reason == FAILED:
+            failed.append((ending.slot, ending.place))
+        else:
+            finished.append((ending.slot, ending.reason, ending.place))
+    return tuple.__new__(
+        Committed,
+        (
+            memoryview(keys),
+            memoryview(tokens),
+            memoryview(samples),
+            finished,
+            failed,
+            numbers_of(batch, batch.filled, results.filled),
+        ),
+    )
+
+
+cdef void find_runs(InputBatch batch, Step step) noexcept:
+    # Again, because some have come, gone or moved since the step was prepared.
+    cdef Record *record = &batch.records[step.record]
+    cdef Run *run = NULL
+    cdef Stay *stay
+    cdef int32_t place
+    record.run_count = 0
+    for place in range(step.decodes):
+        if record.slots[place] != NONE:
+            stay = &batch.stays[record.slots[place]]
+            if rides(&batch.riders, stay):
+                if run != NULL and run.row + run.count == stay.row and run.place + run.count == place:
+                    run.count += 1
+                else:
+                    run = &record.runs[record.run_count]
+                    record.run_count += 1
+                    run[0] = Run(stay.row, place, 1)
+
+
+cdef void commit_run(InputBatch batch, Run *run, int32_t *sampled, Results *results) noexcept:
+    cdef Riders *riders = &batch.riders
+    # Of those that must be looked at, each alone.
+    cdef int32_t *hits = batch.odd
+    cdef int32_t start = 0, i, end, count, slot
+    mark_hits(
+        batch.marks, sampled + run.place, batch.vocab_size, riders.closer + run.row, riders.committed,
+        batch.eos, batch.eos_count, run.count,
+    )
+    count = list_marks(batch.marks, run.count, hits)
+    for i in range(count + 1):
+        end = hits[i] if i < count else run.count
+        commit_riders(batch, run.row + start, run.place + start, end - start, sampled, results)
+        if i < count:
+            slot = batch.rows[run.row + end]
+            alight(riders, &batch.stays[slot])
+            commit_row(batch, slot, 1, run.place + end, sampled, results)
+        start = end + 1
+
+
+cdef void commit_riders(
+    InputBatch batch, int32_t row, int32_t place, int32_t count, int32_t *sampled, Results *results
+) noexcept:
+    # None of them ends with its token.
+    cdef Riders *riders = &batch.riders
+    answer_along(
+        results.keys + results.done, results.tokens + results.done, results.samples + results.done,
+        riders.keys + row, sampled + place, place, count,
+    )
+    memcpy(
+        riders.ring + (riders.committed & (RING - 1)) * riders.ring_width + row, sampled + place,
+        count * sizeof(int32_t),
+    )
+    if batch.oldest is None:  # else what comes next is under way already
+        memcpy(riders.next_id + row, sampled + place, count * sizeof(int32_t))
+    results.done += count
+
+
+cdef void empty_ring(Riders *riders) noexcept:
+    # In each round other rows, all of them in as many rounds as the ring has. Of those that are written, a part has
+    # more of its memory fetched, another one the next time: a cache line lasts for so long.
+    cdef int32_t round = riders.committed
+    cdef uint64_t part = <uint64_t>0xFFFF << (round // RING % FETCHES * (64 // FETCHES))
+    cdef int32_t word = round % RING
+    while word < riders.words:
+        fetch_ahead(riders.ends, riders.riding[word] & part, 64 * word, round + FETCHED_AHEAD)
+        write_down(riders.ring, riders.ring_width, riders.ends, riders.riding[word], 64 * word, round)
+        word += RING
+
+
+cdef void list_filled(InputBatch batch, Results *results) noexcept:
+    # Whose next token begins a block has filled one.
+    cdef Riders *riders = &batch.riders
+    cdef int32_t *filling = batch.found
+    cdef int32_t count = list_bits(in_phase(riders, riders.committed + 1), (batch.rows_end + 63) >> 6, filling)
+    cdef int32_t i
+    for i in range(count):
+        if begins_block(batch, riders.origin[filling[i]] + riders.committed + 1):
+            batch.filled[results.filled] = batch.rows[filling[i]]
+            results.filled += 1
+
+
+cdef void commit_row(
+    InputBatch batch, int32_t slot, int32_t count, int32_t sample, int32_t *sampled, Results *results
+) noexcept:
+    # Who does not ride, or not any more.
+    cdef Stay *stay
+    cdef int32_t token, before
+    if slot == NONE or batch.stays[slot].over:
+        return
+    stay = &batch.stays[slot]
+    before = stay.committed
+    stay.committed = before + (count if count > 0 else -count)
+    if block_of(batch, stay.committed) != block_of(batch, before):
+        batch.filled[results.filled] = slot
+        results.filled += 1
+    if count < 0:
+        return
+    token = sampled[sample]
+    if token < 0 or token >= batch.vocab_size:
+        end_stay(batch, slot, FAILED, sample, results)
+        return
+    # In place of the placeholder; `checked_step` made room.
+    stay.tokens[stay.length] = token
+    stay.length += 1
+    stay.pending -= 1
+    results.keys[results.done] = batch.columns.keys[slot]
+    results.tokens[results.done] = token
+    results.samples[results.done] = sample
+    if stay.length >= stay.min_end and ends_with(batch, slot, token, stay.length):
+        end_stay(batch, slot, STOP, results.done, results)
+    elif stay.length >= stay.limit:
+        end_stay(batch, slot, LENGTH, results.done, results)
+    else:
+        batch.boarders[results.boarders] = slot
+        results.boarders += 1
+    results.done += 1
+
+
+cdef void end_stay(InputBatch batch, int32_t slot, int32_t reason, int32_t place, Results *results) noexcept:
+    take_out(&batch.stays[slot])
+    batch.endings[results.ended] = Ending(slot, reason, place)
+    results.ended += 1
+
+
+cdef void board(InputBatch batch, int32_t count) noexcept:
+    # Who is a decode in all steps under way, or has but one token to compute when there is none, goes along.
+    cdef Riders *riders = &batch.riders
+    cdef int32_t under_way = riders.prepared - riders.committed
+    cdef int32_t i, row, slot, origin
+    cdef Stay *stay
+    for i in range(count):
+        slot = batch.boarders[i]
+        stay = &batch.stays[slot]
+        if (
+            stay.pending != under_way or stay.computed - stay.committed != under_way
+            or stay.last_scheduled != riders.latest
+        ):
+            continue
+        row = stay.row
+        origin = stay.computed - riders.prepared
+        riders.origin[row] = origin
+        riders.room[row] = round_of(stay.room, origin)
+        riders.late[row] = round_of(min(stay.capacity, stay.limit) - 1, origin)
+        riders.closer[row] = round_of(stay.limit - 2, origin)
+        if stay.stops or stay.length < stay.min_end:
+            riders.closer[row] = INT32_MIN
+        riders.next_id[row] = -1 - stay.sample if under_way else stay.tokens[stay.length - 1]
+        riders.keys[row] = batch.columns.keys[slot]
+        riders.ends[row] = stay.tokens + origin + 1
+        read_row(riders.ring, riders.ring_width, riders.ends[row], row, riders.committed)
+        if stay.computed % batch.block_size != 0:  # else it enters a block first
+            lift_row(batch, row)
+        get_on(riders, row)
+
+
+cdef void all_alight(InputBatch batch) noexcept:
+    cdef int32_t row
+    for row in range(batch.rows_end):
+        if batch.rows[row] != NONE:
+            alight(&batch.riders, &batch.stays[batch.rows[row]])
+    batch.riders.committed = 0
+    batch.riders.prepared = under_way(batch)
+
+
+cdef inline bint ends_with(InputBatch batch, int32_t slot, int32_t token, int32_t length) noexcept:
+    # Whether a token ends a sequence that has its `min_tokens`.
+    cdef Stay *stay = &batch.stays[slot]
+    cdef SequenceState state
+    cdef int32_t i
+    if length == stay.min_end and batch.columns.needs[slot] & MIN_TOKENS:
+        batch.columns.needs[slot] &= ~<uint8_t>MIN_TOKENS
+        batch.need_counts[6] -= 1
+    if not stay.ignore_eos:
+        for i in range(batch.eos_count):
+            if batch.eos[i] == token:
+                return True
+    if stay.stops:
+        state = <SequenceState>batch.states[slot]
+        for i in range(state.stop_count):
+            if state.stops[i] == token:
+                return True
+    return False
+
+
+cdef list cancel(InputBatch batch, Step step):
+    cdef int32_t *slots = batch.records[step.record].slots
+    cdef int32_t row, slot, group
+    if step is not batch.oldest and step is not batch.newest:
+        raise ValueError("the step is not under way")
+    all_alight(batch)
+    if step is batch.oldest:
+        batch.oldest, batch.newest = batch.newest, None
+    else:
+        batch.newest = None
+    batch.riders.prepared = under_way(batch)
+    cdef list present = []
+    for row in range(step.rows):
+        slot = slots[row]
+        if slot != NONE and not batch.stays[slot].over:
+            present.append(slot)
+            take_out(&batch.stays[slot])
+    for row in range(batch.rows_end):
+        slot = batch.rows[row]
+        if slot != NONE:
+            for group in range(batch.groups):
+                set_bit(batch.staged + group * batch.bit_words, slot)
+                batch.held[<int64_t>group * batch.slots + slot].unseen = 0
+    return present

@@ -1,0 +1,15 @@
+"""What a block pool promises is tried on the kernel and on its oracle."""
+
+import pytest
+
+from cext.block_pool_setting import Kernel, Oracle, Setting
+
+
+@pytest.fixture(params=[Kernel, Oracle], ids=["kernel", "oracle"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def setting(kind):
+    return Setting(kind)

@@ -1,0 +1,209 @@
+"""Requests that have ended and are kept: the least recently used goes first, as a whole."""
+
+from array import array
+
+import pytest
+
+from cext.block_pool_setting import HASH_KEY, Kernel, Setting
+from fairlead._cext.blockpool import OutOfBlocks
+
+
+def test_an_ended_request_is_kept_but_for_its_last_partial_block(setting):
+    blocks = setting.live(1, [1, 2, 3, 4, 5])
+    assert (6, 2, 0) == setting.counts()
+    statistics = setting.pool.statistics()
+    assert (1, 4) == (statistics.cached_requests, statistics.cached_tokens)
+    assert blocks[:2] == setting.match([1, 2, 3, 4, 5])
+
+
+def test_a_request_with_no_full_block_is_not_kept(setting):
+    setting.live(1, [1])
+    setting.pool.retire(2, [])
+    assert (8, 0, 0) == setting.counts()
+    assert 0 == setting.pool.statistics().cached_requests
+    assert not setting.pool.evict(1)
+
+
+def test_a_key_kept_twice_means_the_later_one(setting):
+    setting.live(1, [1, 2, 3, 4])
+    setting.live(1, [5, 6])
+    assert 1 == setting.pool.statistics().cached_requests
+    assert (7, 1, 0) == setting.counts()
+    assert [] == setting.match([1, 2])
+    assert setting.pool.evict(1)
+    assert (8, 0, 0) == setting.counts()
+
+
+def test_a_key_retired_with_nothing_keeps_what_it_had(setting):
+    blocks = setting.live(1, [1, 2])
+    setting.live(1, [9])
+    assert blocks == setting.match([1, 2])
+
+
+def test_a_request_that_another_covers_is_dropped(setting):
+    setting.live(1, [1, 2])
+    longer = setting.match([1, 2])
+    setting.pool.touch(longer)
+    longer += setting.pool.get_new_blocks(1)
+    setting.pool.cache_full_blocks(longer, array("i", [1, 2, 3, 4]), 0, 2, setting.hashes([1, 2, 3, 4]))
+    setting.pool.retire(2, longer)
+    assert 1 == setting.pool.statistics().cached_requests
+    assert not setting.pool.evict(1)
+    assert longer == setting.match([1, 2, 3, 4])
+
+
+def test_the_same_prompt_a_thousand_times_is_kept_once(setting):
+    for key in range(1000):
+        setting.live(key, [1, 2, 3, 4])
+    assert 1 == setting.pool.statistics().cached_requests
+    assert (6, 2, 0) == setting.counts()
+
+
+def test_the_least_recently_used_request_goes_first_and_as_a_whole(setting):
+    setting.live(1, [1, 2, 3, 4])
+    setting.live(2, [5, 6, 7, 8])
+    setting.pool.get_new_blocks(5)
+    assert [] == setting.match([1, 2, 3, 4])
+    assert 2 == len(setting.match([5, 6, 7, 8]))
+    assert (1, 2, 5) == setting.counts()
+
+
+def test_a_hit_makes_a_request_the_most_recently_used(setting):
+    setting.live(1, [1, 2, 3, 4])
+    setting.live(2, [5, 6, 7, 8])
+    found = setting.match([1, 2])
+    setting.pool.touch(found)
+    setting.pool.free_blocks(found)
+    setting.pool.get_new_blocks(5)
+    assert 2 == len(setting.match([1, 2, 3, 4]))
+    assert [] == setting.match([5, 6, 7, 8])
+
+
+def test_blocks_that_another_request_shares_stay(setting):
+    first = setting.live(1, [1, 2, 3, 4])
+    setting.pool.touch(first[:1])
+    second = [first[0], *setting.pool.get_new_blocks(1)]
+    setting.pool.cache_full_blocks(second, array("i", [1, 2, 9, 9]), 0, 2, setting.hashes([1, 2, 9, 9]))
+    setting.pool.retire(2, second)
+    assert 6 == setting.pool.statistics().cached_tokens
+    assert setting.pool.evict(1)
+    assert second == setting.match([1, 2, 9, 9])
+    assert first[:1] == setting.match([1, 2, 3, 4])
+
+
+def test_a_request_that_holds_less_of_the_beginning_covers_no_other(setting):
+    """With a window: what has slid out of the one is still good for the other."""
+    first = setting.live(1, [1, 2, 3, 4])
+    setting.pool.touch(first)
+    setting.pool.free_blocks(first[:1])
+    second = [-1, first[1], *setting.pool.get_new_blocks(1)]
+    tokens = [1, 2, 3, 4, 5, 6]
+    setting.pool.cache_full_blocks(second, array("i", tokens), 2, 3, setting.hashes(tokens))
+    setting.pool.retire(2, second)
+    assert 2 == setting.pool.statistics().cached_requests
+    assert [*first, second[2]] == setting.match(tokens)
+
+
+def test_a_hit_on_what_an_evicted_request_held_last_makes_no_other_newer(setting):
+    setting.live(1, [1, 2, 3, 4])
+    setting.live(2, [5, 6, 7, 8])
+    shared = setting.match([1, 2])
+    setting.pool.touch(shared)
+    third = [*shared, *setting.pool.get_new_blocks(1)]
+    setting.pool.cache_full_blocks(third, array("i", [1, 2, 9, 9]), 0, 2, setting.hashes([1, 2, 9, 9]))
+    setting.pool.retire(3, third)
+    setting.pool.evict(3)
+    setting.pool.touch(shared)
+    setting.pool.free_blocks(shared)
+    assert [1, 2] == [key for key in (1, 2) if setting.pool.evict(key)]
+    assert (8, 0, 0) == setting.counts()
+    for key in (4, 5, 6):
+        setting.live(key, [key, key, key, key])
+    setting.pool.get_new_blocks(6)
+    assert [False, False, True] == [bool(setting.match([key, key])) for key in (4, 5, 6)]
+
+
+def test_a_replaced_key_is_still_told_by_its_number(kind):
+    setting = Setting(kind, blocks=4, threshold=0.25)
+    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
+        setting.live(int("9" * 15), tokens)  # another object each time
+    others = [int("8" * 15) + i for i in range(100)]
+    assert [int("9" * 15)] == setting.pool.trim()
+    assert 100 == len(set(others))
+
+
+def test_a_block_that_is_read_is_never_evicted(setting):
+    """Seed 002: what belongs to a request that is PROCESSING is untouchable."""
+    setting.live(1, [1, 2, 3, 4])
+    reading = setting.match([1, 2])
+    setting.pool.touch(reading)
+    assert setting.pool.evict(1)
+    assert (7, 0, 1) == setting.counts()
+    assert not set(reading) & set(setting.pool.get_new_blocks(7))
+    with pytest.raises(OutOfBlocks):
+        setting.pool.get_new_blocks(1)
+    assert reading == setting.match([1, 2])
+
+
+def test_what_is_evicted_can_be_evicted_once(setting):
+    setting.live(1, [1, 2])
+    assert setting.pool.evict(1)
+    assert not setting.pool.evict(1)
+    assert not setting.pool.evict(2**70)
+    assert 1 == setting.pool.statistics().evicted_requests
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.5, None])
+def test_what_is_no_number_is_no_key(setting, wrong):
+    blocks = setting.run([1, 2])
+    with pytest.raises(TypeError):
+        setting.pool.retire(wrong, blocks)
+    assert (7, 0, 1) == setting.counts()
+
+
+# Thresholds (seed 002) -----------------------------------------------------------------------------
+
+
+def test_trim_evicts_the_oldest_until_memory_is_below_the_threshold(kind):
+    setting = Setting(kind, blocks=10, threshold=0.8)
+    for key in range(5):
+        setting.live(key, [10 * key, 1, 2, 3])
+    assert 0 == setting.pool.free
+    assert [0] == setting.pool.trim()
+    assert 2 == setting.pool.free
+    assert [] == setting.pool.trim()
+
+
+def test_trim_evicts_the_oldest_until_entries_are_below_the_threshold(kind):
+    setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
+    for key in range(5):
+        setting.live(key, [10 * key, 1, 2, 3])
+    assert [0] == setting.pool.trim()
+    assert 4 * 4 == setting.pool.statistics().cached_tokens
+
+
+def test_entries_in_use_count_but_are_not_trimmed(kind):
+    setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
+    running = setting.run([1] * 40)
+    setting.live(1, [2, 2])
+    setting.live(2, [3, 3])
+    assert [1, 2] == setting.pool.trim()
+    assert running == setting.match([1] * 40)
+    assert (80, 0, 20) == setting.counts()
+
+
+def test_trim_keeps_what_frees_nothing(kind):
+    """A kept request that is read as a whole: dropping it would make no room."""
+    setting = Setting(kind, blocks=2, threshold=0.5)
+    blocks = setting.live(1, [1, 2, 3, 4])
+    setting.pool.touch(blocks)
+    assert [] == setting.pool.trim()
+    setting.pool.free_blocks(blocks)
+    assert [1] == setting.pool.trim()
+
+
+def test_the_limits_of_seed_002_fit(kind):
+    pool = kind.pool(262_144 if kind is Kernel else 64, 16, hash_key=HASH_KEY, max_entries=4 * 1024 * 1024)
+    assert [] == pool.trim()
+    assert 8 == pool.blocks_for(128)
+    assert 128 == pool.blocks_for(2048)
