@@ -4,10 +4,11 @@
     python bench/peers.py /some/folder --json bench/results/peers_smollm2_135m.json \\
         --peer 'vllm=vllm serve {model} --port {port} --served-model-name bench' --rounds 3
 
-In each round every server is started, loaded at 1, 8 and 32 streams (prompt 128, output 64, greedy, no early
-end) by `bench/serve.py`, and ended, so that what drifts on the machine drifts for all of them. The medians of
-the rounds are compared. A peer's command is given as `name=command` with {model} and {port} in it, and kept
-in the result, flags and all. Bounded: a server that is not ready in time, or dies, is reported and left out.
+All servers are started, and wait; then in each round every one is loaded at 1, 8 and 32 streams (prompt 128,
+output 64, greedy, no early end) by `bench/serve.py`, so that what drifts on the machine drifts for all of
+them. How many cores are busy while all are idle is kept, too. The medians of the rounds are compared. A
+peer's command is given as `name=command` with {model} and {port} in it, and kept in the result, flags and
+all. Bounded: a server that is not ready in time, or dies, is reported and left out.
 """
 
 import argparse
@@ -22,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,23 +52,30 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3, help="requests a stream")
     parser.add_argument("--ready-s", type=float, default=600.0, help="seconds a server may take to start")
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes on standard input")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     commands = dict(each.split("=", 1) for each in [f"fairlead={arguments.ours}", *arguments.peer])
     found: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in commands}
     problems: dict[str, str] = {}
-    for number in range(arguments.rounds):
+    with ExitStack() as started:
+        urls: dict[str, str] = {}
         for name, command in commands.items():
-            if name not in problems:
-                print(f"round {number + 1}: {name}", flush=True)
-                try:
-                    found[name].append(
-                        measure(
-                            command, arguments.model, ready_s=arguments.ready_s, requests=arguments.requests
-                        )
-                    )
-                except (RuntimeError, subprocess.SubprocessError) as error:
-                    problems[name] = str(error)
+            try:
+                print(f"starting {name}", flush=True)
+                starting = server(command, arguments.model, ready_s=arguments.ready_s)
+                urls[name] = started.enter_context(starting)
+            except (RuntimeError, OSError) as error:
+                problems[name] = str(error)
+        if arguments.wait:
+            input("all are ready; a line begins the rounds\n")
+        idle = busy_cores(over_s=5.0)
+        for number, (name, url) in product(range(arguments.rounds), urls.items()):
+            print(f"round {number + 1}: {name}", flush=True)
+            try:
+                found[name].append(measure(url, requests=arguments.requests, seed=number))
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                problems[name] = str(error)
     medians = {name: summarize(rounds) for name, rounds in found.items() if rounds}
     print(table(medians))
     for name, problem in problems.items():
@@ -78,6 +87,7 @@ def main() -> int:
             "medians": medians,
             "rounds": found,
             "problems": problems,
+            "cores_busy_while_all_are_idle": idle,
             "cpu": processor(),
             "python": platform.python_version(),
         }
@@ -85,10 +95,10 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def measure(command: str, model: Path, *, ready_s: float, requests: int) -> dict[int, dict[str, float]]:
-    """Run one server through all numbers of streams."""
-    with server(command, model, ready_s=ready_s) as url, tempfile.NamedTemporaryFile(suffix=".json") as kept:
-        levels = []
+def measure(url: str, *, requests: int, seed: int) -> dict[int, dict[str, float]]:
+    """Put all numbers of streams on one server. Another seed has other prompts, which no cache has yet."""
+    levels = []
+    with tempfile.NamedTemporaryFile(suffix=".json") as kept:
         for streams in STREAMS:
             load = [
                 "--endpoint",
@@ -97,6 +107,8 @@ def measure(command: str, model: Path, *, ready_s: float, requests: int) -> dict
                 str(streams),
                 "--requests",
                 str(requests * streams),
+                "--seed",
+                str(seed),
             ]
             subprocess.run(
                 [sys.executable, str(SERVE), "--url", url, *load, "--json", kept.name],
@@ -106,6 +118,18 @@ def measure(command: str, model: Path, *, ready_s: float, requests: int) -> dict
             )
             levels += json.loads(Path(kept.name).read_text())["levels"]
     return {level["streams"]: figures(level) for level in levels}
+
+
+def busy_cores(*, over_s: float) -> float:
+    """Return how many cores' worth of work the machine does now, whoever does it. Linux only."""
+
+    def ticks() -> int:
+        user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+        return int(user) + int(nice) + int(system)
+
+    before = ticks()
+    time.sleep(over_s)
+    return round((ticks() - before) / os.sysconf("SC_CLK_TCK") / over_s, 3)
 
 
 def figures(level: dict[str, Any]) -> dict[str, float]:

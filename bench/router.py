@@ -32,6 +32,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.node import Node, NodeLimits
 from fairlead.nodes.remote_node import RemoteNode
+from fairlead.nodes.sink import Room
 from fairlead.nodes.upstream import Upstream
 from router_parsers import parsers
 from router_parts import CHUNKS, Address, Sockets, body_of, fairlead, process, serve
@@ -112,6 +113,10 @@ class Counted:
         self.tokens += delta.relayed_tokens
         if delta.finish_reason is not None:
             self.over.set()
+
+    def room(self) -> Room | None:
+        """See `Sink`."""
+        return None
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""

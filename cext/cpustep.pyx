@@ -62,6 +62,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
         int query_key_norm
         int post_norms
         int gelu
+        int int8
         float epsilon
         float embedding_scale
         float attention_scale
@@ -77,6 +78,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
 
     ctypedef struct Layer:
         void *matrices[4]
+        float *scales[4]
         float *vectors[10]
         int group
         int rope
@@ -87,6 +89,8 @@ cdef extern from "cpustep/cpustep.h" nogil:
         Layer *layers
         void *embedding
         void *head
+        float *embedding_scales
+        float *head_scales
         float *final_norm
         float *frequencies[8]
         size_t element
@@ -133,7 +137,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
     int lay_out_work(Model *)
     int lay_out_cache(Model *, const int *blocks)
     void free_model(Model *)
-    int64_t pack_matrix(const Model *, void *, const void *, int rows, int inputs, int first_row, int half)
+    int64_t pack_matrix(const Model *, void *, float *, const void *, int rows, int inputs, int first_row, int half)
     int64_t pack_vector(float *, const float *, int size, int first, int half)
     int check_step(const Model *, const Step *, char *reason, size_t room)
     int plan_step(Model *, const Step *)
@@ -222,6 +226,7 @@ cdef class CpuModel:
     `windows`: tokens a layer of each KV cache group looks back, its own included; None for all of them.
     `ropes`: for each variant its radians a position by pair of channels, float32, and the factor of cosine and
     sine; a head turns its first 2 · len channels. `layer_groups` and `layer_ropes` say which of them a layer has.
+    `quantization`: "int8" to keep matrices in 8 bits, each output of one with a scale; all else is as without.
     """
 
     cdef Model model
@@ -235,7 +240,7 @@ cdef class CpuModel:
                   norm_epsilon, ropes, windows=(None,), layer_groups=None, layer_ropes=None, tied=False, qkv_bias=False,
                   output_bias=False, mlp_bias=False, query_key_norm=False, post_norms=False, gelu=False,
                   embedding_scale=1.0, attention_scale=None, attention_cap=0.0, logit_cap=0.0, threads=1,
-                  max_batched_tokens=512, variant=None):
+                  max_batched_tokens=512, variant=None, quantization=None):
         cdef Model *model = &self.model
         cdef Shape *shape = &model.shape
         cdef const char *wanted
@@ -255,6 +260,9 @@ cdef class CpuModel:
         shape.tied, shape.qkv_bias, shape.output_bias = bool(tied), bool(qkv_bias), bool(output_bias)
         shape.mlp_bias, shape.query_key_norm = bool(mlp_bias), bool(query_key_norm)
         shape.post_norms, shape.gelu = bool(post_norms), bool(gelu)
+        if quantization not in {None, "int8"}:
+            raise ValueError(f"quantization: {quantization!r} is neither None nor 'int8'")
+        shape.int8 = quantization is not None
         shape.epsilon = _number("norm_epsilon", norm_epsilon)
         shape.embedding_scale = _number("embedding_scale", embedding_scale)
         if attention_scale is None:
@@ -522,16 +530,19 @@ cdef class CpuModel:
         cdef Model *model = &self.model
         cdef Shape *shape = &model.shape
         cdef void *matrix
+        cdef float *scales
         cdef int64_t bad
         cdef int half = GATE_HALF if name == "gate" else UP_HALF if name == "up" else PLAIN
         if layer < 0:
             matrix = model.embedding if name == "embedding" else model.head
+            scales = model.embedding_scales if name == "embedding" else model.head_scales
         else:
             index = {"output": OUTPUT, "gate": GATE_UP, "up": GATE_UP, "down": DOWN}.get(name, QKV)
             matrix = model.layers[layer].matrices[<int> index]
+            scales = model.layers[layer].scales[<int> index]
             first += self._fused(name)
         with nogil:
-            bad = pack_matrix(model, matrix, source, rows, inputs, first, half)
+            bad = pack_matrix(model, matrix, scales, source, rows, inputs, first, half)
         return bad
 
     cdef int64_t _pack_vector(self, int layer, str name, const float[::1] source):

@@ -1,5 +1,6 @@
 """What the gateway writes down of each job: when it passed which moment, and what came of it, once."""
 
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -82,6 +83,23 @@ async def test_whoever_leaves_is_written_down_as_having_left(
     (left,) = [journey for journey in world.told if journey.job.tenant == "B"]
     assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
     assert {SUCCESS: 1, LEFT: 1} == world.gateway.statistics().models["m"].outcomes
+
+
+async def test_who_has_the_whole_answer_may_leave_before_its_node_is_done(autojump_clock, nursery):
+    class Lingering(TimedNode):
+        @asynccontextmanager
+        async def generate(self, job, into):
+            async with super().generate(job, into):
+                yield
+            await trio.sleep(1)  # as for the last bytes of another server's answer
+
+    world = World(nursery, Lingering())
+    async with trio.open_nursery() as exchange:
+        answer = await exchange.start(world.gateway.serve, job(n=2))
+        while await answer.deltas.take():
+            pass
+        exchange.cancel_scope.cancel()
+    assert [SUCCESS] == world.outcomes()
 
 
 async def test_a_refusal_and_a_failure_are_told_once_each_by_their_codes(autojump_clock, nursery):

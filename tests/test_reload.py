@@ -89,6 +89,17 @@ async def test_a_file_that_is_wrong_changes_nothing_and_the_log_says_why(writing
     assert [FIRST] == server.configs
 
 
+async def test_a_file_that_is_gone_is_said_to_be_in_words(writing, nursery):
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, Server().change)
+    await wait_all_tasks_blocked()
+    writing.says = FileNotFoundError(2, "No such file or directory", str(writing.file))
+    with structlog.testing.capture_logs() as logs:
+        await read_again()
+    assert [(str(writing.file), "No such file or directory")] == [
+        (line["file"], line["reason"]) for line in logs
+    ]
+
+
 async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nursery):
     server = Server()
     server.refusing = LoadFailed("models.new: there are no weights")

@@ -1,4 +1,7 @@
-/* Products in AMX tiles. Tiles 0…3 hold the sums of 2 × 16 rows and 2 × 16 outputs, 4 and 5 rows of the input, 6 and
+/* Products in AMX tiles. Weights of 8 bits are made into tiles of bfloat16 a little before they are multiplied by: the
+ * vector units and memory are at work on some blocks while the tiles are on others.
+ *
+ * Tiles 0…3 hold the sums of 2 × 16 rows and 2 × 16 outputs, 4 and 5 rows of the input, 6 and
  * 7 weights. A row's sums run over the inputs in their order, whatever the number of rows. */
 
 typedef struct {
@@ -10,11 +13,18 @@ typedef struct {
 enum {
     AHEAD = 1024, /* bytes of weights between what is read and what is asked for */
     FAR_AHEAD = 4096, /* where there is more to compute than to wait for: to the second-level cache only */
+    AHEAD_NARROW = 2048,
     DEPTH_AT_ONCE = 8, /* blocks of 32 inputs, about so many that a panel's part of them stays in the nearest cache */
     ROWS_OF_PART = 512,
-    PANELS_AT_ONCE = 6 /* so many that their sums and a part of the rows stay in the second-level cache */
+    PANELS_AT_ONCE = 6, /* so many that their sums and a part of the rows stay in the second-level cache */
+    SUMS_BYTES = ROWS_OF_PART * PANELS_AT_ONCE * PANEL * 4,
+    BLOCKS_AT_MOST = DEPTH_AT_ONCE * 3 / 2, /* of a part: they are of about the same size */
+    LEAD = 2, /* blocks of 8-bit weights that are ready before they are needed, for up to 32 rows */
+    RING = 4
 };
-_Static_assert(ROWS_OF_PART * PANELS_AT_ONCE * PANEL * 4 <= SCRATCH_BYTES, "a thread's scratch is too small");
+/* Behind the sums: two parts of a panel that was of 8 bits, or a ring of blocks. */
+_Static_assert(SUMS_BYTES + 2 * BLOCKS_AT_MOST * 2 * TILE * 2 <= SCRATCH_BYTES, "a thread's scratch is too small");
+_Static_assert(RING <= 2 * BLOCKS_AT_MOST && LEAD < RING, "the ring is as large as the parts, and has room to go on");
 
 static void shape_tiles(int rows)
 {
@@ -57,10 +67,23 @@ ALWAYS void finish_some(const int kind, const Product *p, Ripe *ripe, int rows)
 
 ALWAYS void finish_rest(const int kind, const Product *p, Ripe *ripe) { finish_some(kind, p, ripe, 32); }
 
-/* Up to 32 rows: the weights are read once, as fast as memory gives them. `T`: how many tiles of rows. */
-ALWAYS void few_rows(const int kind, const int T, const Product *p, int panel, float (*sums)[256], Ripe *ripe)
+/* A block of 8-bit weights becomes two tiles; what is read later is asked for. */
+ALWAYS void widen_block(const int8_t *from, bf16 *to)
+{
+    for (int i = 0; i < 2 * TILE; i += 64) {
+        _mm_prefetch((const char *)from + AHEAD_NARROW + i, _MM_HINT_T0);
+        NAME(widen)(from + i, to + i);
+        NAME(widen)(from + i + 32, to + i + 32);
+    }
+}
+
+/* Up to 32 rows: the weights are read once, as fast as memory gives them. `T`: how many tiles of rows. `ring`: room for
+ * RING blocks of weights that were `narrow`. */
+ALWAYS void few_rows(const int kind, const int narrow, const int T, const Product *p, int panel, float (*sums)[256],
+                     bf16 *ring, Ripe *ripe)
 {
     int blocks = p->depth / 32, height = p->rows < 16 ? p->rows : 16, share = (p->rows + blocks - 1) / blocks;
+    const int8_t *coming = (const int8_t *)p->weight + (long)panel * p->depth * PANEL;
     const bf16 *w = (const bf16 *)p->weight + (long)panel * p->depth * PANEL, *a = p->input;
     const bf16 *a1 = a + 16L * p->depth;
     _tile_zero(0);
@@ -69,8 +92,16 @@ ALWAYS void few_rows(const int kind, const int T, const Product *p, int panel, f
         _tile_zero(2);
         _tile_zero(3);
     }
+    for (int block = 0; narrow && block < LEAD && block < blocks; block++, coming += 2 * TILE)
+        widen_block(coming, ring + block * 2 * TILE);
     for (int block = 0; block < blocks; block++, w += 2 * TILE, a += height * 32, a1 += 16 * 32) {
-        ask_for(T, w);
+        if (narrow) {
+            if (block + LEAD < blocks) widen_block(coming, ring + (block + LEAD) % RING * 2 * TILE);
+            coming += 2 * TILE;
+            w = ring + block % RING * 2 * TILE;
+        } else {
+            ask_for(T, w);
+        }
         _tile_loadd(6, w, 64);
         _tile_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -92,13 +123,31 @@ ALWAYS void few_rows(const int kind, const int T, const Product *p, int panel, f
     *ripe = (Ripe){.sums = sums, .panel = panel, .count = p->rows};
 }
 
-/* 32 rows, a part of the inputs: added to `sums`, or the first of them. Meanwhile `lines` cache lines for each block
- * are asked for from `coming` on: the weights that follow these. */
-ALWAYS void many_rows(const int kind, const Product *p, const bf16 *a, long next_rows, const bf16 *w, int blocks,
-                      int first, float (*sums)[256], const char *coming, int lines, Ripe *ripe)
+/* The weights that follow those at work: asked for from memory, `lines` cache lines for each block; or, if they are of
+ * 8 bits, made ready in `to` at that rate, until there are none left. */
+typedef struct {
+    const char *from;
+    long then; /* 8 bits: what is needed next lies so far behind `from`, and is asked for */
+    bf16 *to;
+    long left; /* numbers */
+    int lines;
+} Coming;
+
+ALWAYS void widen_lines(Coming *coming, int lines)
+{
+    for (; lines > 0 && coming->left > 0; lines--, coming->from += 32, coming->to += 32, coming->left -= 32) {
+        _mm_prefetch(coming->from + coming->then, _MM_HINT_T1);
+        NAME(widen)((const int8_t *)coming->from, coming->to);
+    }
+}
+
+/* 32 rows, a part of the inputs: added to `sums`, or the first of them. */
+ALWAYS void many_rows(const int kind, const int narrow, const Product *p, const bf16 *a, long next_rows, const bf16 *w,
+                      int blocks, int first, float (*sums)[256], Coming *coming, Ripe *ripe)
 {
     const bf16 *a1 = a + next_rows;
-    int share = 32 / blocks + 1;
+    const char *from = coming->from;
+    int share = 32 / blocks + 1, lines = coming->lines;
     if (first) {
         _tile_zero(0);
         _tile_zero(1);
@@ -111,7 +160,11 @@ ALWAYS void many_rows(const int kind, const Product *p, const bf16 *a, long next
         _tile_loadd(3, sums[3], 64);
     }
     for (int block = 0; block < blocks; block++, w += 2 * TILE, a += TILE, a1 += TILE) {
-        for (int line = 0; line < lines; line++, coming += 64) _mm_prefetch(coming, _MM_HINT_T1);
+        if (narrow) {
+            widen_lines(coming, lines);
+        } else {
+            for (int line = 0; line < lines; line++, from += 64) _mm_prefetch(from, _MM_HINT_T1);
+        }
         _tile_loadd(6, w, 64);
         _tile_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -122,6 +175,7 @@ ALWAYS void many_rows(const int kind, const Product *p, const bf16 *a, long next
         _tile_dpbf16ps(3, 5, 7);
         finish_some(kind, p, ripe, share);
     }
+    if (!narrow) coming->from = from;
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
@@ -130,8 +184,8 @@ ALWAYS void many_rows(const int kind, const Product *p, const bf16 *a, long next
 
 /* Some rows, up to PANELS_AT_ONCE panels. A part of the inputs goes through all of them before the next one: rows of
  * the input and weights stay near, at the price of sums that are put down and taken up again. */
-ALWAYS void multiply_part_by_part(const int kind, const Product *p, int top, int bottom, int first_panel,
-                                  int last_panel, float (*sums)[256])
+ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Product *p, int top, int bottom,
+                                  int first_panel, int last_panel, float (*sums)[256], bf16 *room)
 {
     int blocks = p->depth / 32, parts = (blocks + DEPTH_AT_ONCE / 2) / DEPTH_AT_ONCE;
     /* A panel's part is asked for while the one before is worked on. */
@@ -139,46 +193,64 @@ ALWAYS void multiply_part_by_part(const int kind, const Product *p, int top, int
     long panel_size = (long)p->depth * PANEL;
     Ripe ripe = {0};
     if (parts == 0) parts = 1;
+    int turn = 0; /* of the two rooms, the one that is worked on */
+    Coming coming = {.from = (const char *)p->weight + first_panel * panel_size, .to = room,
+                     .left = blocks / parts * 2L * TILE, .lines = lines};
+    if (narrow) widen_lines(&coming, INT32_MAX);
     for (int part = 0; part < parts; part++) {
         int block = blocks * part / parts, end = blocks * (part + 1) / parts;
         float(*at)[256] = sums;
         for (int panel = first_panel; panel < last_panel; panel++) {
             const bf16 *w = (const bf16 *)p->weight + panel * panel_size + block * 2L * TILE;
-            const bf16 *next_w = panel + 1 < last_panel ? w + panel_size
-                                                        : (const bf16 *)p->weight + first_panel * panel_size +
-                                                              end % blocks * 2L * TILE;
-            const char *coming = (const char *)next_w;
-            for (int row = top; row < bottom; row += 32, at += 4, coming += (end - block) * lines * 64L) {
+            int follows = panel + 1 < last_panel, next = follows ? block : end % blocks;
+            long next_at = (follows ? panel + 1 : first_panel) * panel_size + next * 2L * TILE;
+            coming.from = (const char *)p->weight + next_at * (narrow ? 1 : 2);
+            if (narrow) {
+                w = room + turn * BLOCKS_AT_MOST * 2 * TILE;
+                turn ^= 1;
+                coming.to = room + turn * BLOCKS_AT_MOST * 2 * TILE;
+                int next_end = follows ? end : part + 1 < parts ? (int)((long)blocks * (part + 2) / parts) : next;
+                coming.left = (next_end - next) * 2L * TILE;
+                coming.then = panel_size;
+                if (panel + 2 == last_panel) coming.then = coming.left - (panel + 1 - first_panel) * panel_size;
+            }
+            for (int row = top; row < bottom; row += 32, at += 4) {
                 const bf16 *a = (const bf16 *)p->input + (long)row * p->depth + block * TILE;
                 /* Of the last 32 rows the second half may not be there: then the first is taken twice. */
                 long next_rows = row + 16 < p->rows ? 16L * p->depth : 0;
-                many_rows(kind, p, a, next_rows, w, end - block, part == 0, at, coming, lines, &ripe);
+                many_rows(kind, narrow, p, a, next_rows, w, end - block, part == 0, at, &coming, &ripe);
                 if (part < parts - 1) continue;
                 finish_rest(kind, p, &ripe);
                 int count = bottom - row < 32 ? bottom - row : 32;
                 ripe = (Ripe){.sums = at, .panel = panel, .top = row, .count = count};
             }
+            if (narrow) widen_lines(&coming, INT32_MAX); /* the next part may be a block more */
         }
     }
     finish_rest(kind, p, &ripe);
 }
 
-ALWAYS void multiply_kind(const int kind, const Product *p, int first_panel, int last_panel, float (*sums)[256])
+ALWAYS void multiply_kind(const int kind, const int narrow, const Product *p, int first_panel, int last_panel,
+                          char *scratch)
 {
+    float(*sums)[256] = (float(*)[256])scratch;
+    bf16 *room = (bf16 *)(scratch + SUMS_BYTES);
     if (p->rows > 32) {
         for (int top = 0; top < p->rows; top += ROWS_OF_PART)
             for (int panel = first_panel; panel < last_panel; panel += PANELS_AT_ONCE)
-                multiply_part_by_part(kind, p, top, top + ROWS_OF_PART < p->rows ? top + ROWS_OF_PART : p->rows, panel,
-                                      panel + PANELS_AT_ONCE < last_panel ? panel + PANELS_AT_ONCE : last_panel, sums);
+                multiply_part_by_part(kind, narrow, p, top,
+                                      top + ROWS_OF_PART < p->rows ? top + ROWS_OF_PART : p->rows, panel,
+                                      panel + PANELS_AT_ONCE < last_panel ? panel + PANELS_AT_ONCE : last_panel, sums,
+                                      room);
         return;
     }
     Ripe ripe = {0};
     for (int panel = first_panel; panel < last_panel; panel++) {
         float(*at)[256] = sums + (panel & 1) * 4; /* the other four are still to be finished */
         if (p->rows <= 16)
-            few_rows(kind, 1, p, panel, at, &ripe);
+            few_rows(kind, narrow, 1, p, panel, at, room, &ripe);
         else
-            few_rows(kind, 2, p, panel, at, &ripe);
+            few_rows(kind, narrow, 2, p, panel, at, room, &ripe);
     }
     finish_rest(kind, p, &ripe);
 }
@@ -186,7 +258,13 @@ ALWAYS void multiply_kind(const int kind, const Product *p, int first_panel, int
 static void multiply_tiles(const Product *p, int first_panel, int last_panel, char *scratch)
 {
     shape_tiles(p->rows < 16 ? p->rows : 16);
-#define MULTIPLY(kind) multiply_kind(kind, p, first_panel, last_panel, (float(*)[256])scratch)
-    BY_KIND(p, MULTIPLY)
+#define MULTIPLY(kind) multiply_kind(kind, 0, p, first_panel, last_panel, scratch)
+#define MULTIPLY_NARROW(kind) multiply_kind(kind, 1, p, first_panel, last_panel, scratch)
+    if (p->scales) {
+        BY_KIND(p, MULTIPLY_NARROW)
+    } else {
+        BY_KIND(p, MULTIPLY)
+    }
+#undef MULTIPLY_NARROW
 #undef MULTIPLY
 }

@@ -14,6 +14,10 @@
  *   float32  [N/32][Kp][32]
  * Gate and up are one matrix whose panels have 16 outputs of gate and the same 16 of up.
  *
+ * With `int8` a weight is an integer of −127…127 in the same place, except that of bfloat16's pairs the first 16 numbers
+ * come before the second ones. Each output has a scale: its largest weight / 127. A product turns a few blocks into the panels above, in the thread's own scratch, and multiplies by the scale
+ * what is summed up: memory is read half as much, and all the rest is as without.
+ *
  * Activations that a matrix is applied to:
  *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer than
  *                                          16 rows in all, a tile has only those
@@ -55,6 +59,7 @@ typedef struct {
     int query_key_norm;           /* an RMSNorm over the channels of each query and key head */
     int post_norms;               /* what attention and MLP say is normalised before it is added */
     int gelu;                     /* the gate is GELU (tanh form), not SiLU */
+    int int8;                     /* weights are kept in 8 bits */
     float epsilon;
     float embedding_scale, attention_scale;
     float attention_cap, logit_cap;   /* cap · tanh(x / cap); 0: none */
@@ -73,6 +78,7 @@ enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
 
 typedef struct {
     void *matrices[MATRICES];
+    float *scales[MATRICES];      /* of each output, in the order of the panels; NULL without `int8` */
     float *vectors[VECTORS];      /* NULL: this model has none */
     char *pages;                  /* [block][kv head][K, V] */
     int group, rope;
@@ -83,7 +89,7 @@ enum { STORE, ADD, GATE, LOGITS };
 typedef struct {
     const void *input;            /* activations, `rows` × `depth` */
     const void *weight;
-    const float *bias;            /* in the order of the panels' outputs, or NULL */
+    const float *scales, *bias;   /* in the order of the panels' outputs, or NULL */
     int rows, depth, panels;
     int kind;
     float *output;                /* STORE, ADD, LOGITS: rows of `stride` floats */
@@ -118,10 +124,11 @@ typedef struct {
     const struct Kernels *kernels;
     Layer *layers;
     void *embedding, *head;
+    float *embedding_scales, *head_scales;
     float *final_norm;
     float *frequencies[ROPES_AT_MOST];  /* radians a position by pair of channels */
     int blocks[GROUPS_AT_MOST];
-    size_t element;               /* bytes of a number of weights, activations and pages */
+    size_t element;               /* bytes of a number of activations and pages, and of weights without `int8` */
     size_t page_bytes;            /* of K, and again of V, for a block and a KV head */
     char *weights_memory, *cache_memory, *work_memory;
     size_t weights_bytes, cache_bytes, work_bytes;
@@ -135,7 +142,8 @@ typedef struct {
     void *normal, *found, *gated; /* activations: normalised stream, attention's result, gated inner */
     void *queries;                /* [K][T·G][Dp] */
     int *clear_from;              /* [groups][T]: zero the block of this token from here on; 16: nothing */
-    char *scratch;                /* by thread */
+    char *scratch;                /* by thread, SCRATCH_BYTES and `panel_bytes` */
+    size_t panel_bytes;           /* of the deepest panel of 8-bit weights as it is multiplied by; 0 without `int8` */
     float *partials;              /* [partial][K][rows][2 + Dp], grows */
     size_t partials_room;
     Plan plans[GROUPS_AT_MOST];
@@ -176,7 +184,8 @@ typedef struct {
 
 enum { RUN = 128 }; /* scores that are summed, or looked at for their highest, together */
 
-/* One instruction set's way with one dtype. `scratch` is the calling thread's own, SCRATCH_BYTES of it. */
+/* One instruction set's way with one dtype. `scratch` is the calling thread's own, SCRATCH_BYTES of it, and for
+ * `multiply` a panel more. */
 typedef struct Kernels {
     const char *name;
     int dtype;
@@ -211,10 +220,11 @@ void free_model(Model *);
 size_t matrix_bytes(const Model *, int outputs, int inputs);
 
 /* pack.c: rows `first_row` … of a matrix [outputs, inputs] to their places. `first_row` counts the rows of the
- * fused matrix; of gate (half 0) and up (half 1) those of each. The return value is −1, or the index of a number
- * in `source` that is infinite or none. */
+ * fused matrix; of gate (half 0) and up (half 1) those of each. With `scales` they are rounded to 8 bits, each row by
+ * a scale of its own. The return value is −1, or the index of a number in `source` that is infinite or none. */
 enum { PLAIN = -1, GATE_HALF = 0, UP_HALF = 1 };
-int64_t pack_matrix(const Model *, void *matrix, const void *source, int rows, int inputs, int first_row, int half);
+int64_t pack_matrix(const Model *, void *matrix, float *scales, const void *source, int rows, int inputs, int first_row,
+                    int half);
 int64_t pack_vector(float *vector, const float *source, int size, int first, int half);
 
 /* check.c: what is wrong with a step, as text in `reason`, or 0. */

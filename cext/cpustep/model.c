@@ -21,7 +21,15 @@ static void *take(Arena *arena, size_t bytes)
 
 size_t matrix_bytes(const Model *model, int outputs, int inputs)
 {
-    return (size_t)padded(outputs) * padded(inputs) * model->element;
+    return (size_t)padded(outputs) * padded(inputs) * (model->shape.int8 ? sizeof(int8_t) : model->element);
+}
+
+/* A matrix, and of 8 bits its scales. */
+static void *take_matrix(const Model *model, Arena *arena, int outputs, int inputs, float **scales)
+{
+    void *matrix = take(arena, matrix_bytes(model, outputs, inputs));
+    if (model->shape.int8) *scales = take(arena, (size_t)padded(outputs) * sizeof(float));
+    return matrix;
 }
 
 static void place_weights(Model *model, Arena *arena)
@@ -29,15 +37,17 @@ static void place_weights(Model *model, Arena *arena)
     const Shape *s = &model->shape;
     int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, found = s->heads * s->head_dim;
     int gate_up = 2 * padded(s->inner); /* so that the product writes the padding of its result, too */
-    model->head = take(arena, matrix_bytes(model, s->vocabulary, s->hidden));
-    model->embedding = s->tied ? model->head : take(arena, matrix_bytes(model, s->vocabulary, s->hidden));
+    model->head = take_matrix(model, arena, s->vocabulary, s->hidden, &model->head_scales);
+    model->embedding = model->head;
+    model->embedding_scales = model->head_scales;
+    if (!s->tied) model->embedding = take_matrix(model, arena, s->vocabulary, s->hidden, &model->embedding_scales);
     model->final_norm = take(arena, (size_t)padded(s->hidden) * sizeof(float));
     for (int l = 0; l < s->layers; l++) {
         Layer *layer = &model->layers[l];
-        layer->matrices[QKV] = take(arena, matrix_bytes(model, qkv, s->hidden));
-        layer->matrices[OUTPUT] = take(arena, matrix_bytes(model, s->hidden, found));
-        layer->matrices[GATE_UP] = take(arena, matrix_bytes(model, gate_up, s->hidden));
-        layer->matrices[DOWN] = take(arena, matrix_bytes(model, s->hidden, s->inner));
+        int outputs[] = {[QKV] = qkv, [OUTPUT] = s->hidden, [GATE_UP] = gate_up, [DOWN] = s->hidden};
+        int inputs[] = {[QKV] = s->hidden, [OUTPUT] = found, [GATE_UP] = s->hidden, [DOWN] = s->inner};
+        for (int m = 0; m < MATRICES; m++)
+            layer->matrices[m] = take_matrix(model, arena, outputs[m], inputs[m], &layer->scales[m]);
         int sizes[VECTORS] = {
             [ATTENTION_NORM] = s->hidden,
             [MLP_NORM] = s->hidden,
@@ -85,7 +95,10 @@ static void place_work(Model *model, Arena *arena)
     size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
     model->queries = take(arena, queries * model->element);
     model->clear_from = take(arena, (size_t)s->groups * s->tokens_at_most * sizeof(int));
-    model->scratch = take(arena, (size_t)s->threads * SCRATCH_BYTES);
+    size_t deepest = hidden > found ? hidden : found;
+    if (inner > deepest) deepest = inner;
+    model->panel_bytes = s->int8 ? deepest * PANEL * model->element : 0;
+    model->scratch = take(arena, s->threads * (SCRATCH_BYTES + model->panel_bytes));
 }
 
 int lay_out_work(Model *model)

@@ -52,7 +52,47 @@ static int64_t pack_rows_f32(float *matrix, const float *source, int rows, int i
     return -1;
 }
 
-int64_t pack_matrix(const Model *model, void *matrix, const void *source, int rows, int inputs, int first_row,
+static float number_at(const void *source, int64_t index, int dtype)
+{
+    if (dtype == FLOAT32) return ((const float *)source)[index];
+    uint32_t bits = (uint32_t)((const bf16 *)source)[index] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Where input `k` of an output is, in 8-bit weights from the first of the output's panel. */
+static long place_of(Spot spot, int k, int dtype)
+{
+    if (dtype == FLOAT32) return (long)k * PANEL + spot.half * 16 + spot.column;
+    return ((long)(k / 32) * 2 + spot.half) * TILE + k % 32 / 2 * 32 + k % 2 * 16 + spot.column;
+}
+
+/* Symmetric: 0 stays 0, and an output's largest weight becomes ±127. */
+static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source, int64_t start, int dtype, int rows,
+                              int inputs, int first_row, int half)
+{
+    for (int i = 0; i < rows; i++, start += inputs) {
+        Spot spot = spot_of(first_row + i, half);
+        float largest = 0;
+        for (int k = 0; k < inputs; k++) {
+            float size = fabsf(number_at(source, start + k, dtype));
+            if (!isfinite(size)) return start + k;
+            if (size > largest) largest = size;
+        }
+        float scale = largest / 127;
+        /* What is so small that no scale tells it from 0 is 0. */
+        float factor = scale >= 1e-37f ? 1 / scale : 0;
+        for (int k = 0; k < inputs; k++) {
+            int8_t *to = matrix + spot.panel * padded(inputs) * PANEL + place_of(spot, k, dtype);
+            *to = (int8_t)lrintf(number_at(source, start + k, dtype) * factor);
+        }
+        scales[spot.panel * PANEL + spot.half * 16 + spot.column] = scale;
+    }
+    return -1;
+}
+
+int64_t pack_matrix(const Model *model, void *matrix, float *scales, const void *source, int rows, int inputs, int first_row,
                     int half)
 {
     int64_t bad = INT64_MAX;
@@ -61,7 +101,10 @@ int64_t pack_matrix(const Model *model, void *matrix, const void *source, int ro
     for (int piece = 0; piece < pieces; piece++) {
         int row = piece * 16, count = rows - row < 16 ? rows - row : 16;
         int64_t start = (int64_t)row * inputs, found;
-        if (model->shape.dtype == BFLOAT16)
+        if (scales) {
+            found = pack_rows_int8(matrix, scales, source, start, model->shape.dtype, count, inputs, first_row + row, half);
+            if (found >= 0) found -= start;
+        } else if (model->shape.dtype == BFLOAT16)
             found = pack_rows_bf16(matrix, (const bf16 *)source + start, count, inputs, first_row + row, half);
         else
             found = pack_rows_f32(matrix, (const float *)source + start, count, inputs, first_row + row, half);

@@ -32,6 +32,29 @@ ALWAYS void NAME(put)(NAME(number) *to, vf v)
 #endif
 }
 
+/* Where input `k` of an output is in its panel of 8-bit weights. */
+ALWAYS long NAME(place)(int k, int column)
+{
+#if BF16
+    return (long)(k >> 5) * 2 * TILE + column / 16 * TILE + (k & 31) / 2 * 32 + (k & 1) * 16 + column % 16;
+#else
+    return (long)k * PANEL + column;
+#endif
+}
+
+/* 32 weights of 8 bits as numbers to multiply by: exactly, and without their scale. */
+ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
+{
+#if BF16
+    for (int i = 0; i < 16; i += VW) { /* so few bits of an integer are all in the upper half of a float */
+        vu pairs = (vu)load_bytes(from + i) >> 16 | (vu)load_bytes(from + 16 + i);
+        memcpy(to + 2 * i, &pairs, sizeof pairs);
+    }
+#else
+    for (int i = 0; i < 32; i += VW) store(to + i, load_bytes(from + i));
+#endif
+}
+
 /* SiLU or GELU of the gate, as exact as what it is rounded to. */
 ALWAYS vf NAME(opened)(vf gate, int is_gelu)
 {
@@ -50,11 +73,16 @@ ALWAYS vf NAME(opened)(vf gate, int is_gelu)
 ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, const float *half0, const float *half1)
 {
     const float *bias = p->bias ? p->bias + (long)panel * PANEL : NULL;
+    const float *scales = p->scales ? p->scales + (long)panel * PANEL : NULL;
     float *to = p->output + row * p->stride + (long)panel * PANEL;
     float tail[PANEL];
     float *logits = kind == LOGITS && (panel + 1) * PANEL > p->columns ? tail : to;
     for (int i = 0; i < 16; i += VW) {
         vf a = load(half0 + i), b = load(half1 + i);
+        if (scales) {
+            a *= load(scales + i);
+            b *= load(scales + 16 + i);
+        }
         if (bias) {
             a += load(bias + i);
             b += load(bias + 16 + i);
@@ -165,6 +193,19 @@ static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pit
 }
 #undef CASE
 
+/* A whole panel of 8-bit weights as one to multiply by, behind what else is in the thread's scratch. */
+__attribute__((unused))
+static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char *scratch)
+{
+    NAME(number) *panel = (NAME(number) *)(scratch + SCRATCH_BYTES);
+    for (long i = 0; i < size; i += 64) {
+        __builtin_prefetch(from + i + 1024);
+        NAME(widen)(from + i, panel + i);
+        NAME(widen)(from + i + 32, panel + i + 32);
+    }
+    return panel;
+}
+
 /* Not AMX's way, which includes this file too. */
 __attribute__((unused))
 static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
@@ -178,6 +219,7 @@ static void NAME(multiply)(const Product *p, int first_panel, int last_panel, ch
         int bottom = top + rows_at_once < p->rows ? top + rows_at_once : p->rows;
         for (int panel = first_panel; panel < last_panel; panel++) {
             const NAME(number) *w = (const NAME(number) *)p->weight + panel * panel_size;
+            if (p->scales) w = NAME(widen_panel)((const int8_t *)p->weight + panel * panel_size, panel_size, scratch);
             for (int row = top, count; row < bottom; row += count) {
                 count = bottom - row < NAME(height) ? bottom - row : NAME(height);
 #if BF16

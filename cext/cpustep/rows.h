@@ -8,6 +8,12 @@ static void NAME(embed)(const Model *model, int token_id, float *row)
     const NAME(number) *panel = (const NAME(number) *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
     int column = token_id % PANEL;
     float scale = model->shape.embedding_scale;
+    if (model->embedding_scales) {
+        const int8_t *narrow = (const int8_t *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
+        scale *= model->embedding_scales[token_id];
+        for (int k = 0; k < depth; k++) row[k] = narrow[NAME(place)(k, column)] * scale;
+        return;
+    }
 #if BF16
     const bf16 *tile = panel + column / 16 * TILE + column % 16 * 2;
     for (int k = 0; k < depth; k += 32, tile += 2 * TILE)

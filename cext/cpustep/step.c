@@ -220,21 +220,21 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
     const Shape *shape = &model->shape;
     int post = shape->post_norms, hidden = padded(shape->hidden), inner = padded(shape->inner);
     Product output = {
-        .input = model->found, .weight = layer->matrices[OUTPUT], .bias = layer->vectors[OUTPUT_BIAS], .rows = rows,
-        .depth = padded(shape->heads * shape->head_dim), .panels = hidden / PANEL, .kind = post ? STORE : ADD,
+        .input = model->found, .weight = layer->matrices[OUTPUT], .scales = layer->scales[OUTPUT],
+        .bias = layer->vectors[OUTPUT_BIAS], .rows = rows, .depth = padded(shape->heads * shape->head_dim), .panels = hidden / PANEL, .kind = post ? STORE : ADD,
         .output = post ? model->branch : stream, .stride = hidden,
     };
     multiply(worker, &output);
     norms(worker, stream, rows, layer->vectors[POST_ATTENTION_NORM], layer->vectors[MLP_NORM]);
     Product gate_up = {
-        .input = model->normal, .weight = layer->matrices[GATE_UP], .bias = layer->vectors[GATE_UP_BIAS], .rows = rows,
-        .depth = hidden, .panels = inner / 16, .kind = GATE, .gated = model->gated,
-        .gated_depth = inner, .gelu = shape->gelu,
+        .input = model->normal, .weight = layer->matrices[GATE_UP], .scales = layer->scales[GATE_UP],
+        .bias = layer->vectors[GATE_UP_BIAS], .rows = rows, .depth = hidden, .panels = inner / 16, .kind = GATE,
+        .gated = model->gated, .gated_depth = inner, .gelu = shape->gelu,
     };
     multiply(worker, &gate_up);
     Product down = {
-        .input = model->gated, .weight = layer->matrices[DOWN], .bias = layer->vectors[DOWN_BIAS], .rows = rows,
-        .depth = inner, .panels = hidden / PANEL, .kind = post ? STORE : ADD,
+        .input = model->gated, .weight = layer->matrices[DOWN], .scales = layer->scales[DOWN],
+        .bias = layer->vectors[DOWN_BIAS], .rows = rows, .depth = inner, .panels = hidden / PANEL, .kind = post ? STORE : ADD,
         .output = post ? model->branch : stream, .stride = hidden,
     };
     multiply(worker, &down);
@@ -259,8 +259,8 @@ static void run_layer(const Worker *worker, int index)
     int last = index == shape->layers - 1, hidden = padded(shape->hidden);
     int qkv = padded((shape->heads + 2 * shape->kv_heads) * shape->head_dim);
     Product product = {
-        .input = model->normal, .weight = layer->matrices[QKV], .bias = layer->vectors[QKV_BIAS],
-        .rows = step->tokens, .depth = hidden, .panels = qkv / PANEL, .kind = STORE, .output = model->qkv,
+        .input = model->normal, .weight = layer->matrices[QKV], .scales = layer->scales[QKV],
+        .bias = layer->vectors[QKV_BIAS], .rows = step->tokens, .depth = hidden, .panels = qkv / PANEL, .kind = STORE, .output = model->qkv,
         .stride = qkv,
     };
     multiply(worker, &product);
@@ -292,8 +292,8 @@ static void work(const Worker *worker)
     begin(worker);
     for (int l = 0; l < shape->layers; l++) run_layer(worker, l);
     Product logits = {
-        .input = model->normal, .weight = model->head, .rows = worker->step->samples, .depth = padded(shape->hidden),
-        .panels = padded(shape->vocabulary) / PANEL, .kind = LOGITS, .output = worker->step->logits,
+        .input = model->normal, .weight = model->head, .scales = model->head_scales, .rows = worker->step->samples,
+        .depth = padded(shape->hidden), .panels = padded(shape->vocabulary) / PANEL, .kind = LOGITS, .output = worker->step->logits,
         .stride = worker->step->logits_stride, .columns = shape->vocabulary, .cap = shape->logit_cap,
     };
     multiply(worker, &logits);
@@ -311,7 +311,8 @@ void run_step(Model *model, const Step *step)
 #pragma omp single
         team.threads = omp_get_num_threads();
         int thread = omp_get_thread_num();
-        Worker worker = {model, step, &team, thread, team.threads, model->scratch + (size_t)thread * SCRATCH_BYTES};
+        char *scratch = model->scratch + (size_t)thread * (SCRATCH_BYTES + model->panel_bytes);
+        Worker worker = {model, step, &team, thread, team.threads, scratch};
         work(&worker);
     }
 #else

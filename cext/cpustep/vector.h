@@ -18,11 +18,24 @@ typedef float vf __attribute__((vector_size(4 * VW), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * VW), may_alias));
 typedef uint32_t vu __attribute__((vector_size(4 * VW), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * VW), may_alias));
+typedef int8_t vb __attribute__((vector_size(VW), may_alias));
 
 enum { PIECES = 16 / VW }; /* vectors to 16 numbers */
 
 ALWAYS vf load(const float *from) { vf v; memcpy(&v, from, sizeof v); return v; }
 ALWAYS void store(float *to, vf v) { memcpy(to, &v, sizeof v); }
+ALWAYS vf load_bytes(const int8_t *from)
+{
+#if VW == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif VW == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    vb bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
+#endif
+}
 ALWAYS vu load_pairs(const bf16 *from) { vu v; memcpy(&v, from, sizeof v); return v; }
 ALWAYS uint32_t load_pair(const bf16 *from) { uint32_t pair; memcpy(&pair, from, sizeof pair); return pair; }
 ALWAYS vf splat(float a) { return a - (vf){0}; }

@@ -227,7 +227,7 @@ def stop(
 
 @commands.command
 def bench(
-    model: str = "",
+    model: str | None = None,
     /,
     *,
     load: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
@@ -248,7 +248,9 @@ def bench(
     """
     from fairlead.console.bench import bench as measure
 
-    return measure(load.options(server.url or DEFAULT_URL, model), api_key=server.key, json=json, plot=plot)
+    return measure(
+        load.options(server.url or DEFAULT_URL, model or ""), api_key=server.key, json=json, plot=plot
+    )
 
 
 # Files and machines --------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ def schema() -> int:
 
 @commands.command
 def doctor(
-    *, config: File | None = None, host: str = "127.0.0.1", port: Port = 8000, json: Flag = False
+    *, config: File | None = None, host: str | None = None, port: Port | None = None, json: Flag = False
 ) -> int:
     """Look whether a server would run here, and say what to do where it would not.
 
@@ -292,9 +294,9 @@ def doctor(
     config
         A configuration file to look at, too.
     host
-        Address that the server is to listen on.
+        Address that the server is to listen on. Default: the configuration's, or 127.0.0.1.
     port
-        Port that the server is to listen on.
+        Port that the server is to listen on. Default: the configuration's, or 8000.
     json
         Answer in JSON.
     """

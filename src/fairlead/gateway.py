@@ -23,7 +23,7 @@ from fairlead.dispatch.forecast import Forecast
 from fairlead.dispatch.seat import Seat
 from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
 from fairlead.job import Job
-from fairlead.journey import SUCCESS, Journey
+from fairlead.journey import LEFT, SUCCESS, Journey
 from fairlead.nodes.attempt import Attempt, again
 from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.sink import Sink
@@ -128,13 +128,13 @@ class _Service:
             is_full = isinstance(error, NodeFull)
             failures += not is_full
             another = again(self.deltas) if failures < ATTEMPTS else None
-            logger.warning(
-                "attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None
-            )
+            # A node that is full after all is nobody's failure, and may say so many times.
+            say = logger.debug if is_full else logger.warning
+            say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)
             if another is None:
                 raise error
             into = another
-            await seat.another(is_full=is_full)
+            await seat.another(is_full=is_full, full_for_s=error.retry_after_s)
 
     def look(self) -> Journey:
         """Return the journey as it is now."""
@@ -142,7 +142,9 @@ class _Service:
         return self.journey
 
     def end(self) -> Journey:
-        """Return the journey, over."""
+        """Return the journey, over. A client that has its whole answer may leave before its node is done."""
+        if self.journey.outcome == LEFT and len(self.deltas.finish_reasons) == self._job.sequences:
+            self.journey.outcome = SUCCESS
         self.journey.ended_s = trio.current_time()
         self.journey.finish_reasons = tuple(self.deltas.finish_reasons)
         return self.look()

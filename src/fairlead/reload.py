@@ -20,7 +20,7 @@ LOOK_EVERY_S = 1.0
 
 # What a running server cannot change; it says so, and goes on as it was.
 FIXED = (
-    *("host", "port", "queue", "limits", "request_timeout_s"),
+    *("host", "port", "allowed_hosts", "queue", "limits", "request_timeout_s"),
     *("while_loading", "log_json", "log_level"),
 )
 
@@ -71,7 +71,9 @@ async def _reread(source: Source, config: Config, change: Change) -> Config:
         wanted = await trio.to_thread.run_sync(source.read)
         await change(wanted)
     except (ConfigError, FairleadError, OSError) as error:
-        for reason in str(error).splitlines():
+        # The file is named beside it: what the system says needs neither the name nor a number.
+        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        for reason in told.splitlines():
             logger.error("configuration not reloaded", file=str(source.file), reason=reason)  # noqa: TRY400
         return config
     if fixed := list(_fixed(config, wanted)):

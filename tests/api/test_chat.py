@@ -1,12 +1,14 @@
 """POST /v1/chat/completions: what goes in as a Job, and what comes out, whole and streamed."""
 
 import json
+import threading
 
 import pytest
 import trio
 import trio.testing
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from fairlead.api import prepare
 from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Delta, Sampling, TokenLogprob
 
@@ -328,6 +330,22 @@ async def test_a_long_prompt_is_encoded_all_the_same_in_a_thread(client, model):
     )
     reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello " * 20_000}]})
     assert (reply.status, reply.error["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_many_messages_are_prepared_while_others_have_their_turn(client, monkeypatch, path):
+    threads = []
+    prepared = prepare.template_messages
+
+    def spy(messages):
+        threads.append(threading.current_thread())
+        return prepared(messages)
+
+    monkeypatch.setattr(prepare, "template_messages", spy)
+    message = {"role": "user", "content": "a"}
+    assert 200 == (await client.post(path, {"messages": [message]})).status
+    await client.post(path, {"messages": [message] * 2_000})
+    assert [True, False] == [thread is threading.main_thread() for thread in threads]
 
 
 async def test_an_alias_is_answered_under_the_canonical_name(client, chat):

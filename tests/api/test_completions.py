@@ -105,7 +105,7 @@ async def test_text_offsets_go_on_from_chunk_to_chunk(client, model):
         ({"prompt": [10**30]}, "prompt[0]"),
         ({"prompt": [1.5]}, "prompt[0]"),
         ({"prompt": None}, "prompt"),
-        ({}, None),
+        ({}, "prompt"),
         ({"prompt": [1] * 4096}, "prompt"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 2}, "best_of"),

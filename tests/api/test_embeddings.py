@@ -105,7 +105,7 @@ def test_a_vector_of_nothing_has_no_direction():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({}, None),
+        ({}, "input"),
         ({"input": None}, "input"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),

@@ -83,7 +83,7 @@ async def test_a_load_that_fails_says_why(operator, fleet):
         ({"model": "huge"}, (404, "model")),
         ({"model": None}, (400, "model")),
         ({"model": ["small"]}, (400, "model")),
-        ({}, (400, None)),
+        ({}, (400, "model")),
         (b"small", (400, None)),
     ],
 )
@@ -237,6 +237,7 @@ async def test_what_a_node_leaves_out_is_as_in_a_configuration(operator, fleet):
         ({"models": []}, "models"),
         ({"models": "far"}, "models"),
         ({"model_names": {"far": 1}}, "model_names"),
+        ({"apiKey": "sk-far"}, "apiKey"),
     ],
 )
 async def test_a_node_that_cannot_be_is_refused_by_field(operator, fleet, fields, param):

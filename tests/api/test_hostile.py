@@ -112,7 +112,7 @@ FIELDS = [
     (b'"stop":[1]', "stop[0]"),
     (b'"stop":{}', "stop"),
     (b'"tools":{}', "tools"),
-    (b'"tools":[{"type":"function"}]', "tools[0]"),
+    (b'"tools":[{"type":"function"}]', "tools[0].function"),
     (b'"stream_options":[]', "stream_options"),
     (b'"logprobs":5', "logprobs"),
     # texts that are none
@@ -154,8 +154,8 @@ CONVERSATIONS = [
     (None, "messages"),
     ("hello", "messages"),
     (["hello"], "messages[0]"),
-    ([{"content": "hello"}], "messages[0]"),
-    ([{"role": "user"}], "messages[0]"),
+    ([{"content": "hello"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
     ([{"role": "user", "content": None}], "messages[0].content"),
     ([{"role": "user", "content": 7}], "messages[0].content"),
     ([{"role": "robot", "content": "hello"}], "messages[0].role"),
@@ -167,7 +167,7 @@ CONVERSATIONS = [
     ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
     (
         [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}],
-        "messages[1].tool_calls[0]",
+        "messages[1].tool_calls[0].id",
     ),
     ([{"role": "user", "content": "hello " * 5000}], "messages"),
 ]

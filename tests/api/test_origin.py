@@ -112,3 +112,19 @@ def test_a_refusal_repeats_no_endless_name():
     with pytest.raises(Forbidden) as refused:
         LOOPBACK.check(FirstHeaders([(b"host", b"x" * 50_000)]))
     assert len(str(refused.value)) < 200
+
+
+BEHIND = Guard("127.0.0.1", ("Models.example",))
+
+
+@pytest.mark.parametrize("host", ["models.example", "models.EXAMPLE:8443", "localhost:8000"])
+def test_a_name_that_is_allowed_is_right_besides_its_own(host):
+    assert is_right(BEHIND, host=host)
+    assert not is_right(BEHIND, host="other.example")
+
+
+def test_a_page_of_a_proxy_that_tells_us_another_name_may():
+    assert is_right(BEHIND, host="127.0.0.1:8000", origin="https://models.example")
+    assert is_right(BEHIND, host="models.example", origin="https://models.example")
+    for other in ("https://models.example:8443", "https://evil.example", "https://x.models.example"):
+        assert not is_right(BEHIND, host="127.0.0.1:8000", origin=other)

@@ -168,7 +168,9 @@ def test_a_good_file_is_told_in_a_few_lines(folder, capsys):
     write(folder, FILE + "logToStdout: none\nnodes: [{id: big, url: 'http://a'}]")
     assert 0 == main(["config", "check", "fairlead.yaml"])
     assert (
-        "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n  swap: keep\n  address: localhost:9000\n"
+        "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n"
+        "  making room: never; there must be room for all models\n"
+        "  address: localhost:9000\n"
         "  API keys: 1\n  without effect: logToStdout\n"
     ) == capsys.readouterr().out
 

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -150,3 +152,41 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, mo
 def test_a_manager_that_does_not_listen_stops_nobody(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     Announcer(key_needed=False).ready("http://127.0.0.1:1", ["small"])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_understands_every_line_of_the_unit(tmp_path):
+    assert 0 == main(["deploy", "systemd", "-o", str(tmp_path)])
+    unit = tmp_path / "fairlead.service"
+    program = tmp_path / "fairlead"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit.write_text(unit.read_text().replace("/opt/fairlead/bin/fairlead", str(program)))
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (0, "") == (verified.returncode, verified.stdout + verified.stderr)
+
+
+def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():
+    for name in ("Dockerfile", "Dockerfile.cuda"):
+        text = (Path(doctor.__file__).parents[1] / "deploy" / name).read_text()
+        assert "COPY . /source" in text
+        assert "pip install fairlead" not in text
+        start = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[1])
+        arguments = json.loads(re.search(r"^CMD (\[.*)$", text, re.MULTILINE)[1])
+        assert ["fairlead", "serve"] == [*start, arguments[0]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_looks_at_the_configured_port(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        file = tmp_path / "fairlead.yaml"
+        port = taken.getsockname()[1]
+        file.write_text(f"port: {port}\n")
+        assert 0 == main(["doctor", "--json", "--config", str(file)])
+    found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert "warning" == found["port"]["verdict"]
+    assert f"127.0.0.1:{port}" in found["port"]["found"]

@@ -82,7 +82,7 @@ def test_there_are_examples():
         ("nodes: [{id: n, url: u, seats: none}]", "$.nodes[0].seats"),
         ("healthCheck: {interval: 0}", "$.healthCheck.interval"),
         ("lru: {maxLoaded: many}", "$.lru"),
-        ("profiles: {a: {}}", "$.profiles"),
+        ("selectors: {a: {}}", "$.selectors"),
     ],
 )
 def test_what_is_wrong_is_refused_where_it_stands_and_by_the_reader_too(tmp_path, text, path):

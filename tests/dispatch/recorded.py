@@ -131,6 +131,11 @@ def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -
     return NodeLimits(seats=seats, max_model_len=longest, cache_tokens=cache_tokens)
 
 
+def elsewhere(seats: int, *, longest: int = 100, load: float | None = None) -> NodeLimits:
+    """Of a node that only passes on what clients wrote."""
+    return NodeLimits(seats=seats, max_model_len=longest, load=load, evictable=False, needs_relay=True)
+
+
 def scheduler(capacity: int = 100, **options) -> tuple[Scheduler, RecordedEffects]:
     effects = RecordedEffects()
     return Scheduler(effects, capacity=capacity, random=Random(0), **options), effects

@@ -9,13 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits
+from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job, limits
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import Displaced, FairleadError, LoadFailed, QueueTimeout
+from fairlead.job import Job, Relay
+from fairlead.nodes.node import NodeLimits
 
 CAPACITY = 5
+RELAY = Relay("/v1/completions", b"{}")
 SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None)
 
 
@@ -56,7 +59,10 @@ class Watching(RecordedEffects):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Models "m" and "n" live on nodes; "x" and "y" are loaded by swaps, one at a time."""
+    """Models "m" and "n" live on nodes; "x" and "y" are loaded by swaps, one at a time.
+
+    The node "far" has "m" and "x", too, but takes only what it can pass on.
+    """
 
     fairness = "roundRobin"
 
@@ -74,7 +80,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ledger = self.subject._line = Ledger(self.subject._line)
         self.costs: Counter[str] = Counter()  # of each tenant's jobs that are over
         self.order: dict[Ticket, int] = {}  # when it joined its line; who was given back comes first
-        self.nodes = {"one": FakeNode("one", "m"), "two": FakeNode("two", "m", "n")}
+        self.nodes = {
+            "one": FakeNode("one", "m"),
+            "two": FakeNode("two", "m", "n"),
+            "far": FakeNode("far", "m", "x"),
+        }
         self.seats: dict[str, int] = {}
         self.loading: set[str] = set()
         self.expired: set[Ticket] = set()
@@ -92,6 +102,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def holding(self, model: str) -> set[Place]:
         return {place for place in self.subject._places.values() if model in place.node.models}
+
+    def taking(self, job: Job) -> set[Place]:
+        """Where the job could run: a server elsewhere wants it as its client wrote it."""
+        return {place for place in self.holding(job.model) if job.relay or place.node.id != "far"}
+
+    def swapped(self, place: Place) -> frozenset[str]:
+        """The models that a swap brought there."""
+        return place.node.models if place.node.id.startswith("swap") else frozenset()
 
     def settle(self, ticket: Ticket, cost: float) -> None:
         """A ticket is over: note what it has cost its tenant, once."""
@@ -113,11 +131,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.place.node.id in self.seats, "a seat on a node that is down"
         assert ticket.place.busy <= self.seats[ticket.place.node.id], "a seat that was taken"
         assert ticket.place not in self.full, "a place that has turned a job away"
-        assert ticket.job.model not in self.leaving, "a model that is to be unloaded"
-        elsewhere = self.holding(ticket.job.model) - {self.failed_at.get(ticket)}
-        assert not elsewhere or ticket.place in elsewhere, "back to where it failed"
+        assert not self.swapped(ticket.place) & self.leaving, "a model that is to be unloaded"
+        assert ticket.place in self.taking(ticket.job), "nothing to pass on"
+        others = self.taking(ticket.job) - {self.failed_at.get(ticket)}
+        assert not others or ticket.place in others, "back to where it failed"
         for other in self.tickets(TicketState.QUEUED):
-            if self.failed_at.get(other) is ticket.place:
+            if self.failed_at.get(other) is ticket.place or ticket.place not in self.taking(other.job):
                 continue
             same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
                 other.job.tenant,
@@ -145,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_swap(self, model: str, evict: frozenset[str]) -> None:
         assert model not in self.loading
         for ticket in self.tickets(TicketState.GRANTED):
-            holds = ticket.place is not None and ticket.place.node.models & evict
+            holds = ticket.place is not None and self.swapped(ticket.place) & evict
             assert not holds or ticket.place.node.id not in self.seats, "evicted while it worked"
         self.loading.add(model)
         self.dying.discard(model)  # its last life may not be over, but the next one waits for that
@@ -165,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.leaving.discard(model)
         self.dying.add(model)
         for ticket in self.tickets(TicketState.GRANTED):
-            assert ticket.place is None or model not in ticket.place.node.models, "stopped while it worked"
+            assert ticket.place is None or model not in self.swapped(ticket.place), "stopped while it worked"
         if model in self.loading:
             self.loading.remove(model)
         self.seats.pop(f"swap {model}", None)
@@ -223,8 +242,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         stream=st.booleans(),
         no_queue=st.sampled_from([False, False, False, True]),
         cost=st.sampled_from([1.0, 10.0]),
+        relay=st.sampled_from([None, RELAY]),
     )
-    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost) -> None:
+    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost, relay) -> None:
         ticket = job(
             tenant,
             model=model,
@@ -233,6 +253,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stream=stream,
             no_queue=no_queue,
             cost=cost,
+            relay=relay,
         )
         self.order[ticket] = len(self.order)
         self.newcomer = ticket
@@ -300,12 +321,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def starve(self, data) -> None:
         self.subject.starved(data.draw(st.sampled_from(self.tickets(TicketState.QUEUED))))
 
-    @rule(name=st.sampled_from(["one", "two"]), seats=st.integers(1, 3))
+    @rule(name=st.sampled_from(["one", "two", "far"]), seats=st.integers(1, 3))
     def node_up(self, name, seats) -> None:
         self.seats[name] = seats
-        self.subject.node_up(self.nodes[name], limits(seats, longest=20))
+        self.subject.node_up(self.nodes[name], self.limits(name, seats))
 
-    @rule(name=st.sampled_from(["one", "two"]))
+    @rule(name=st.sampled_from(["one", "two", "far"]))
     def node_down(self, name) -> None:
         self.seats.pop(name, None)
         self.subject.node_down(self.nodes[name])
@@ -316,7 +337,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.seats)))
         self.seats[name] = seats
         node = self.nodes.get(name) or FakeNode(name, name[-1])
-        self.subject.seats_changed(node, limits(seats, longest=20))
+        self.subject.seats_changed(node, self.limits(name, seats))
+
+    def limits(self, name: str, seats: int) -> NodeLimits:
+        return elsewhere(seats) if name == "far" else limits(seats, longest=20)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), loads=st.sampled_from([True, True, False]))
@@ -351,20 +375,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
         for ticket in self.tickets(TicketState.QUEUED):
-            holding = self.holding(ticket.job.model)
-            assert not any(place.free > 0 for place in holding - {self.failed_at.get(ticket)} or holding)
+            taking = self.taking(ticket.job)
+            assert not any(place.free > 0 for place in taking - {self.failed_at.get(ticket)} or taking)
 
     @invariant()
     def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:
-        working = {
-            model
-            for place in self.subject._places.values()
-            if place.busy
-            for model in place.node.models & {"x", "y"}
+        swapped = {name for name in self.seats if name.startswith("swap")}
+        working = any(place.busy for name, place in self.subject._places.items() if name in swapped)
+        waiting = {
+            ticket.job.model
+            for ticket in self.tickets(TicketState.QUEUED)
+            if ticket.job.model in "xy" and not self.taking(ticket.job)
         }
-        waiting = {ticket.job.model for ticket in self.tickets(TicketState.QUEUED)} & {"x", "y"}
-        loaded = {name[-1] for name in self.seats if name.startswith("swap")}
-        if waiting - loaded and not working:
+        if waiting and not working:
             assert self.loading or self.leaving
 
     @invariant()
@@ -390,6 +413,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         swaps = self.subject._swaps
         assert swaps._starved == {wish.model: 1 for wish in self.wishes if wish.starved}
         assert swaps._wanted == {wish.model: 1 for wish in self.wishes}
+        assert not swaps._unrelayed
         assert 0 == len(self.subject._line)
 
 

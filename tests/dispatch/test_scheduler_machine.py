@@ -12,6 +12,7 @@ from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.job import Job
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
@@ -75,6 +76,10 @@ def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> Non
 
 def goes_back_where_it_failed(self: Scheduler, ticket: Ticket) -> list[Place]:
     return self._holding(ticket.job.model)
+
+
+def passes_on_what_it_does_not_have(self: Place, job: Job) -> bool:
+    return job.model in self.node.models
 
 
 def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
@@ -146,6 +151,7 @@ _enqueue = Scheduler._enqueue
         (Scheduler, "_enqueue", puts_everybody_into_one_class),
         (Scheduler, "_dequeue", leaves_who_was_displaced_in_the_line),
         (Scheduler, "_open_to", goes_back_where_it_failed),
+        (Place, "takes", passes_on_what_it_does_not_have),
         (Scheduler, "_return", charges_for_each_attempt),
         (Scheduler, "turned_away", forgets_that_a_place_is_full),
         (Scheduler, "has_room", never_looks_again_at_a_full_place),

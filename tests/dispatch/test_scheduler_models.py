@@ -2,7 +2,8 @@
 
 import pytest
 
-from dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from dispatch.recorded import FakeNode, elsewhere, job, limits, scheduler, submit
+from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
 from fairlead.dispatch.ticket import TicketState, Wish
 from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound
@@ -211,3 +212,42 @@ def test_a_node_says_that_it_has_load_of_others_and_the_least_loaded_is_chosen()
     submit(subject, job("C"))
     assert "calm" == effects.granted[-1].place.node.id
     assert limits(1).load is None
+
+
+def test_a_job_that_cannot_be_passed_on_never_gets_a_seat_elsewhere():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode("far"), elsewhere(2))
+    own, relayed = submit(subject, job(), job(relay=RELAY))
+    assert [relayed] == effects.granted
+    subject.node_up(FakeNode("near"), limits(1))
+    assert [relayed, own] == effects.granted
+    assert own.place is not None
+    assert "near" == own.place.node.id
+
+
+def test_a_model_that_is_elsewhere_is_loaded_here_for_who_cannot_be_passed_on():
+    subject, effects = swapping()
+    subject.node_up(FakeNode("far", "x"), elsewhere(1))
+    submit(subject, *(job(model="x", relay=RELAY) for _ in range(2)))
+    assert [] == effects.swaps
+    (own,) = submit(subject, job(model="x"))
+    assert [("x", frozenset())] == effects.swaps
+    subject.load_failed(FakeNode("x", "x"), LoadFailed("no such file"))
+    assert [own] == list(effects.refused), "the other may still have the seat elsewhere"
+
+
+def test_where_loading_is_rejected_a_model_elsewhere_is_no_help_to_who_cannot_be_passed_on():
+    subject, effects = scheduler(policy=KeepEverything(), loadable=frozenset("x"), rejects_loading=True)
+    subject.node_up(FakeNode("far", "x"), elsewhere(1))
+    own, relayed = submit(subject, job(model="x"), job(model="x", relay=RELAY))
+    assert isinstance(effects.refused[own], ModelLoading)
+    assert TicketState.GRANTED is relayed.state
+
+
+def test_a_prompt_too_long_for_us_is_refused_though_a_server_elsewhere_might_take_it():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode("near"), limits(1, longest=5))
+    subject.node_up(FakeNode("far"), elsewhere(1, longest=1000))
+    own, relayed = submit(subject, job(prompt=9), job(prompt=9, relay=RELAY))
+    assert [own] == list(effects.refused)
+    assert TicketState.GRANTED is relayed.state

@@ -57,10 +57,14 @@ class RealServer:
             time.sleep(0.02)
         return counts
 
-    def child_pid(self) -> int:
-        """The model's process: the server's only child, whichever of its threads started it."""
+    def child_pids(self) -> set[int]:
+        """The models' processes, whichever of the server's threads started them."""
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        (pid,) = (int(pid) for thread in threads for pid in thread.read_text().split())
+        return {int(pid) for thread in threads for pid in thread.read_text().split()}
+
+    def child_pid(self) -> int:
+        """The model's process, where there is but one."""
+        (pid,) = self.child_pids()
         return pid
 
     def stop(self, within_s: float = 20.0) -> int:

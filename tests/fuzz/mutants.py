@@ -193,26 +193,26 @@ class SwapUnderWork(Dispatcher):
 class KeptSeat(Dispatcher):
     """A job gets its second seat without giving the first one back."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
         waiter.ticket.place.take(waiter.ticket.tokens)
-        return await super().another_seat(waiter, is_full=is_full)
+        return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ChargedTwice(Dispatcher):
     """A job that comes back stands in line like any other, and pays for each time that it leaves."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
         line = self._scheduler._line
         line.push_front = line.push
-        return await super().another_seat(waiter, is_full=is_full)
+        return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class DeafSecondWait(Dispatcher):
     """Who waits for a second seat cannot leave."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
         with trio.CancelScope(shield=True):
-            return await super().another_seat(waiter, is_full=is_full)
+            return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ForeverFull(Dispatcher):

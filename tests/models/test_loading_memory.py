@@ -22,7 +22,7 @@ def peak():
 small = torch.ones(64, 64, dtype=torch.bfloat16)
 torch.nn.functional.linear(small, small)  # what the libraries take for themselves
 before, told = peak(), [0.0]
-spec = WorkerSpec(path=sys.argv[1], device="cpu", dtype=sys.argv[2])
+spec = WorkerSpec(path=sys.argv[1], device="cpu", dtype=sys.argv[2], quantization=sys.argv[4] or None)
 loaded = load_runner(spec, lambda fraction, _: told.append(fraction), compiled=sys.argv[3] == "compiled")
 steps = max(later - sooner for sooner, later in zip(told, told[1:]))
 print(json.dumps([loaded.weight_bytes, peak() - before, steps, told[-1]]))
@@ -83,21 +83,22 @@ def write(directory, dtype, layers, *, tied, shards):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(
-    ("stored", "layers", "tied", "shards", "dtype", "runs"),
+    ("stored", "layers", "tied", "shards", "dtype", "runs", "quantization"),
     [
-        ("BF16", 16, False, 1, "bfloat16", "torch"),
-        ("BF16", 18, True, 3, "bfloat16", "torch"),
-        ("BF16", 18, True, 3, "bfloat16", "compiled"),
-        ("F32", 8, True, 1, "float32", "torch"),
-        ("F32", 8, True, 1, "float32", "compiled"),
-        ("F32", 18, True, 2, "bfloat16", "torch"),
+        ("BF16", 16, False, 1, "bfloat16", "torch", ""),
+        ("BF16", 18, True, 3, "bfloat16", "torch", ""),
+        ("BF16", 18, True, 3, "bfloat16", "compiled", ""),
+        ("F32", 8, True, 1, "float32", "torch", ""),
+        ("F32", 8, True, 1, "float32", "compiled", ""),
+        ("F32", 18, True, 2, "bfloat16", "torch", ""),
+        ("BF16", 40, True, 3, "bfloat16", "compiled", "int8"),
     ],
 )
 def test_two_gigabytes_of_weights_take_a_tenth_more_at_most(
-    stored, layers, tied, shards, dtype, runs, tmp_path
+    stored, layers, tied, shards, dtype, runs, quantization, tmp_path
 ):
     write(tmp_path, stored, layers, tied=tied, shards=shards)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, runs]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, runs, quantization]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert 0 == ended.returncode, ended.stderr
     weight_bytes, taken, step, last = json.loads(ended.stdout)

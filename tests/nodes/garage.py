@@ -3,12 +3,12 @@
 import itertools
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from random import Random
+from random import Random, SystemRandom
 
 import trio
 
@@ -54,11 +54,25 @@ def command(name: str, port: int, *options: str, **settings: object) -> CommandC
     )
 
 
-def free_port() -> int:
-    """A port that nobody has."""
+def free_port(count: int = 1) -> int:
+    """A port that nobody has, and so many behind it.
+
+    Below those that the system gives to whoever connects: beside a storm of clients in another test, those
+    are gone again at once.
+    """
+    while True:
+        port = SystemRandom().randrange(10_000, 32_000)
+        if all(map(_is_free, range(port, port + count))):
+            return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 async def read_fake(model: ModelConfig) -> TextModel:
@@ -142,12 +156,16 @@ async def garage(
     *models: ModelConfig | CommandConfig,
     queue: QueueConfig | None = None,
     waits: bool = True,
+    child: Sequence[str] = FAKE_CHILD,
     **settings: object,
 ) -> AsyncIterator[Garage]:
-    """Run a fleet of these models; `waits` until it is loaded. Afterwards no process of it is left."""
+    """Run a fleet of these models; `waits` until it is loaded. Afterwards no process of it is left.
+
+    `child` is the command of engine models.
+    """
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
     desk = Dispatcher(config.queue, random=Random(0), rejects_loading=config.while_loading == "reject")
-    fleet = Fleet(config, desk, read=read_fake, engine_command=FAKE_CHILD)
+    fleet = Fleet(config, desk, read=read_fake, engine_command=child)
     await fleet.prepare()
     pids: list[int] = []
     async with trio.open_nursery() as nursery:

@@ -65,6 +65,9 @@ class Collected:
         if not self._open:
             self.over.set()
 
+    def room(self) -> None:
+        return None
+
     def fail(self, error: FairleadError) -> None:
         self.error = error
         self.first.set()

@@ -113,10 +113,14 @@ async def test_the_stop_command_is_told_the_process_id():
     stop = ("sh", "-c", "echo stopping ${PID}; kill -INT ${PID}")
     process = CommandProcess(
         "c",
-        python("try: time.sleep(99)\nexcept KeyboardInterrupt: sys.exit(5)"),
+        # Who was started in the background ignores SIGINT, and so do its children, unless they are told.
+        python(
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "try: print('there', flush=True); time.sleep(99)\nexcept KeyboardInterrupt: sys.exit(5)"
+        ),
         stop_command=stop,
     )
-    await started_and_stopped(process, 1)
+    await started_and_stopped(process, 2)
     assert "ended with exit status 5" == process.ending
 
 

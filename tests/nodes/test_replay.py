@@ -284,6 +284,9 @@ class _Unfailing:
     def put(self, delta):
         self._into.put(delta)
 
+    def room(self):
+        return self._into.room()
+
     def fail(self, error):
         pass
 

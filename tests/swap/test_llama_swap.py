@@ -34,7 +34,9 @@ store: {path: /tmp/x.sqlite}
 ui: {activity: {session_id: [X-Who]}}
 performance: {disabled: true, every: 15s}
 startPort: 9100
-sendLoadingState: false
+sendLoadingState: true
+upstream: {ignorePaths: ['\\.(css|js)$', '^/ws$']}
+profiles: {coding: {description: for code, pins: {helper: zeta, painter: ~}}}
 includeAliasesInList: true
 globalTTL: 30
 unloadTimeout: 20
@@ -60,6 +62,7 @@ models:
     checkEndpoint: /ready
     ttl: 60
     unloadTimeout: 5
+    compat: {ignoreWebsockets: true}
     useModelName: vendor/zeta
     filters:
       strip_params: "model, top_k, top_p, top_k"
@@ -226,6 +229,11 @@ def test_what_has_no_effect_is_named(example):
         "ui",
         "performance",
         "includeAliasesInList",
+        "profiles",
+        "sendLoadingState",
+        "upstream.ignorePaths",
+        "models.zeta.sendLoadingState",
+        "models.zeta.compat.ignoreWebsockets",
         "models.zeta.name",
         "models.zeta.description",
         "models.zeta.metadata",
@@ -242,15 +250,7 @@ def test_what_has_no_effect_is_named(example):
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("profiles", "profiles: {p: {pins: {a: b}}}"),
         ("selectors", "selectors: {s: {strategy: warm, targets: [a]}}"),
-        ("sendLoadingState", "sendLoadingState: true"),
-        ("upstream.ignorePaths", "upstream: {ignorePaths: ['x']}"),
-        ("models.a.sendLoadingState", "models: {a: {cmd: 'x ${PORT}', sendLoadingState: true}}"),
-        (
-            "models.a.compat.ignoreWebsockets",
-            "models: {a: {cmd: 'x ${PORT}', compat: {ignoreWebsockets: true}}}",
-        ),
         (
             "routing.scheduler.settings.fifo.priority",
             "routing: {scheduler: {settings: {fifo: {priority: {a: 1}}}}}",

@@ -120,6 +120,21 @@ def test_what_a_client_sends_can_neither_begin_a_line_nor_command_a_terminal(wri
     assert not any(sign in line for sign in ("\x1b", "\x9b", "\r"))
 
 
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_traceback_says_where_but_not_what_was_in_the_variables(write, json_lines):
+    def fail(logger) -> None:
+        api_key = "-".join(["sk", "secret"] * 2)  # never whole in the source, which tracebacks may show
+        try:
+            int(f"{len(api_key)} apples")
+        except ValueError:
+            logger.exception("request failed")
+
+    written = write(call=fail, json=json_lines)
+    assert "in fail" in written
+    assert "invalid literal" in written
+    assert "sk-secret-sk" not in written
+
+
 # Tenants --------------------------------------------------------------------------------------------
 
 

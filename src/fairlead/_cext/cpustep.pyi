@@ -62,6 +62,7 @@ class CpuModel:
         threads: int = 1,
         max_batched_tokens: int = 512,
         variant: str | None = None,
+        quantization: str | None = None,
     ) -> CpuModel: ...
     @property
     def weight_bytes(self) -> int: ...

@@ -21,6 +21,9 @@ MAX_TOLD_CHARS = 200
 MAX_TOLD_NAME_CHARS = 100
 
 _PLACE = re.compile(r"(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MEMBER = re.compile(
+    r"object (?P<fault>missing required|contains unknown) field `(?P<name>[^`]*)`", re.DOTALL
+)
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
 _SURROGATE = "a lone surrogate is not a character"
 _NOT_UTF8 = "not valid UTF-8"
@@ -51,6 +54,11 @@ def _misfit(message: str) -> InvalidRequest:
     reason = place["reason"][:1].lower() + place["reason"][1:MAX_TOLD_CHARS]
     # Keys the client chose are written "[...]"; what comes after them is not worth naming.
     param = (place["path"] or "").partition("[...]")[0]
+    member = _MEMBER.fullmatch(reason)
+    if member is not None and "[...]" not in (place["path"] or ""):
+        param = f"{param}.{member['name']}" if param else member["name"]
+        what = "is missing" if member["fault"] == "missing required" else "is no field of this request"
+        return InvalidRequest(f"{param}: {what}", param=param)
     if not param:
         return InvalidRequest(f"the body does not fit: {reason}")
     return InvalidRequest(f"{param}: {reason}", param=param)

@@ -61,7 +61,7 @@ class Edge:
     async def encode(
         self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
-        """Call a tokenizer's or template's function, in a thread if the body was long."""
+        """Call what takes time for each part of a prompt, in a thread if the body was long."""
         encoding = partial(encode, *arguments, **options)
         if call.body_bytes < LONG_BODY_BYTES:
             return encoding()

@@ -50,7 +50,7 @@ class OpenAI:
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
         tools = prepare.chat_tools(wanted)
-        messages = prepare.template_messages(wanted.messages)
+        messages = await self._edge.encode(call, prepare.template_messages, wanted.messages)
         prompt = await self._edge.encode(
             call, model.encode_chat, messages, tools=tools, variables=wanted.chat_template_kwargs
         )

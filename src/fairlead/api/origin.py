@@ -7,6 +7,7 @@ our address even read the answers. Browsers say which page asks (`Origin`) and w
 
 import ipaddress
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from fairlead.api.body import told
@@ -18,14 +19,16 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
-    """Refuses what was meant for others. `host` is what the server was told to listen on.
+    """Refuses what was meant for others. `host` is what the server was told to listen on, and `allowed` are
+    names besides, as those of a proxy: a proxy may tell us another name than the page it serves has.
 
     Right names are those of the loopback interface and that host. A server that listens on every address has
     as many names as its machine: its own one and any address are right, for an address is no page's to give.
     """
 
-    def __init__(self, host: str) -> None:
-        self._names = {host.lower()}
+    def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._names = {host.lower(), *self._allowed}
         self._everywhere = _is_everywhere(host)
         if self._everywhere:
             self._names.add(socket.gethostname().lower())
@@ -36,8 +39,14 @@ class Guard:
         if host is not None and not self._is_ours(_hostname(host)):
             raise Forbidden(f"Host: {told(host)} is none of this server's names", param="Host")
         origin = headers.get("Origin")
-        if origin is not None and not (host is not None and _is_same(origin, host)):
+        if origin is not None and not self._may_ask(origin, host):
             raise Forbidden(f"Origin: pages of {told(origin)} may not do this", param="Origin")
+
+    def _may_ask(self, origin: str, host: str | None) -> bool:
+        if host is not None and _is_same(origin, host):
+            return True
+        # On its scheme's own port only: others of that machine may belong to somebody else.
+        return any(_is_same(origin, name) for name in self._allowed)
 
     def _is_ours(self, name: str) -> bool:
         if is_loopback(name) or name.endswith(".localhost") or name in self._names:

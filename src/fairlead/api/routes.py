@@ -59,7 +59,7 @@ def create_app(services: Services) -> QuartTrio:
     edge = Edge(services)
     access = Access(services.config.api_keys)
     door = Door(access, edge.quotas)
-    guard = Guard(services.config.host)
+    guard = Guard(services.config.host, services.config.allowed_hosts)
 
     def change_keys(api_keys: Iterable[ApiKey]) -> None:
         edge.quotas.change(api_keys)

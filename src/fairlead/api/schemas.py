@@ -248,8 +248,11 @@ class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     force: bool | None = None
 
 
-class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /nodes`: a server elsewhere, as `nodes` of a configuration file has one (`NodeConfig`)."""
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /nodes`: a server elsewhere, as `nodes` of a configuration file has one (`NodeConfig`).
+
+    What is not known is refused: a key that is spelled otherwise would be a node that nobody may use.
+    """
 
     id: str
     url: str

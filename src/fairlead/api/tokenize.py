@@ -38,10 +38,11 @@ class Tokens:
                 param="prompt",
             )
         else:
+            messages = await self._edge.encode(g.call, prepare.template_messages, wanted.messages or [])
             tokens = await self._edge.encode(
                 g.call,
                 model.encode_chat,
-                prepare.template_messages(wanted.messages or []),
+                messages,
                 tools=prepare.template_tools(wanted.tools),
                 variables=wanted.chat_template_kwargs,
                 add_generation_prompt=wanted.add_generation_prompt is not False,

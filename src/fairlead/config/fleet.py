@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fairlead.config.models import FiltersConfig, TimeoutsConfig, is_http_url
+from fairlead.config.models import HTTP_URL, FiltersConfig, TimeoutsConfig, is_http_url
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
+
+LONGEST_ID = 128
 
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -32,12 +34,17 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     def contradictions(self) -> Iterator[Fault]:
         """Say what no server could be reached with."""
-        if not self.id.strip():
-            yield Fault(("id",), "must not be empty")
+        if not self.id.strip() or not self.id.isprintable() or len(self.id) > LONGEST_ID:
+            # It stands in paths, logs and labels.
+            yield Fault(("id",), f"must be 1 to {LONGEST_ID} printable characters")
         if not is_http_url(self.url):
-            yield Fault(("url",), "must be a URL that begins with http:// or https://")
+            yield Fault(("url",), f"must be {HTTP_URL}; the key that it wants goes into apiKey")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            yield Fault(("apiKey",), "has characters that no header may have")
         if self.models is not None and not self.models:
             yield Fault(("models",), "must be one name or more; leave it out to ask the node")
+        if self.models is not None and not all(name.strip() for name in self.models):
+            yield Fault(("models",), "must not have an empty name")
 
 
 class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):

@@ -23,6 +23,7 @@ from fairlead.config.spelling import (
 )
 
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
+HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -55,8 +56,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Where it runs: auto, cpu, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of its weights and of its KV cache."""
-    quantization: Literal["fp8"] | None = None
-    """In how many bits weights are kept, if not in those of their type; fp8 needs a Hopper GPU."""
+    quantization: Literal["fp8", "int8"] | None = None
+    """Keep weights in 8 bits instead of those of their type: fp8 on a Hopper GPU, int8 on a CPU."""
     slots: AtLeastOne | None = None
     """Sequences that run at once: its seats. By default 8 on a CPU, and on a GPU what the cache allows."""
     max_batch: AtLeastOne | None = None
@@ -173,7 +174,7 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
         if not self.cmd:
             yield Fault(("cmd",), "must not be empty")
         if not is_http_url(self.proxy):
-            yield Fault(("proxy",), "must be a URL that begins with http:// or https://")
+            yield Fault(("proxy",), f"must be {HTTP_URL}")
         if self.check_endpoint != "none" and not self.check_endpoint.startswith("/"):
             yield Fault(("checkEndpoint",), "must be a path that begins with /, or none")
         if any("=" in name or "\0" in name + value for name, value in self.env.items()):
@@ -181,9 +182,11 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 def is_http_url(text: str) -> bool:
-    """Whether requests can be sent there."""
+    """Whether requests can be sent there. A name or a password in it would be shown wherever it is."""
     try:
         parts = urlsplit(text)
+        if "@" in parts.netloc:
+            return False
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # a port that is no number, a bracket that is not closed
         return False

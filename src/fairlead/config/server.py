@@ -1,6 +1,7 @@
 """What the server as a whole is told: who may use it, who waits how long, what one client can hold."""
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -8,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
-from fairlead.config.models import CommandConfig, ModelConfig, is_http_url
+from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
 from fairlead.config.spelling import (
     AtLeastNone,
     AtLeastOne,
@@ -20,6 +21,8 @@ from fairlead.config.spelling import (
 )
 
 AnyModelConfig = ModelConfig | CommandConfig
+
+_HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
@@ -59,6 +62,8 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     capacity: AtLeastNone = 100
     """Jobs that may wait, over all tenants and models; the next one is answered 429."""
+    waiting_bytes: AtLeastOne = 256 * 1024 * 1024
+    """Bytes of the requests that wait to be passed on elsewhere; the next large one is answered 429."""
     timeout_s: Seconds = 60.0
     """How long a job may wait for a seat, and a stream for its first token, before it is answered 504."""
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
@@ -128,6 +133,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
 
     host: str = "127.0.0.1"
     """The address to listen on."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides its own that clients may call it by, as those of a proxy before it; without a port."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """The port to listen on; 0 takes a free one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
@@ -161,7 +168,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         if not self.host.strip():
             yield Fault(("host",), "must not be empty")
         if self.otlp_endpoint is not None and not is_http_url(self.otlp_endpoint):
-            yield Fault(("otlpEndpoint",), "must be a URL that begins with http:// or https://")
+            yield Fault(("otlpEndpoint",), f"must be {HTTP_URL}")
+        for index, name in enumerate(self.allowed_hosts):
+            if _HOST_NAME.fullmatch(name) is None:
+                yield Fault(("allowedHosts", index), "must be a name without scheme, port and path")
         classes = self.queue.classes
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:

@@ -190,14 +190,14 @@ def _beside() -> dict[type, dict[str, Schema]]:
     }
     idle: Schema = {"description": "Has no effect here."}
     for path in WITHOUT_EFFECT:
-        for kind in _owners(path):
-            beside.setdefault(kind, {})[path[-1]] = idle
-    for path, reason in REFUSED.items():
-        refused: Schema = {"description": f"Not supported: {reason}.", "enum": [None, False, "", [], {}]}
         section = path[:-1] if path[-2:-1] in (("upstream",), ("compat",)) else path
         for kind in _owners(section):
-            nested: Schema = {"type": "object", "properties": {path[-1]: refused}}
-            beside.setdefault(kind, {})[section[-1]] = refused if section is path else nested
+            nested: Schema = {"type": "object", "properties": {path[-1]: idle}}
+            beside.setdefault(kind, {})[section[-1]] = idle if section is path else nested
+    for path, reason in REFUSED.items():
+        refused: Schema = {"description": f"Not supported: {reason}.", "enum": [None, False, "", [], {}]}
+        for kind in _owners(path):
+            beside.setdefault(kind, {})[path[-1]] = refused
     return beside
 
 

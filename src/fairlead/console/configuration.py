@@ -7,8 +7,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from fairlead.config import CommandConfig, Config
+from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.console.announcer import warn
+
+MAKING_ROOM = {
+    KeepSwap: "never; there must be room for all models",
+    GroupSwap: "by groups",
+    MatrixSwap: "by the matrix",
+    LruSwap: "who was used longest ago goes",
+}
 
 
 def read(file: Path) -> Reading | None:
@@ -70,7 +78,7 @@ def _lines(file: Path, reading: Reading) -> list[str]:
         f"{file} is good.",
         f"  models: {models}",
         f"  nodes: {nodes}",
-        f"  swap: {config.swap.__struct_config__.tag}",
+        f"  making room: {MAKING_ROOM[type(config.swap)]}",
         f"  address: {config.host}:{config.port}",
         f"  API keys: {len(config.api_keys) or 'none'}",
         *(f"  without effect: {key}" for key in reading.without_effect),

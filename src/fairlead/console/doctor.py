@@ -17,7 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.config import ConfigError, demonstration_model
+from fairlead.config import Config, ConfigError, demonstration_model
+from fairlead.configfile import Reading, read_config
 
 Verdict = Literal["good", "warning", "bad"]
 
@@ -26,6 +27,7 @@ LEAST_MEMORY_GIB = 2
 LEAST_DISK_GIB = 2
 LEAST_FILES = 4096
 GIB = 1024**3
+NAME = 14  # letters, so that what was found is a column of its own
 MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
 
 # Runs in a child: what torch is, and what it can use.
@@ -53,26 +55,37 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def doctor(*, config: Path | None, host: str, port: int, as_json: bool) -> int:
-    """Look at everything and say what was found. Return the exit code: 0 if nothing is bad."""
+def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: bool) -> int:
+    """Look at everything and say what was found. Return the exit code: 0 if nothing is bad.
+
+    Without `host` and `port` those of the configuration file are tried, or else the ones that `serve` takes.
+    """
     findings = list(_look(config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)
     if as_json:
         print(json.dumps([msgspec.to_builtins(finding) for finding in findings], indent=2))
         return int(failed)
     from rich.console import Console
-    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
 
-    console = Console(highlight=False)
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column()
+    lines.add_column(no_wrap=True, min_width=NAME)
+    lines.add_column(overflow="fold")
     for finding in findings:
-        console.print(f"{MARKS[finding.verdict]} {finding.name:14} {escape(finding.found)}")
+        lines.add_row(MARKS[finding.verdict], finding.name, Text(finding.found))
         if finding.advice:
-            console.print(f"  {'':14} [dim]{escape(finding.advice)}[/]")
-    console.print("Something must be done first." if failed else "A server will run here.")
+            lines.add_row("", "", Text(finding.advice, "dim"))
+    console = Console(highlight=False)
+    console.print(lines)
+    console.print("[red]Something must be done first.[/]" if failed else "[green]A server will run here.[/]")
     return int(failed)
 
 
-def _look(config: Path | None, host: str, port: int) -> Iterator[Finding]:
+def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
+    reading = None if file is None else _reading(file)
+    config = reading.config if isinstance(reading, Reading) else Config(models=())
     looks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _torch,
@@ -80,9 +93,9 @@ def _look(config: Path | None, host: str, port: int) -> Iterator[Finding]:
         _memory,
         _disk,
         _files,
-        lambda: _port(host, port),
+        lambda: _port(host or config.host, config.port if port is None else port),
         _model_hub,
-        lambda: _configuration(config),
+        lambda: _configuration(file, reading),
     ]
     for look in looks:
         yield from look()
@@ -197,21 +210,29 @@ def _model_hub() -> Iterator[Finding]:
         yield Finding("demonstration", "bad", "the small model is missing", "Install Fairlead again.")
 
 
-def _configuration(file: Path | None) -> Iterator[Finding]:
-    if file is None:
-        return
-    from fairlead.configfile import read_config
-
+def _reading(file: Path) -> Reading | Exception:
+    """Return what the file says, or why it says nothing."""
     try:
-        reading = read_config(file, os.environ)
+        return read_config(file, os.environ)
     except (ConfigError, OSError) as error:
-        lines = str(error).splitlines()
-        yield Finding("configuration", "bad", lines[0], "\n".join(lines[1:]))
+        return error
+
+
+def _configuration(file: Path | None, reading: Reading | Exception | None) -> Iterator[Finding]:
+    if reading is None:
+        return
+    if isinstance(reading, Exception):
+        first, _, rest = str(reading).partition("\n")
+        yield Finding("configuration", "bad", first, rest)
         return
     config = reading.config
-    found = f"{file}: {len(config.models)} models, {len(config.nodes)} nodes"
+    found = f"{file}: {_counted(len(config.models), 'model')}, {_counted(len(config.nodes), 'node')}"
     without = ", ".join(reading.without_effect)
     yield Finding("configuration", "good", found, f"Without effect here: {without}" if without else "")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _in_a_child(code: str) -> tuple[str | None, str]:

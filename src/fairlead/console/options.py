@@ -77,6 +77,8 @@ class ServeOptions:
         auto, cpu, cuda or cuda:N. Default: auto.
     dtype
         Type of the weights and the KV cache. Default: auto.
+    quantization
+        Keep weights in 8 bits: int8 on a CPU, fp8 on a Hopper GPU.
     slots
         Sequences that run at once.
     max_batch
@@ -117,6 +119,7 @@ class ServeOptions:
     served_model_name: str | None = None
     device: Annotated[str | None, Parameter(validator=_known_device)] = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    quantization: Literal["fp8", "int8"] | None = None
     slots: AtLeastOne = None
     max_batch: AtLeastOne = None
     max_batched_tokens: AtLeastOne = None
@@ -165,7 +168,7 @@ class ServeOptions:
             **{
                 option: getattr(self, option)
                 for option in (
-                    *("device", "dtype", "slots", "max_batch"),
+                    *("device", "dtype", "quantization", "slots", "max_batch"),
                     *("max_batched_tokens", "max_model_len", "threads"),
                 )
             },

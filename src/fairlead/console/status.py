@@ -13,6 +13,7 @@ from fairlead.console.client import Client, ServerError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 Told = TypeVar("Told")
 
@@ -102,6 +103,8 @@ def ps(client: Client, *, as_json: bool) -> int:
     elsewhere = [node for node in overview.nodes if node.url is not None]
     if elsewhere:
         console.print(nodes_table(elsewhere))
+    for problem in problems(overview.models, elsewhere):
+        console.print(problem)
     return 0
 
 
@@ -119,8 +122,7 @@ def models_table(models: Iterable[ModelRow]) -> "Table":
         state = f"{row.state} {row.load_progress:.0%}" if row.state == "loading" else row.state
         table.add_row(
             row.model,
-            _styled(state, row.state)
-            + _aside(row.problem or (row.load_stage if row.state == "loading" else "")),
+            _styled(state, row.state) + _aside(row.load_stage if row.state == "loading" else ""),
             row.kind,
             f"{row.busy}/{row.seats}",
             f"{row.memory_bytes / MIB:,.0f} MiB" if row.memory_bytes else "-",
@@ -135,13 +137,25 @@ def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
     for row in nodes:
         table.add_row(
             row.id,
-            _styled(row.state, row.state) + _aside(row.problem),
+            _styled(row.state, row.state),
             row.kind,
             f"{row.busy}/{row.seats}",
             "-" if row.load is None else f"{row.load:.2f}",
             row.url or "here",
         )
     return table
+
+
+def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text]":
+    """Return a line for each model and node with something to say for itself: it is too long for a table."""
+    from rich.text import Text
+
+    named = [*((row.model, row.problem) for row in models), *((row.id, row.problem) for row in nodes)]
+    return [
+        Text.assemble((f" {_printable(name)}: ", "red"), _printable(problem))
+        for name, problem in named
+        if problem
+    ]
 
 
 def _table(*columns: str) -> "Table":
@@ -167,7 +181,11 @@ def _plain(text: str) -> str:
     """A server's words are shown, not obeyed: no markup, no control characters."""
     from rich.markup import escape
 
-    return escape("".join(letter if letter.isprintable() else " " for letter in text))
+    return escape(_printable(text))
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _decoded(client: Client, path: str, kind: type[Told]) -> Told:

@@ -1,6 +1,7 @@
-"""`fairlead top`: a server as it works, a picture a second, until q or Ctrl-C.
+"""`fairlead top`: a server as it works, until q or Ctrl-C.
 
-On a terminal the picture stays in place; elsewhere each is a line. Reads `GET /events`.
+On a terminal the picture stays in place; elsewhere each is a line. There is one whenever `GET /events` has
+one: every second, and up to four times as often while something changes.
 """
 
 import json
@@ -15,13 +16,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead.console.client import Client, ServerError
-from fairlead.console.status import ModelRow, NodeRow, QueueTotals, models_table, nodes_table
+from fairlead.console.status import ModelRow, NodeRow, QueueTotals, models_table, nodes_table, problems
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BARS = " ▁▂▃▄▅▆▇█"
-HISTORY = 60  # pictures: about a minute
+BAR_S = 1.0
+MOST_BARS = 600
+LABEL = 23  # letters before the bars
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
@@ -34,9 +37,10 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """What is shown of a server's snapshot."""
+    """What is shown of a server's snapshot, which was taken `at_s`, seconds since 1970."""
 
-    queue: QueueTotals
+    at_s: float = 0.0
+    queue: QueueTotals = QueueTotals()
     tokens: TokenTotals = TokenTotals()
     rejected: dict[str, int] = {}
     cache_usage: float | None = None
@@ -66,32 +70,42 @@ def _live(url: str, pictures: Iterator[Picture]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    past: deque[Picture] = deque(maxlen=HISTORY)
-    with _keys() as wants_to_leave, Live(console=Console(), screen=True, auto_refresh=False) as live:
+    past: deque[Picture] = deque(maxlen=MOST_BARS)
+    console = Console()
+    with _keys() as wants_to_leave, Live(console=console, screen=True, auto_refresh=False) as live:
         for picture in pictures:
-            past.append(picture)
-            live.update(_page(url, past), refresh=True)
+            remember(past, picture)
+            live.update(_page(url, past, bars=console.width - LABEL), refresh=True)
             if wants_to_leave():
                 return 0
     raise ServerError(f"{url} has ended the stream: it is stopping")
 
 
-def _page(url: str, past: "deque[Picture]") -> "RenderableType":
+def remember(past: "deque[Picture]", picture: Picture) -> None:
+    """Add a picture to those of the past, or put it in the place of the last one of the same second."""
+    if past and picture.at_s // BAR_S == past[-1].at_s // BAR_S:
+        past.pop()
+    past.append(picture)
+
+
+def _page(url: str, past: "deque[Picture]", *, bars: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
     now = past[-1]
+    shown = list(past)[-max(1, bars) :]
+    elsewhere = [node for node in now.nodes if node.url]
     queue = now.queue
     cache = "-" if now.cache_usage is None else f"{now.cache_usage:.0%}"
     return Group(
         Text.assemble(("Fairlead ", "bold"), url, ("   q ends", "dim")),
         Text(),
-        _trend("waiting", f"{queue.waiting} of {queue.capacity}", [each.queue.waiting for each in past]),
-        _trend("running", f"{queue.running} of {queue.seats}", [each.queue.running for each in past]),
+        _trend("waiting", f"{queue.waiting} of {queue.capacity}", [each.queue.waiting for each in shown]),
+        _trend("running", f"{queue.running} of {queue.seats}", [each.queue.running for each in shown]),
         _trend(
             "tokens/s",
             f"{now.tokens.generated_per_s:.0f}",
-            [each.tokens.generated_per_s for each in past],
+            [each.tokens.generated_per_s for each in shown],
         ),
         Text(
             f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
@@ -99,7 +113,8 @@ def _page(url: str, past: "deque[Picture]") -> "RenderableType":
         ),
         Text(),
         models_table(now.models),
-        *([nodes_table(now.nodes)] if any(node.url for node in now.nodes) else []),
+        *([nodes_table(elsewhere)] if elsewhere else []),
+        *problems(now.models, elsewhere),
     )
 
 

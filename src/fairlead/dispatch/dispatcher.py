@@ -32,6 +32,8 @@ from fairlead.swap.llama_swap import policy_for
 METER_INTERVAL_S = 1.0
 # How long a node that turned a job away is taken to be full, if none of its jobs is finished before.
 FULL_FOR_S = 1.0
+# However long it says that it will be.
+FULL_AT_MOST_S = 10.0
 
 
 class DispatchStatistics(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ class Dispatcher:
             min_share=queue.min_share,
             tenant_weights=queue.tenant_weights,
             rejects_loading=rejects_loading,
+            waiting_bytes=queue.waiting_bytes,
         )
         self._timer = Timer()
         # Who starves only when its time is up starves in vain.
@@ -115,14 +118,14 @@ class Dispatcher:
         waiter.generated = generated
         self._scheduler.first_delta(waiter.ticket)
 
-    async def another_seat(self, waiter: Waiter, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> Node:
         """See `Seat.another`: return the node of the next seat."""
         ticket, place = waiter.ticket, waiter.ticket.place
         assert place is not None
         del self._granted_at[ticket]
         waiter.event = trio.Event()
         if is_full:
-            self._look_again(place)
+            self._look_again(place, FULL_FOR_S if full_for_s is None else min(full_for_s, FULL_AT_MOST_S))
             self._scheduler.turned_away(ticket)
         else:
             self._scheduler.returned(ticket)
@@ -294,10 +297,11 @@ class Dispatcher:
         """Have the model loaded of who may not wait for it: where nobody waits, nothing would ever be."""
         may_not = isinstance(waiter.error, ModelLoading)
         may_not |= isinstance(waiter.error, QueueFull) and not self._queue.capacity
-        if may_not and self._scheduler.must_load(waiter.ticket.job.model):
-            self._upkeep.wish(waiter.ticket.job.model)
+        job = waiter.ticket.job
+        if may_not and self._scheduler.must_load(job):
+            self._upkeep.wish(job.model)
 
-    def _look_again(self, place: Place) -> None:
+    def _look_again(self, place: Place, after_s: float) -> None:
         """Have a place that is full looked at again after a while, counted from the last time that it was."""
         if (earlier := self._full.pop(place, None)) is not None:
             earlier.drop()
@@ -306,7 +310,7 @@ class Dispatcher:
             del self._full[place]
             self._scheduler.has_room(place)
 
-        self._full[place] = self._timer.at(trio.current_time() + FULL_FOR_S, is_over)
+        self._full[place] = self._timer.at(trio.current_time() + after_s, is_over)
 
     def _read_meters(self) -> None:
         for waiter in self._waiters.values():

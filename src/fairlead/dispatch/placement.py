@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from random import Random
 
+from fairlead.dispatch.prefixes import Prefixes, Remembered
+from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
+
+# Our choice: enough to bring a conversation back to its node, too little to pile jobs up there.
+CACHE_BONUS = 0.2
 
 
 class Place:
@@ -15,7 +20,17 @@ class Place:
     seats, whatever we count. `used` orders places by when they were last given a job; 0: never.
     """
 
-    __slots__ = ("busy", "draining", "is_full", "leaving", "limits", "node", "tokens", "used")
+    __slots__ = (
+        "_remembered",
+        "busy",
+        "draining",
+        "is_full",
+        "leaving",
+        "limits",
+        "node",
+        "tokens",
+        "used",
+    )
 
     def __init__(self, node: Node, limits: NodeLimits) -> None:
         self.node = node
@@ -26,11 +41,17 @@ class Place:
         self.leaving = False
         self.is_full = False
         self.used = 0
+        self._remembered = Remembered()
 
     @property
     def free(self) -> int:
         """Seats to give away."""
         return 0 if self.draining or self.leaving or self.is_full else self.limits.seats - self.busy
+
+    def takes(self, job: Job) -> bool:
+        """Whether a job is of a kind that the node can run at all, and for a model that it has."""
+        of_a_kind = job.relay is not None or not self.limits.needs_relay
+        return of_a_kind and job.model in self.node.models
 
     def holds(self, tokens: int) -> bool:
         """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""
@@ -48,19 +69,31 @@ class Place:
         self.busy -= 1
         self.tokens -= tokens
 
+    def remember(self, job: Job, prefixes: Prefixes) -> None:
+        """The job runs here, and its prompt may stay in the cache."""
+        self._remembered.add(prefixes, self._sharer(job))
 
-def choose(free: Sequence[Place], random: Random) -> Place:
+    def share(self, job: Job, prefixes: Prefixes) -> float:
+        """Return how much of the beginning of the job's prompt may be in the cache, 0 to 1."""
+        return self._remembered.share(prefixes, self._sharer(job))
+
+    def _sharer(self, job: Job) -> str:
+        return job.tenant if self.limits.isolates_tenants else ""
+
+
+def choose(free: Sequence[Place], random: Random, job: Job, prefixes: Prefixes = ()) -> Place:
     """Return the place for a job among some with free seats: idle ones first; ties at random.
 
-    Then counts the spec's score [000], 0.3·load + 0.7·busy/seats. A load that is not reported is taken to be
-    what we have sent there.
+    Then counts the spec's score [000], 0.3·load + 0.7·busy/seats, less up to `CACHE_BONUS` for a prompt that
+    begins as one that was there lately. A load that is not reported is taken to be what we have sent there.
     """
-    scores = [_score(place) for place in free]
+    scores = [_score(place, job, prefixes) for place in free]
     least = min(scores)
     return random.choice([place for place, score in zip(free, scores, strict=True) if score == least])
 
 
-def _score(place: Place) -> tuple[bool, float]:
+def _score(place: Place, job: Job, prefixes: Prefixes) -> tuple[bool, float]:
     busy = place.busy / place.limits.seats
     load = busy if place.limits.load is None else place.limits.load
-    return place.busy > 0, 0.3 * load + 0.7 * busy
+    bonus = CACHE_BONUS * place.share(job, prefixes) if prefixes else 0.0
+    return place.busy > 0, 0.3 * load + 0.7 * busy - bonus

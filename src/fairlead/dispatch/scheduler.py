@@ -11,8 +11,10 @@ from random import Random
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.bodies import Bodies
 from fairlead.dispatch.effects import Effects, SchedulerStatistics
 from fairlead.dispatch.placement import Place, choose
+from fairlead.dispatch.prefixes import prefixes_of
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import (
@@ -34,6 +36,7 @@ from fairlead.swap.policy import EvictionPolicy
 Fairness = Literal["roundRobin", "tokens"]
 
 LINE_ROOM = 2**31
+WAITING_BYTES = 256 * 1024 * 1024
 LOADING_RETRY_S = 5
 
 
@@ -41,8 +44,9 @@ class Scheduler:
     """One global fair queue over the seats of all nodes.
 
     `loadable` are models that a swap can load, as `policy` allows; with `rejects_loading` no job waits for
-    that. Rules: a job with a free seat never counts against the queue; a free seat that fits means that
-    nobody waits who could have it; a model with work in flight is never evicted; every ticket ends once.
+    that. `waiting_bytes` bounds the requests that wait to be passed on (`Bodies`). Rules: a job with a free
+    seat never counts against the queue; a free seat that fits means that nobody waits who could have it; a
+    model with work in flight is never evicted; every ticket ends once.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Scheduler:
         policy: EvictionPolicy | None = None,
         loadable: frozenset[str] = frozenset(),
         rejects_loading: bool = False,
+        waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         self._effects = effects
         self._random = random
@@ -68,6 +73,7 @@ class Scheduler:
             self._line.set_weight(tenant, weight)
         self._rejects_loading = rejects_loading
         self._queued: dict[int, Ticket] = {}
+        self._bodies = Bodies(waiting_bytes, capacity)
         self._places: dict[str, Place] = {}
         self._closed: set[str] = set()
         self._swaps = Swaps(self._places, policy, loadable)
@@ -174,9 +180,9 @@ class Scheduler:
         self._line.discard(handle)
         return ahead
 
-    def must_load(self, model: str) -> bool:
-        """Whether the model would have to be loaded for a job."""
-        return self._swaps.is_loadable(model) and not self._holding(model)
+    def must_load(self, job: Job) -> bool:
+        """Whether the job's model would have to be loaded for it."""
+        return self._swaps.is_loadable(job.model) and not self._taking(job)
 
     def place(self, node_id: str) -> Place | None:
         """Return the place of a node, if it is up."""
@@ -321,7 +327,7 @@ class Scheduler:
             except IndexError:
                 break
             self._dequeue(ticket)
-            place = ticket.place = choose(self._candidates(ticket), self._random)
+            place = ticket.place = self._choose(ticket)
             place.take(ticket.tokens)
             self._grants += 1
             place.used = self._grants
@@ -344,12 +350,22 @@ class Scheduler:
         open_to = self._open_to(ticket)
         return [place for place in open_to if place.free > 0 and place.holds(ticket.tokens)]
 
+    def _choose(self, ticket: Ticket) -> Place:
+        candidates = self._candidates(ticket)
+        if len(self._places) == 1:
+            return candidates[0]
+        # Also where there is only one free seat: what its node is given now counts when there are more.
+        prefixes = prefixes_of(ticket.job)
+        place = choose(candidates, self._random, ticket.job, prefixes)
+        place.remember(ticket.job, prefixes)
+        return place
+
     def _open_to(self, ticket: Ticket) -> list[Place]:
         """Where the job may run at all: not again where it failed, unless there is nothing else."""
-        holding = self._holding(ticket.job.model)
+        taking = self._taking(ticket.job)
         if ticket.failed_at is None:
-            return holding
-        return [place for place in holding if place is not ticket.failed_at] or holding
+            return taking
+        return [place for place in taking if place is not ticket.failed_at] or taking
 
     def _let_go(self) -> None:
         for place in [place for place in self._places.values() if place.leaving and not place.busy]:
@@ -370,12 +386,14 @@ class Scheduler:
             return _draining()
         if (misfit := self._misfit(job)) is not None:
             return misfit
-        if any(place.free > 0 for place in self._holding(job.model)):
+        if any(place.free > 0 for place in self._taking(job)):
             return None
-        if self._rejects_loading and self.must_load(job.model):
+        if self._rejects_loading and self.must_load(job):
             return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=LOADING_RETRY_S)
         if job.no_queue:
             return NoQueue("no seat is free, and the request does not want to wait")
+        if not self._bodies.have_room(job):
+            return QueueFull("the queue is full: the requests that wait are too large together")
         if len(self._queued) < self._capacity:
             return None
         # With jobs that nodes gave back above the capacity, one less would still leave no room.
@@ -390,9 +408,8 @@ class Scheduler:
 
     def _misfit(self, job: Job) -> InvalidRequest | None:
         """A job that no node of its model could ever hold would wait for nothing."""
-        holding = self._holding(job.model)
         longest = max(map(len, job.prompts), default=0) + 1
-        most = max((place.limits.max_model_len for place in holding), default=longest)
+        most = max((place.limits.max_model_len for place in self._taking(job)), default=longest)
         if longest <= most:
             return None
         return InvalidRequest(
@@ -402,6 +419,9 @@ class Scheduler:
 
     def _holding(self, model: str) -> list[Place]:
         return [place for place in self._places.values() if model in place.node.models]
+
+    def _taking(self, job: Job) -> list[Place]:
+        return [place for place in self._places.values() if place.takes(job)]
 
     def _ahead(self, handle: int) -> list[Job]:
         return [self._queued[other].job for other in self._line.ahead(handle)]
@@ -413,12 +433,14 @@ class Scheduler:
         ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
         ticket.state = TicketState.QUEUED
         self._queued[ticket.handle] = ticket
-        self._swaps.wanted(job.model)
+        self._bodies.add(job)
+        self._swaps.wanted(job)
 
     def _dequeue(self, ticket: Ticket) -> None:
         """Forget a ticket whose entry has left the line."""
         del self._queued[ticket.handle]
-        self._swaps.unwanted(ticket.job.model, starved=ticket.starved)
+        self._bodies.remove(ticket.job)
+        self._swaps.unwanted(ticket.job, starved=ticket.starved)
         ticket.starved = False
 
     def _return(self, ticket: Ticket) -> None:
@@ -457,9 +479,9 @@ class Scheduler:
             self._effects.wish_ended(wish, error)
 
     def _tell_waiting(self, model: str, error: FairleadError) -> None:
-        """Refuse who waits for a model that no node has, or will have much longer."""
-        if all(place.leaving for place in self._holding(model)):
-            for ticket in [ticket for ticket in self._queued.values() if ticket.job.model == model]:
+        """Refuse who waits for a model that no node has for it, or will have much longer."""
+        for ticket in [ticket for ticket in self._queued.values() if ticket.job.model == model]:
+            if all(place.leaving for place in self._taking(ticket.job)):
                 self._withdraw(ticket, error)
 
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:

@@ -50,7 +50,7 @@ class Seats(Protocol):
     def begin(self, waiter: Waiter, generated: Callable[[], int]) -> None:
         """See `Seat.begin`."""
 
-    async def another_seat(self, waiter: Waiter, *, is_full: bool) -> Node:
+    async def another_seat(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> Node:
         """See `Seat.another`: return the node of the next seat."""
 
 
@@ -73,10 +73,12 @@ class Seat:
         """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
         self._dispatcher.begin(self._waiter, generated)
 
-    async def another(self, *, is_full: bool = False) -> None:
+    async def another(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
         """Give the seat back, because its node failed or is full after all, and wait for another.
 
+        `full_for_s`: how long the node says that it will be full; None: it does not say.
         The job comes first of its tenant's, costs what one attempt does, and has its first deadline until it
         has begun. Raises what `Dispatcher.seat` raises while waiting, and `LoadFailed`; leave the block then.
         """
-        self.node = await self._dispatcher.another_seat(self._waiter, is_full=is_full)
+        seats = self._dispatcher
+        self.node = await seats.another_seat(self._waiter, is_full=is_full, full_for_s=full_for_s)

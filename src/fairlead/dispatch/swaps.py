@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.ticket import Wish
+from fairlead.job import Job
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
 # Who waits starves after this part of the bound on its wait: the rest is for others who starve before it.
@@ -35,6 +36,8 @@ class Swaps:
         # Of jobs and wishes together; in the order in which the models began to be wanted, or to starve.
         self._wanted: dict[str, int] = {}
         self._starved: dict[str, int] = {}
+        # Of those who want it, they who cannot be passed on to a server elsewhere.
+        self._unrelayed: dict[str, int] = {}
         self._wishes: dict[str, Wish] = {}
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
@@ -44,15 +47,17 @@ class Swaps:
 
     # Who wants what ----------------------------------------------------------------------------------
 
-    def wanted(self, model: str) -> None:
-        """Somebody waits for the model, or one more does."""
-        _add(self._wanted, model)
+    def wanted(self, job: Job) -> None:
+        """A job waits for its model."""
+        _add(self._wanted, job.model)
+        if job.relay is None:
+            _add(self._unrelayed, job.model)
 
-    def unwanted(self, model: str, *, starved: bool) -> None:
-        """One who waited does not any more."""
-        _subtract(self._wanted, model)
-        if starved:
-            _subtract(self._starved, model)
+    def unwanted(self, job: Job, *, starved: bool) -> None:
+        """A job that waited does not any more."""
+        self._want_less(job.model, starved=starved)
+        if job.relay is None:
+            _subtract(self._unrelayed, job.model)
 
     def starved(self, model: str) -> None:
         """One who waits has waited so long that this model's turn comes before those of the loaded ones."""
@@ -62,7 +67,7 @@ class Swaps:
         """Somebody wants the model without a job. There is one wish for a model at a time."""
         assert wish.model not in self._wishes
         self._wishes[wish.model] = wish
-        self.wanted(wish.model)
+        _add(self._wanted, wish.model)
 
     def is_wished(self, wish: Wish) -> bool:
         """Whether this wish is not over yet."""
@@ -72,8 +77,13 @@ class Swaps:
         """Return the wish for a model, if there is one: it is over."""
         wish = self._wishes.pop(model, None)
         if wish is not None:
-            self.unwanted(model, starved=wish.starved)
+            self._want_less(model, starved=wish.starved)
         return wish
+
+    def _want_less(self, model: str, *, starved: bool) -> None:
+        _subtract(self._wanted, model)
+        if starved:
+            _subtract(self._starved, model)
 
     # What becomes of models --------------------------------------------------------------------------
 
@@ -147,9 +157,15 @@ class Swaps:
         missing = [model for model in by_turn if model in self._loadable - self._loading - here]
         if not missing:
             return missing
-        elsewhere = [place for place in self._places.values() if not place.leaving]
-        held = frozenset[str]().union(*(place.node.models for place in elsewhere))
-        return [model for model in missing if model in self._wishes or model not in held]
+        return [model for model in missing if model in self._wishes or not self._is_held(model)]
+
+    def _is_held(self, model: str) -> bool:
+        """Whether all who wait for the model can have it from nodes that are there."""
+        holding = [place for place in self._places.values() if model in place.node.models]
+        staying = [place.limits for place in holding if not place.leaving]
+        if model in self._unrelayed:
+            return any(not limits.needs_relay for limits in staying)
+        return bool(staying)
 
     def _running(self, target: str) -> list[str]:
         """What is on its way out, what is loaded, used longest ago first, and what is being loaded."""

@@ -89,10 +89,12 @@ class CpuStep:
         threads: int,
         max_batched_tokens: int,
         variant: str | None = None,
+        quantization: str | None = None,
     ) -> Self:
         """Take every tensor of `kind` and `shape` out of `weights`, which is of the dtype to compute in.
 
-        `variant`: one of `cpustep.variants`, None for the fastest that this processor has.
+        `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
+        "int8" to round every matrix to 8 bits as it comes, embedding and head included; else None.
         """
         family, dtype = FAMILIES[kind], str(weights.dtype).removeprefix("torch.")
         ropes = [shape.rope] + ([shape.window_rope] if shape.window_rope else [])
@@ -126,6 +128,7 @@ class CpuStep:
                 threads=threads,
                 max_batched_tokens=max_batched_tokens,
                 variant=variant,
+                quantization=quantization,
             )
         except ValueError as error:
             raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {error}") from error

@@ -25,6 +25,7 @@ from fairlead.engine.sampler import Parameters, PendingPicks, choose
 from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
 from fairlead.models.float8 import narrow_linear
+from fairlead.models.int8 import Int8Linear
 from fairlead.models.layers import Linear
 from fairlead.models.loader import Source, read_source
 from fairlead.models.shape import ModelShape
@@ -194,7 +195,7 @@ def _load(
 ) -> _Weighed:
     # The compiled step has logits to give, and what they are made of stays inside.
     may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE
-    may = may and spec.quantization is None and source.pooling is None
+    may = may and spec.quantization in {None, "int8"} and source.pooling is None
     if may and source.own is not None and supports(*source.own, source.dtype):
         with source.weights(device, report) as weights:
             _settle_threads(spec, weights.bytes_total)
@@ -203,6 +204,7 @@ def _load(
                 weights,
                 threads=min(torch.get_num_threads(), THREADS_AT_MOST),
                 max_batched_tokens=_max_batched_tokens(spec, device),
+                quantization=spec.quantization,
             )
             weights.finish()
         return _Weighed(step.shape, step.model.weight_bytes, step.block_bytes, step.with_cache)
@@ -228,8 +230,14 @@ def _linear(
     """What makes the layers' matrices, in as many bits as `spec` says."""
     if spec.quantization is None:
         return Linear
-    if spec.quantization != "fp8":
-        raise LoadFailed(f"quantization {spec.quantization!r} is not supported (fp8 is)")
+    if spec.quantization not in {"fp8", "int8"}:
+        raise LoadFailed(f"quantization {spec.quantization!r} is not supported (fp8 and int8 are)")
+    if source.own is None:  # its layers are not ours to make
+        raise LoadFailed(f"{spec.path}: quantization {spec.quantization} needs one of our own model families")
+    if spec.quantization == "int8":
+        if device.type != "cpu":
+            raise LoadFailed(f"quantization int8 needs a CPU, not {device}")
+        return Int8Linear
     if not multiplies_float8(device):
         raise LoadFailed(f"quantization fp8 needs a GPU that multiplies 8-bit floats (Hopper), not {device}")
     if source.dtype != torch.bfloat16:

@@ -12,7 +12,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Delta
 from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.replay import Recorded, Replay
-from fairlead.nodes.sink import Sink
+from fairlead.nodes.sink import Room, Sink
 
 
 class Attempt:
@@ -22,10 +22,11 @@ class Attempt:
     cancelled by a failure: whoever waits for the answer waits within it.
     """
 
-    __slots__ = ("error", "put", "scope")
+    __slots__ = ("error", "put", "room", "scope")
 
     def __init__(self, into: Sink) -> None:
         self.put: Callable[[Delta], None] = into.put
+        self.room: Callable[[], Room | None] = into.room
         self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
 
@@ -73,6 +74,9 @@ class _Gate:
     def put(self, delta: Delta) -> None:
         if self.is_open:
             self._deltas.put(delta)
+
+    def room(self) -> Room | None:
+        return self._deltas.room()
 
     def fail(self, error: FairleadError) -> None:
         self._deltas.fail(error)

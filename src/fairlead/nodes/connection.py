@@ -60,6 +60,10 @@ class Clock:
         self._seconds = seconds
         self.restart()
 
+    def hold(self) -> None:
+        """We are the ones who let the other side wait: no phase ends before it is restarted."""
+        self.scope.deadline = self._at_most
+
     def restart(self) -> None:
         """Something happened: the phase's time runs anew."""
         self.scope.deadline = min(trio.current_time() + self._seconds, self._at_most)

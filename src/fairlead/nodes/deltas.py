@@ -17,6 +17,11 @@ import trio
 
 from fairlead.errors import FairleadError
 from fairlead.job import Delta, FinishReason
+from fairlead.nodes.sink import Room
+
+# Events of other servers that nobody has read; and those that are kept, to be told from a repetition.
+UNREAD_BYTES = 8 * 1024 * 1024
+KEPT_BYTES = 16 * 1024 * 1024
 
 Tap = Callable[[list[Delta]], bool]
 
@@ -38,6 +43,8 @@ class Deltas:
         self._sealed: list[Delta] = []
         self._kept: list[Delta] | None = [] if keeps else None
         self._was_read = False
+        self._kept_bytes = self._unread_bytes = 0
+        self._read: trio.Event | None = None
         self._error: FairleadError | None = None
         self._tap: Tap | None = None
         self._news = trio.Event()
@@ -51,11 +58,14 @@ class Deltas:
         if self._ended.is_set():
             return
         self.tokens += len(delta.token_ids) + delta.relayed_tokens
+        raw_bytes = sum(map(len, delta.raw)) if delta.raw else 0
+        self._keep_less(raw_bytes)
         if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
             self._was_read = True
             if self._kept is not None:
                 self._kept.append(delta)
             return
+        self._unread_bytes += raw_bytes
         earlier = self._waiting.get(delta.index)
         if earlier is None:
             self._waiting[delta.index] = delta
@@ -69,6 +79,14 @@ class Deltas:
             if not self._open_choices:
                 self._ended.set()
         self._wake()
+
+    def room(self) -> Room | None:
+        """See `Sink`: what is not read yet is bounded, though only by so much."""
+        if self._unread_bytes <= UNREAD_BYTES or self._ended.is_set():
+            return None
+        if self._read is None:
+            self._read = trio.Event()
+        return self._read
 
     def fail(self, error: FairleadError) -> None:
         """End the answer with an error, which the reader gets after what is already there."""
@@ -98,6 +116,7 @@ class Deltas:
         self.finish_reasons.clear()
         self._open_choices = self._choices
         self._waiting.clear()
+        self._unread_bytes = self._kept_bytes = 0
         if self._kept is not None:
             self._kept.clear()
         self._first = trio.Event()
@@ -140,12 +159,22 @@ class Deltas:
         self._sealed.clear()
         self._waiting.clear()
         self._was_read = True
+        self._unread_bytes = 0
+        if self._read is not None:
+            self._read.set()
+            self._read = None
         return taken
 
     async def ended(self) -> None:
         """Wait until nothing more will be put. Does not raise: the error is the reader's."""
         if not self._ended.is_set():
             await self._ended.wait()
+
+    def _keep_less(self, raw_bytes: int) -> None:
+        """An answer as long as that is not kept: it cannot be repeated on another node any more."""
+        self._kept_bytes += raw_bytes
+        if self._kept_bytes > KEPT_BYTES:
+            self._kept = None
 
     def _wake(self) -> None:
         self._first.set()

@@ -207,6 +207,7 @@ class EngineNode:
             seats=ready.slots,
             max_model_len=ready.max_model_len,
             cache_tokens=ready.blocks_total * ready.block_size,
+            isolates_tenants=self._isolate_tenants,
         )
         self._listener.node_up(self, limits)
 

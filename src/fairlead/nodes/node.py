@@ -16,6 +16,8 @@ class NodeLimits(msgspec.Struct, frozen=True):
 
     `load` is how busy a node elsewhere says that it is, 0…, for it may have other clients than us; None if it
     does not say. `evictable`: it is ours, and can be stopped so that another model has its room.
+    `needs_relay`: it takes requests only as clients write them, in `Job.relay`. `isolates_tenants`: what it
+    has cached of one tenant's prompts is not for others.
     """
 
     seats: int
@@ -23,6 +25,8 @@ class NodeLimits(msgspec.Struct, frozen=True):
     cache_tokens: int | None = None
     load: float | None = None
     evictable: bool = True
+    needs_relay: bool = False
+    isolates_tenants: bool = False
 
 
 class NodeCounts(msgspec.Struct, frozen=True):

@@ -12,7 +12,16 @@ import msgspec
 import trio
 
 from fairlead.config import FiltersConfig
-from fairlead.errors import FairleadError, InvalidRequest, NodeFailed, NodeFull, NodeRefused
+from fairlead.errors import (
+    Draining,
+    FairleadError,
+    InvalidRequest,
+    ModelLoading,
+    NodeFailed,
+    NodeFull,
+    NodeRefused,
+    NoNode,
+)
 from fairlead.job import Delta, FinishReason, Job, Relay
 from fairlead.nodes.answer_parser import BadAnswer
 from fairlead.nodes.event_splitter import EventSplitter, split_events
@@ -25,12 +34,27 @@ EVENT_BYTES = 16 * 1024 * 1024
 ERROR_BYTES = 1024 * 1024
 TOLD_LENGTH = 200
 AFTER_END_S = 1.0
+MOST_DIGITS = 9
 
 # What a gateway in front of a dead server says; other 5xx may be one request's own doing.
 GONE = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
+# What a Fairlead says that has no room for this job now, though nothing is wrong with it.
+FULL = frozenset({ModelLoading.code, Draining.code, NoNode.code})
+
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Reason(msgspec.Struct):
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Reason
+
+
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 class RelayFailed(NodeFailed):
@@ -95,6 +119,10 @@ async def _refusal(name: str, answer: Answer) -> FairleadError:
     body = await answer.read_all(ERROR_BYTES)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return NodeFull(f"{name} has no room")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and (code := _code(body)) in FULL:
+        # A server that is to stop is full for all its models, and for as long as it says.
+        wait_s = _retry_after_s(answer) if code == Draining.code else None
+        return NodeFull(f"{name} has no room: {code}", retry_after_s=wait_s)
     told = body[:TOLD_LENGTH].decode(errors="replace")
     message = f"{name} answered {status}: {told}" if told else f"{name} answered {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
@@ -103,6 +131,20 @@ async def _refusal(name: str, answer: Answer) -> FairleadError:
         kind = answer.head.headers.get("content-type", "application/json")
         return NodeRefused(message, status=status, body=body, content_type=kind)
     return UpstreamFailed(message) if status in GONE else RelayFailed(message)
+
+
+def _code(body: bytes) -> str | int | None:
+    """Return the code of an error in OpenAI's dialect, if there is one."""
+    try:
+        return _decode_refusal(body).error.code
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _retry_after_s(answer: Answer) -> int | None:
+    """Return what the server asks for, if it is a number of seconds."""
+    told = answer.head.headers.get("retry-after", "").strip()
+    return int(told) if told.isascii() and told.isdigit() and len(told) < MOST_DIGITS else None
 
 
 async def _whole(name: str, job: Job, answer: Answer, into: Sink) -> None:
@@ -158,6 +200,8 @@ class _Stream:
                 raise RelayFailed(f"{self._name} sent {error}") from error
             finally:
                 self._flush()
+            if (room := self._into.room()) is not None:
+                await answer.hold(room.wait)
         if not self._is_whole and (self._end is None or splitter.has_rest):
             raise UpstreamFailed(f"{self._name} ended a stream before its end")
         self._finish()

@@ -21,7 +21,7 @@ from fairlead.nodes.health import Breaker, Change, watch
 from fairlead.nodes.listing import LISTING, RUNNING, RemoteStatus, Running, decoded
 from fairlead.nodes.node import Node, NodeLimits, NodeListener
 from fairlead.nodes.relay import relay
-from fairlead.nodes.sink import Sink
+from fairlead.nodes.sink import Room, Sink
 from fairlead.nodes.upstream import Upstream, UpstreamFailed, UpstreamTimeouts
 
 # What a node does not say is no limit of ours: it refuses what it cannot take itself.
@@ -223,7 +223,13 @@ class RemoteNode:
         seats = self._seats or reported_seats
         self._upstream.resize(seats + SPARE_CONNECTIONS)
         is_ours = self._face is not self
-        return NodeLimits(seats=seats, max_model_len=UNLIMITED_TOKENS, load=load, evictable=is_ours)
+        return NodeLimits(
+            seats=seats,
+            max_model_len=UNLIMITED_TOKENS,
+            load=load,
+            evictable=is_ours,
+            needs_relay=True,
+        )
 
     def _new_breaker(self) -> Breaker:
         return Breaker(math.inf if self._health is None else self._health.failures)
@@ -255,6 +261,9 @@ class _Attempt:
     def put(self, delta: Delta) -> None:
         if not self._is_over:
             self._into.put(delta)
+
+    def room(self) -> Room | None:
+        return self._into.room()
 
     def fail(self, error: FairleadError) -> None:
         if not self._is_over:

@@ -10,7 +10,7 @@ from fairlead.errors import FairleadError, NodeFailed
 from fairlead.job import Delta
 from fairlead.nodes.event_splitter import split_events
 from fairlead.nodes.events import read_event, without_beginning
-from fairlead.nodes.sink import Sink
+from fairlead.nodes.sink import Room, Sink
 
 
 class Recorded:
@@ -27,6 +27,10 @@ class Recorded:
             put = self._choices[delta.index] = _Put()
         put.note(delta)
         self._into.put(delta)
+
+    def room(self) -> Room | None:
+        """See `Sink`."""
+        return self._into.room()
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""
@@ -61,6 +65,10 @@ class Replay:
             return
         if following is not None:
             self._recorded.put(following)
+
+    def room(self) -> Room | None:
+        """See `Sink`."""
+        return self._recorded.room()
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""

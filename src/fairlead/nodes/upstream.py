@@ -8,7 +8,7 @@ Knows no job and no dialect.
 import re
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -82,6 +82,11 @@ class Answer:
             if piece := await self._connection.receive():
                 return piece
         return b""
+
+    async def hold(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Read no more until that returns, and do not take the server to be silent meanwhile."""
+        self._clock.hold()
+        await until()
 
     async def read_all(self, most_bytes: int) -> bytes:
         """Return the rest of the body. Raises `UpstreamFailed`, also when it is longer than that."""

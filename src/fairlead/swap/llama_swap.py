@@ -38,6 +38,9 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("ui",): True,
     ("performance",): True,
     ("includeAliasesInList",): True,
+    ("profiles",): True,  # none is in use at the start, and here nobody can choose one
+    ("sendLoadingState",): True,
+    ("upstream", "ignorePaths"): True,  # there is no way to a model's other paths
     ("routing", "scheduler", "use"): True,  # there is one choice
     ("models", "*", "timeouts", "keepalive"): True,
     ("models", "*", "timeouts", "tlsHandshake"): True,
@@ -45,6 +48,8 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
+    ("models", "*", "sendLoadingState"): True,
+    ("models", "*", "compat", "ignoreWebsockets"): True,  # there are none that could wake a model
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,
     ("models", "*", "metadata"): False,
@@ -52,16 +57,11 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
 }
 
 REFUSED: dict[tuple[str, ...], str] = {
-    ("profiles",): "models cannot be renamed while the server runs",
     ("selectors",): "a name cannot stand for several models; use aliases, or nodes with the same model",
-    ("sendLoadingState",): "loading is not shown in the reasoning of an answer",
-    ("models", "*", "sendLoadingState"): "loading is not shown in the reasoning of an answer",
-    ("upstream", "ignorePaths"): "there is no way through to a model's other paths",
-    ("models", "*", "compat", "ignoreWebsockets"): "there are no WebSockets here",
     ("routing", "scheduler", "settings", "fifo", "priority"): "the order is fair, not that of models",
 }
 
-_ONLY_REFUSED = (("upstream",), ("models", "*", "compat"))  # sections with nothing else in them
+_NOTHING_ELSE = (("upstream",), ("models", "*", "compat"))  # sections of which nothing is left
 
 
 def unused(tree: dict[str, Any]) -> tuple[list[KeyPath], list[Fault]]:
@@ -88,7 +88,7 @@ def _refused(tree: dict[str, Any]) -> list[Fault]:
         for path, parent in _matching(tree, pattern):
             if parent.pop(path[-1]):
                 faults.append(Fault(path, f"is not supported: {reason}"))
-    for pattern in _ONLY_REFUSED:
+    for pattern in _NOTHING_ELSE:
         for path, parent in _matching(tree, pattern):
             if not parent[path[-1]]:
                 del parent[path[-1]]

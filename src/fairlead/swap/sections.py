@@ -21,7 +21,7 @@ from fairlead.config import (
     SwapConfig,
     TimeoutsConfig,
 )
-from fairlead.config.models import is_http_url
+from fairlead.config.models import HTTP_URL, is_http_url
 from fairlead.config.spelling import AtLeastOne, Seconds, SecondsOrNone, spelled
 
 FIRST_BYTE_OF_PEER_S = 60.0  # as in llama-swap
@@ -44,7 +44,7 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
     def contradictions(self) -> Iterator[Fault]:
         """Say what no server could be reached with."""
         if not is_http_url(self.proxy):
-            yield Fault(("proxy",), "must be a URL that begins with http:// or https://")
+            yield Fault(("proxy",), f"must be {HTTP_URL}")
         if not self.models:
             yield Fault(("models",), "must be one name or more")
 

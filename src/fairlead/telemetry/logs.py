@@ -1,6 +1,7 @@
 """Structured logs on stderr, one line an event: readable on a terminal, JSON when asked.
 
-Whatever a client has put into a value, it can neither begin a line of its own nor command a terminal.
+Whatever a client has put into a value, it can neither begin a line of its own nor command a terminal. A
+traceback says where a fault is, not which values were there.
 """
 
 import logging
@@ -23,7 +24,10 @@ def configure(*, json: bool, level: Level = "info") -> None:
     """Set up structlog for the whole process. Called once, by the composition root."""
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=colors)
+        structlog.processors.JSONRenderer()
+        if json
+        # The default one shows the variables of every frame: keys of other servers, and what people wrote.
+        else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
     structlog.configure(
         processors=[

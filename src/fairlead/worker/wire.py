@@ -24,7 +24,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
     `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped, least recently used
     first, down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the
-    parent's patience with a step. `threads` are torch's intra-op threads. `quantization`: None, or "fp8".
+    parent's patience with a step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
+    "int8".
     """
 
     path: str

@@ -55,8 +55,8 @@ function format(number, options) {
   return formats.get(name).format(number);
 }
 
-/** A count; large ones in short: 12.3K, 1.2万. */
-export const count = (n) => (n < 10_000 ? format(Math.round(n), {}) : format(n, { notation: "compact", maximumFractionDigits: 1 }));
+/** A count; large ones in short: 12.3K, 1.23万. */
+export const count = (n) => (n < 10_000 ? format(Math.round(n), {}) : format(n, { notation: "compact", maximumSignificantDigits: 3 }));
 
 /** A rate, with as many digits as mean something. */
 export const rate = (n) => (n >= 10_000 ? count(n) : format(n, { maximumFractionDigits: n < 10 ? 1 : 0 }));

@@ -1,0 +1,156 @@
+"""Matrices of 8 bits: the kernel says what the network of those integers, times their scales, says."""
+
+import numpy as np
+import pytest
+
+from cext.cpu_step_oracle import (
+    Network,
+    Oracle,
+    World,
+    draw_weights,
+    from_bfloat16,
+    new_model,
+    pack_all,
+    relative_error,
+    to_bfloat16,
+)
+from cext.test_cpu_step import KERNELS, SHAPES, TOLERANCE, speak, teach
+
+
+def rounded(weights):
+    """What is left of `weights` when each row of a matrix is integers up to ±127, times a scale."""
+    left = {}
+    for key, values in weights.items():
+        left[key] = values
+        if values.ndim == 2:
+            scales = np.abs(values).max(1, keepdims=True) / np.float32(127)
+            left[key] = np.rint(values / np.where(scales, scales, 1)) * scales
+    return left
+
+
+def worlds(network, kernel, **options):
+    """A world of 8-bit weights, and the oracle of what these still say."""
+    dtype, variant = kernel
+    weights = draw_weights(network, dtype)
+    world = World(network, dtype, variant=variant, weights=weights, quantization="int8", **options)
+    return world, Oracle(network, rounded(weights))
+
+
+def check(said, oracle, speakers, tolerance):
+    for speaker in speakers:
+        expected = oracle.logits(np.array(speaker.token_ids))[-1]
+        assert relative_error(said[speaker.slot], expected) <= tolerance
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_logits_are_those_of_the_rounded_network_in_numpy(kernel, shape):
+    world, oracle = worlds(SHAPES[shape], kernel, threads=2)
+    tolerance = TOLERANCE[kernel[0]]
+    short, long = speakers = teach(world, (1, 150))
+    check(world.step([(short, 1)]), oracle, [short], tolerance)
+    speak(world, [short])
+    check(world.step([(short, 1), (long, 70)]), oracle, [short], tolerance)
+    speak(world, [short])
+    check(world.step([(short, 1), (long, 80)]), oracle, speakers, tolerance)
+
+
+@pytest.mark.parametrize("tokens", [15, 16, 17, 33, 48, 65, 513])
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
+    network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
+    world, oracle = worlds(network, kernel, columns=40, slots=2, max_batched_tokens=520)
+    [speaker] = teach(world, [tokens])
+    check(world.step([(speaker, tokens)]), oracle, [speaker], TOLERANCE[kernel[0]])
+
+
+def said_after(network, weights, pieces, kernel):
+    """What is said after five tokens, the matrices packed in so many rows at a time."""
+    dtype, variant = kernel
+    model = new_model(network, dtype, variant=variant, quantization="int8")
+    for layer, name in model.missing():
+        values = weights[layer, name]
+        if values.ndim == 1:
+            model.pack(name, values, layer=layer)
+            continue
+        values = to_bfloat16(values) if dtype == "bfloat16" else values
+        for row in range(0, len(values), pieces):
+            model.pack(name, values[row : row + pieces], layer=layer)
+    world = World(network, dtype, variant=variant, weights=weights)
+    model.allocate_cache(world.blocks)
+    world.model = model
+    [speaker] = teach(world, (5,))
+    return world.step([(speaker, 5)])[speaker.slot]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_a_matrix_may_come_in_any_pieces(kernel):
+    network = Network(qkv_bias=True)
+    weights = draw_weights(network, kernel[0])
+    whole = said_after(network, weights, 1000, kernel)
+    assert whole.tobytes() == said_after(network, weights, 7, kernel).tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_rows_of_zeros_and_of_any_size_keep_their_own_scales(kernel):
+    """With one scale for a whole matrix, or for a panel of it, the small rows would be nothing."""
+    network = Network(layers=1)
+    weights = draw_weights(network, kernel[0])
+    sizes = np.logspace(-2, 2, 64).astype(np.float32)[:, None]
+    weights[0, "query"][:64] *= sizes
+    weights[0, "output"] *= sizes[::-1]
+    weights[0, "up"][::3] = 0
+    weights[0, "down"][5] = 1e-44  # no float32 is 1 / its scale
+    if kernel[0] == "bfloat16":
+        weights = {key: from_bfloat16(to_bfloat16(values)) for key, values in weights.items()}
+    world = World(network, kernel[0], variant=kernel[1], weights=weights, quantization="int8")
+    [speaker] = teach(world, (40,))
+    check(world.step([(speaker, 40)]), Oracle(network, rounded(weights)), [speaker], TOLERANCE[kernel[0]])
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
+def test_neighbours_and_threads_change_no_bit_of_a_decode(kernel):
+    network = Network(layers=3, heads=6, kv_heads=2)
+    weights = draw_weights(network, kernel[0])
+    prompt = np.random.default_rng(5).integers(0, network.vocab_size, 30)
+    texts = []
+    for neighbours, threads in ((0, 1), (3, 2), (17, 1), (40, 2)):
+        options = {"variant": kernel[1], "threads": threads, "slots": 48, "quantization": "int8"}
+        world = World(network, kernel[0], weights=weights, **options)
+        speaker = world.enter(prompt)
+        world.step([(speaker, 30)])
+        others = teach(world, [1] * neighbours)
+        speaker.token_ids.append(3)
+        said = world.step([(speaker, 1), *((other, 1) for other in others)])
+        texts.append(said[speaker.slot].tobytes())
+    assert 1 == len(set(texts))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_number_that_is_none_is_named_and_others_may_follow(dtype):
+    network = Network()
+    weights = draw_weights(network, dtype)
+    model = new_model(network, dtype, quantization="int8", threads=2)
+    for wrong in (np.nan, np.inf, -np.inf):
+        values = weights[1, "up"].copy()
+        values[37, 5] = values[90, 1] = wrong
+        with pytest.raises(ValueError, match=r"layer 1: up: the number at \[37, 5\] is infinite or NaN"):
+            model.pack("up", to_bfloat16(values) if dtype == "bfloat16" else values, layer=1)
+    pack_all(model, weights)
+    assert [] == model.missing()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_take_one_byte_each_and_a_scale_by_output(tied):
+    network = Network(hidden_size=256, intermediate_size=512, tied=tied)
+    plain, narrow = (
+        new_model(network, "bfloat16", quantization=quantization).weight_bytes
+        for quantization in (None, "int8")
+    )
+    assert plain * 0.5 < narrow < plain * 0.53
+
+
+@pytest.mark.parametrize("quantization", ["int4", "", 8])
+def test_any_other_quantization_is_refused(quantization):
+    with pytest.raises(ValueError, match=f"quantization: {quantization!r} is neither None nor 'int8'"):
+        new_model(Network(), "float32", quantization=quantization)

@@ -1,0 +1,195 @@
+"""Seed 000's stories 4 and 5 and its edge cases: one real server before three others, each in its process.
+
+On a virtual clock and without processes: `stories/test_seed_000_router_queue.py`.
+"""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.real_server import RealServer, real_server
+from e2e.test_relaying import until
+from nodes.garage import STUB, free_port
+from nodes.stub_server import text
+
+NODES = ("a", "b", "c")
+CAPACITY = 2
+LONG = {"delay_s": 60}
+WORDS = 6
+
+
+class House:
+    """Fairlead, the servers behind it, and clients. An answer takes as long as its request says."""
+
+    def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]]) -> None:
+        self.server = server
+        self.servers = servers
+        self._pool = ThreadPoolExecutor(16)
+        self._client = httpx.Client(timeout=60)
+
+    def ask(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
+        """Ask for a greedy answer, beside others."""
+        body = {"model": "m", "messages": [], "temperature": 0, "stream": stream}
+        body["stub"] = {"words": WORDS} | stub
+        return self._pool.submit(self._client.post, f"{self.server.url}/v1/chat/completions", json=body)
+
+    def get(self, path: str) -> Any:
+        return self.server.http.get(path).json()
+
+    def queue(self) -> tuple[int, int]:
+        """How many run and wait."""
+        totals = self.get("/queue")
+        return totals["running"], totals["waiting"]
+
+    def nodes(self) -> dict[str, Any]:
+        return {node["id"]: node for node in self.get("/nodes")}
+
+    def busy(self) -> str:
+        """Who has a job."""
+        return "".join(sorted(name for name, node in self.nodes().items() if node["busy"]))
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        until(holds)
+
+    def take_all(self, **stub: Any) -> "list[Future[httpx.Response]]":
+        """Keep all three busy."""
+        asked = []
+        for running in range(1, len(NODES) + 1):
+            asked.append(self.ask(**(stub or LONG)))
+            self.until(lambda running=running: self.queue() == (running, 0))
+        return asked
+
+    def close(self) -> None:
+        self._client.close()
+        for process in self.servers.values():
+            process.kill()
+            process.wait()
+        self._pool.shutdown()
+
+
+@contextmanager
+def house(folder: Path, **queue: Any) -> Iterator[House]:
+    ports = {name: free_port() for name in NODES}
+    servers = {
+        name: subprocess.Popen([*STUB, str(port)], stdout=subprocess.DEVNULL) for name, port in ports.items()
+    }
+    configuration = {
+        "nodes": [
+            {"id": name, "url": f"http://127.0.0.1:{port}", "models": ["m"]} for name, port in ports.items()
+        ],
+        "healthCheck": {"interval": "50ms", "timeout": "500ms"},
+        "queue": {"capacity": CAPACITY} | queue,
+    }
+    file = folder / "fairlead.yaml"
+    file.write_text(json.dumps(configuration))
+    try:
+        with real_server("--config", str(file)) as server:
+            opened = House(server, servers)
+            opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
+            try:
+                yield opened
+            finally:
+                opened.close()
+    finally:
+        for process in servers.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One for all that leave it as they found it, and for the last one that does not."""
+    with house(tmp_path_factory.mktemp("house")) as started:
+        yield started
+
+
+def content(response: httpx.Response) -> str:
+    """What an answer says, streamed or not."""
+    assert 200 == response.status_code, response.text
+    if response.headers["content-type"].startswith("application/json"):
+        return response.json()["choices"][0]["message"]["content"]
+    *events, done = [line[6:] for line in response.text.splitlines() if line]
+    assert "[DONE]" == done
+    choices = [json.loads(event)["choices"] for event in events]
+    return "".join(choice["delta"].get("content", "") for (choice,) in filter(None, choices))
+
+
+def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House):
+    # Story 5: each request goes to a node that has none.
+    opened.take_all(delay_s=1.5)
+    assert "abc" == opened.busy()
+    # Story 4: no node has two, and what they cannot take is shown as waiting.
+    waiting = [opened.ask(delay_s=0) for _ in range(CAPACITY)]
+    opened.until(lambda: opened.queue() == (len(NODES), CAPACITY))
+    assert [(1, 1)] * 3 == [(node["busy"], node["seats"]) for node in opened.nodes().values()]
+    # Story 5: all busy and the queue full.
+    refused = opened.ask().result()
+    assert (429, "queue_full") == (refused.status_code, refused.json()["error"]["code"])
+    assert int(refused.headers["retry-after"]) >= 1
+    # Story 4: who waited is served when a node is free, and told of the wait.
+    for future in waiting:
+        response = future.result()
+        assert text(WORDS) == content(response)
+        assert {"x-queue-position", "x-estimated-wait"} <= set(response.headers)
+    opened.until(lambda: opened.queue() == (0, 0))
+    assert "" == opened.busy()
+
+
+def test_edge_a_node_that_stands_still_is_given_up_and_its_jobs_with_it(opened: House):
+    asked = [opened.ask(stream=stream, delay_s=0.3) for stream in (True, False, True)]
+    opened.until(lambda: opened.busy() == "abc")
+    opened.servers["b"].send_signal(signal.SIGSTOP)
+    assert [text(WORDS)] * 3 == [content(future.result()) for future in asked]
+    assert "down" == opened.nodes()["b"]["state"]
+    opened.servers["b"].send_signal(signal.SIGCONT)
+    opened.until(lambda: opened.nodes()["b"]["state"] == "up")
+    assert (0, 0) == opened.queue()
+
+
+def test_edge_when_no_node_is_left_jobs_wait_for_one_to_come_back(opened: House):
+    for process in opened.servers.values():
+        process.send_signal(signal.SIGSTOP)
+    opened.until(lambda: {"down"} == {node["state"] for node in opened.nodes().values()})
+    asked = opened.ask(stream=True)
+    opened.until(lambda: opened.queue() == (0, 1))
+    opened.servers["c"].send_signal(signal.SIGCONT)
+    assert text(WORDS) == content(asked.result())
+    for process in opened.servers.values():
+        process.send_signal(signal.SIGCONT)
+    opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
+
+
+def test_edges_of_the_queues_timeout(tmp_path: Path):
+    with house(tmp_path, timeout="1s") as opened:
+        # A node that is free in time serves who waits; the time ends with the grant, not with the answer.
+        opened.take_all(delay_s=0.6)
+        in_time = opened.ask(delay_s=1.2)
+        assert text(WORDS) == content(in_time.result())
+        opened.until(lambda: opened.queue() == (0, 0))
+        # A stream's time ends with its first chunk: on a node that is slow, or before it has one.
+        for busy in (0, len(NODES)):
+            late = opened.ask(stream=True, **LONG).result()
+            assert (504, "queue_timeout") == (late.status_code, late.json()["error"]["code"])
+            assert (busy, 0) == opened.queue()
+            if not busy:
+                opened.take_all()
+
+
+def test_edge_the_jobs_of_a_node_that_dies_and_who_waits_for_it_go_to_the_others(opened: House):
+    streams = [opened.ask(stream=True, delay_s=0.3) for _ in NODES]
+    opened.until(lambda: opened.busy() == "abc")
+    waiting = [opened.ask(stream=stream, delay_s=0.02) for stream in (True, False)]
+    opened.until(lambda: opened.queue()[1] == CAPACITY)
+    opened.servers["a"].kill()
+    assert [text(WORDS)] * 5 == [content(future.result()) for future in (*streams, *waiting)]
+    opened.until(lambda: opened.nodes()["a"]["state"] == "down")
+    assert text(WORDS) == content(opened.ask().result())
+    assert (0, 0) == opened.queue()

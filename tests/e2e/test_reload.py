@@ -1,0 +1,155 @@
+"""A configuration that changes under fifty running streams: nobody notices, and what is new is in force."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.real_server import RealServer, real_server
+from e2e.slow_motion import slowed
+from fairlead.config import demonstration_model
+
+STREAMS = 50
+PATIENCE_S = 60.0
+STAYING, LEAVING, COMING = "sk-staying", "sk-leaving", "sk-coming"
+# Each is asked of both models: the same words come from both, for they have the same weights.
+BODIES = [
+    {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, **choice}
+    for prompt in ("Count from 1 to 90.", "What is Fairlead?", "Who waits?", "Two and two", "The queue")
+    for choice in ({"temperature": 0}, {"temperature": 1.2, "seed": 5})
+]
+
+
+class File:
+    """The server's configuration, two models and two keys, and how the server is told that it has changed."""
+
+    def __init__(self, path: Path, *, is_watched: bool) -> None:
+        self.path = path
+        self.is_watched = is_watched
+
+    def write(self, *, key: str, slots: str = "25", server: RealServer | None = None) -> None:
+        """Write it anew; `slots` are those of the model that is to change."""
+        folder = json.dumps(str(demonstration_model()))
+        self.path.write_text(
+            f"apiKeys: [{STAYING}, {key}]\n"
+            "models:\n"
+            f"  steady: {{path: {folder}, slots: 25, preload: true}}\n"
+            "  changing:\n"
+            f"    path: {folder}\n"
+            "    preload: true\n"
+            f"    slots: {slots}\n"
+        )
+        if server is not None and not self.is_watched:
+            server.process.send_signal(signal.SIGHUP)
+
+
+@pytest.fixture(params=["by-hangup", "watched"])
+def file(request, tmp_path: Path) -> File:
+    file = File(tmp_path / "fairlead.yaml", is_watched=request.param == "watched")
+    file.write(key=LEAVING)
+    return file
+
+
+@pytest.fixture
+def server(file: File) -> Iterator[RealServer]:
+    options = ["--watch-config"] if file.is_watched else []
+    with real_server("--config", str(file.path), "--log-json", *options) as server:
+        server.http.headers["Authorization"] = f"Bearer {STAYING}"
+        yield server
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, is_so
+        time.sleep(0.01)
+
+
+def stream(server: RealServer, body: dict[str, Any], key: str, begun: list[str]) -> str:
+    """Return the text of a whole answer. Its request is among the `begun` once it has said something."""
+    options = {"json": body | {"stream": True}, "headers": {"Authorization": f"Bearer {key}"}}
+    pieces: list[str] = []
+    with httpx.stream("POST", f"{server.url}/v1/completions", timeout=PATIENCE_S, **options) as response:
+        assert 200 == response.status_code, response.read()
+        lines = [line for line in _noting(response.iter_lines(), begun) if line]
+    assert "data: [DONE]" == lines[-1]
+    for line in lines[:-1]:
+        pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
+    return "".join(pieces)
+
+
+def _noting(lines: Iterator[str], begun: list[str]) -> Iterator[str]:
+    first = next(lines)
+    begun.append(first)
+    yield first
+    yield from lines
+
+
+def is_let_in(server: RealServer, key: str) -> bool:
+    reply = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    assert reply.status_code in (200, 401)
+    return reply.status_code == 200
+
+
+def reasons(server: RealServer) -> list[str]:
+    """Why configurations were not taken over, as the log has it."""
+    lines = [json.loads(line) for line in server.log if line.startswith("{")]
+    return [line["reason"] for line in lines if line["event"] == "configuration not reloaded"]
+
+
+def states(server: RealServer) -> dict[str, tuple[str, int]]:
+    return {each["model"]: (each["state"], each["seats"]) for each in server.http.get("/running").json()}
+
+
+def test_nobody_notices_that_the_configuration_changes(file: File, server: RealServer):
+    pids = server.child_pids()
+    asked = [
+        (body | {"model": model}, (STAYING, LEAVING)[number % 2])
+        for number in range(STREAMS // len(BODIES))
+        for body, model in zip(BODIES, ["steady", "changing"] * 5, strict=True)
+    ]
+    begun: list[str] = []
+    with ThreadPoolExecutor(STREAMS + 1) as pool:
+        expected = list(
+            pool.map(lambda body: stream(server, body | {"model": "steady"}, STAYING, []), BODIES)
+        )
+        with ExitStack() as slow:
+            # Held up from the first words on, so that all of them run while the configuration changes.
+            held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
+            answers = [pool.submit(stream, server, body, key, begun) for body, key in asked]
+            until(lambda: len(begun) == STREAMS)
+            for each in held:
+                each.set()
+            assert STREAMS == server.queue()["running"]
+
+            file.write(key=COMING, slots="-3", server=server)
+            until(lambda: reasons(server))
+            (reason,) = reasons(server)
+            assert f"{file.path}:7: models.changing.slots: " in reason
+            assert (True, False) == (is_let_in(server, LEAVING), is_let_in(server, COMING))
+
+            file.write(key=COMING, slots="7", server=server)
+            until(lambda: is_let_in(server, COMING))
+            assert not is_let_in(server, LEAVING)
+            assert pids == server.child_pids()
+            assert STREAMS == server.queue()["running"]
+            # This one comes to the model as it will be, and waits for it.
+            later = pool.submit(stream, server, BODIES[0] | {"model": "changing"}, COMING, [])
+            until(lambda: server.queue()["waiting"])
+        texts = [answer.result() for answer in answers]
+        assert expected * (STREAMS // len(BODIES)) == texts
+        assert expected[0] == later.result()
+
+    until(lambda: {"steady": ("ready", 25), "changing": ("ready", 7)} == states(server))
+    assert 1 == len(pids & server.child_pids())
+    assert 2 == len(server.child_pids())
+    loads = {each["model"]: each["loads"] for each in server.http.get("/running").json()}
+    assert {"steady": 1, "changing": 2} == loads
+    assert 1 == len(reasons(server))

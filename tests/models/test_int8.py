@@ -1,0 +1,127 @@
+"""Weights of 8 bits on a CPU: the kernel says what torch says of the same integers, near the model."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.test_cpu_step import CONFIGS, Recorder, last_logits, relative_error
+from fairlead.engine import runner
+from fairlead.engine.cpu_step import CpuStep
+from fairlead.engine.forward import TorchForward
+from fairlead.errors import LoadFailed
+from fairlead.models.int8 import Int8Linear, round_rows
+from fairlead.models.layers import Linear
+from fairlead.models.loader import read_source
+from fairlead.worker.wire import WorkerSpec
+from models.tiny import SIZES, load, save
+
+CPU = torch.device("cpu")
+
+
+def recorded(directory, **options):
+    """What is said after each of the prompts, and by what."""
+    loaded = load(directory, kv_cache_bytes=4 << 20, **options)
+    forward = loaded.runner.forward
+    loaded.runner.forward = Recorder(forward)
+    return last_logits(loaded, loaded.runner.forward), forward
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def directory(request, tmp_path_factory):
+    """A model whose embedding and head are rounded already: those torch keeps as they are."""
+    path = tmp_path_factory.mktemp("model")
+    save(CONFIGS[request.param], path)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for name in {"model.embed_tokens.weight", "lm_head.weight"} & set(tensors):
+        rounded, scales = round_rows(tensors[name])
+        tensors[name] = rounded * scales[:, None]
+    save_file(tensors, file, metadata={"format": "pt"})
+    return path
+
+
+def test_the_kernel_says_what_torch_says_of_the_same_integers(directory):
+    expected, plain = recorded(directory, quantization="int8", compiled=False)
+    said, forward = recorded(directory, quantization="int8")
+    assert (TorchForward, CpuStep) == (type(plain), type(forward))
+    assert relative_error(said, expected) <= 1e-4
+
+
+def errors(directory, *ways):
+    """How far off each way of loading it is, by norm, from what the model says in float32."""
+    exact, _ = recorded(directory)
+    return [float((recorded(directory, **way)[0] - exact).norm() / exact.norm()) for way in ways]
+
+
+def test_it_costs_at_most_four_times_what_bfloat16_does(directory):
+    """However much a model makes of small differences, as these do with their sharp attention."""
+    plain, *narrow = errors(
+        directory,
+        {"dtype": "bfloat16"},
+        *({"quantization": "int8", "dtype": dtype} for dtype in ("float32", "bfloat16")),
+    )
+    assert plain < min(narrow)
+    assert max(narrow) < 4 * plain
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma3"])  # which is as sharp as ever
+def test_of_a_model_with_usual_weights_logits_are_five_percent_off_at_most(name, tmp_path):
+    config = copy.deepcopy(CONFIGS[name])
+    config.initializer_range = 0.05
+    save(config, tmp_path)
+    ways = ({"dtype": dtype, "quantization": "int8"} for dtype in ("float32", "bfloat16"))
+    assert all(1e-4 < error < 0.05 for error in errors(tmp_path, *ways))
+
+
+def test_a_product_is_rounded_weights_times_their_scales():
+    torch.manual_seed(0)
+    weight = torch.randn(96, 64) * torch.logspace(-3, 1, 96)[:, None]
+    weight[7] = 0
+    x, bias = torch.randn(5, 64), torch.randn(96)
+    rounded, scales = round_rows(weight)
+    assert 127 == rounded.abs().amax(1)[8:].min() == rounded.abs().max()
+    layer = Int8Linear(weight, bias)
+    torch.testing.assert_close(layer(x), x @ (rounded * scales[:, None]).T + bias, rtol=1e-4, atol=1e-4)
+    assert (weight - rounded * scales[:, None]).abs().le(scales[:, None] * 0.5001).all()
+    assert (0, 96) == layer(x[:0]).shape
+    assert torch.bfloat16 == layer(x.bfloat16()).dtype
+    assert 3 * 96 * 64 - 96 * 4 == layer.saved_bytes
+
+
+def test_experts_run_in_torch_and_their_router_stays_exact(tmp_path):
+    more = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
+    save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
+    exact, _ = recorded(tmp_path, dtype="bfloat16")
+    said, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
+    assert type(forward.model.blocks[0].attention.qkv) is Int8Linear
+    assert type(forward.model.blocks[0].mlp._router) is type(forward.model.head) is Linear
+    assert 0 < (said - exact).norm() / exact.norm() < 0.2  # an expert that is chosen or not
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_takes_half_the_memory_and_says_so(tmp_path, compiled):
+    sizes = {**SIZES, "hidden_size": 240, "intermediate_size": 512}
+    save(transformers.LlamaConfig(**sizes), tmp_path)
+    plain, narrow = (
+        load(tmp_path, dtype="bfloat16", quantization=quantization, compiled=compiled).weight_bytes
+        for quantization in (None, "int8")
+    )
+    assert 0.5 * plain < narrow < 0.6 * plain
+
+
+def test_a_family_that_is_not_ours_is_refused(tmp_path):
+    square = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    save(transformers.Olmo2Config(**square), tmp_path)
+    with pytest.raises(LoadFailed, match="quantization int8 needs one of our own model families"):
+        load(tmp_path, quantization="int8")
+
+
+def test_a_gpu_is_refused(tmp_path):
+    save(transformers.LlamaConfig(**SIZES), tmp_path)
+    spec = WorkerSpec(path=str(tmp_path), quantization="int8")
+    source = read_source(tmp_path, device=CPU)
+    with pytest.raises(LoadFailed, match="quantization int8 needs a CPU, not cuda:1"):
+        runner._linear(spec, source, torch.device("cuda:1"))

@@ -1,0 +1,84 @@
+"""What nobody reads is not read from the server that sends it; what is too long is not kept."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from fairlead.job import Delta
+from fairlead.nodes import deltas as module
+from fairlead.nodes.attempt import Attempt, again
+from fairlead.nodes.connection import Clock
+from fairlead.nodes.deltas import Deltas
+from nodes.listening import ready_node, relayed_job, stub
+
+
+def raw(size: int) -> Delta:
+    return Delta(0, "x", raw=[b"x" * size], relayed_tokens=1)
+
+
+async def test_a_server_is_not_read_faster_than_the_client_reads(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
+    deltas = Deltas(1)
+    job = relayed_job(stub={"how": "endless"})
+    async with stub() as server:
+        node = ready_node(server)
+        with trio.fail_after(30):
+            async with node.generate(job, Attempt(deltas)):
+                for _ in range(3):
+                    while deltas.room() is None:
+                        await trio.lowlevel.checkpoint()
+                    held = deltas._unread_bytes
+                    await wait_all_tasks_blocked(0.01)  # the server, too: it writes as long as we read
+                    assert held == deltas._unread_bytes
+                    assert await deltas.take()
+                    assert deltas.room() is None
+
+
+async def test_who_does_not_read_does_not_take_the_server_to_be_silent(autojump_clock):
+    clock, read = Clock(None), trio.Event()
+    with trio.move_on_after(1000) as outer, clock.scope:
+        clock.begin("fell silent", 10)
+        clock.hold()
+        await read.wait()
+    assert outer.cancelled_caught
+    assert not clock.scope.cancelled_caught
+    clock.restart()
+    assert trio.current_time() + 10 == clock.scope.deadline
+
+
+async def test_room_is_there_again_when_all_was_read_or_nothing_more_will_come(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 10)
+    deltas = Deltas(1)
+    deltas.put(raw(10))
+    assert deltas.room() is None
+    deltas.put(raw(1))
+    room = deltas.room()
+    assert room is not None
+    assert room is deltas.room()
+    await deltas.take()
+    assert room.is_set()
+    assert deltas.room() is None
+    deltas.put(raw(11))
+    deltas.put(Delta(0, finish_reason="stop"))
+    assert deltas.room() is None
+
+
+async def test_what_a_reader_takes_at_once_needs_no_room(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 10)
+    deltas = Deltas(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deltas.take, lambda _deltas: True)
+        await wait_all_tasks_blocked()
+        deltas.put(raw(100))
+        assert deltas.room() is None
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(10, True), (11, False)])
+async def test_an_answer_that_is_too_long_is_not_kept_for_a_repetition(monkeypatch, size, is_kept):
+    monkeypatch.setattr(module, "KEPT_BYTES", 10)
+    deltas = Deltas(1, keeps=True)
+    deltas.put(raw(size))
+    await deltas.take()
+    assert is_kept == (deltas.kept is not None)
+    assert is_kept == (again(deltas) is not None)

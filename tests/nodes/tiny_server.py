@@ -1,0 +1,43 @@
+"""A server that is there at once: it imports hardly anything, and answers every request with the same words.
+
+    python -IS tiny_server.py PORT
+
+With `stream` in the body it streams. For tests that start servers by the hundred; what misbehaves is
+`stub_server`.
+"""
+
+import socket
+import sys
+
+TEXT = "tiny"
+_CHOICE = '{"choices": [{"index": 0, "%s": {"content": "%s"}, "finish_reason": "stop"}]}'
+_WHOLE = (_CHOICE % ("message", TEXT)).encode()
+_STREAM = f"data: {_CHOICE % ('delta', TEXT)}\n\ndata: [DONE]\n\n".encode()
+
+
+def main() -> None:
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                data = connection.recv(1 << 16)
+                if not data:
+                    break
+                request += data
+            head, _, body = request.partition(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+            while len(body) < length:
+                body += connection.recv(1 << 16)
+            streams = b'"stream":true' in body.replace(b" ", b"")
+            answer = _STREAM if streams else _WHOLE
+            kind = b"text/event-stream" if streams else b"application/json"
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
+                % (kind, len(answer), answer)
+            )
+
+
+if __name__ == "__main__":
+    main()
