@@ -358,6 +358,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(mon
         await client.send(get("/events"))
         await until(lambda: 1 == watched._watchers)
         await until(lambda: 0 == watched._watchers)
+        assert not (await client.answer()).whole
 
 
 async def test_a_server_that_stops_does_not_wait_for_those_who_watch():
