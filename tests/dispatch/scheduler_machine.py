@@ -77,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=OneAtATime(),
             loadable=frozenset("xy"),
         )
-        self.ledger = self.subject._line = Ledger(self.subject._line)
+        self.ledger = self.subject._queue._line = Ledger(self.subject._queue._line)
         self.costs: Counter[str] = Counter()  # of each tenant's jobs that are over
         self.order: dict[Ticket, int] = {}  # when it joined its line; who was given back comes first
         self.nodes = {
@@ -369,8 +369,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.full.keys() & holders.keys() == {place for place in holders if place.is_full}
         assert sum(holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
-        assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queued.values())
-        assert len(self.subject._queued) == len(self.subject._line)
+        assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
+        assert len(self.subject._queue) == len(self.subject._queue._line)
 
     @invariant()
     def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
@@ -409,12 +409,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert pytest.approx(self.costs[tenant], abs=1e-6) == charged
         statistics = self.subject.statistics()
         assert (0, 0) == (statistics.waiting, statistics.running)
-        assert not self.subject._queued
+        assert not self.subject._queue
         swaps = self.subject._swaps
         assert swaps._starved == {wish.model: 1 for wish in self.wishes if wish.starved}
         assert swaps._wanted == {wish.model: 1 for wish in self.wishes}
         assert not swaps._unrelayed
-        assert 0 == len(self.subject._line)
+        assert 0 == len(self.subject._queue._line)
 
 
 class TokensMachine(SchedulerMachine):

@@ -206,7 +206,7 @@ def test_a_job_that_a_node_gives_back_goes_first_and_is_charged_once():
     assert [first, first] == effects.granted
     assert 2 == first.attempts
     assert TicketState.QUEUED is second.state
-    assert 5.0 == subject._line.counter("A")
+    assert 5.0 == subject._queue._line.counter("A")
 
 
 def test_a_job_given_back_after_its_deadline_is_refused_and_costs_nothing():
@@ -285,7 +285,7 @@ def test_a_place_that_turned_a_job_away_is_full_until_one_of_its_own_ends_or_tim
 
 def test_who_leaves_after_its_node_failed_costs_what_it_has_used_and_no_more():
     subject, _ = scheduler(fairness="tokens")
-    ledger = subject._line = Ledger(subject._line)
+    ledger = subject._queue._line = Ledger(subject._queue._line)
     node = FakeNode()
     subject.node_up(node, limits(2))
     begun, silent = submit(subject, job("A", cost=50.0), job("B", cost=50.0))
@@ -357,9 +357,9 @@ def test_what_a_job_did_not_use_is_given_back():
     (running,) = submit(subject, job("A", cost=10.0))
     subject.first_delta(running)
     subject.charge(running, 4.0)
-    assert 10.0 == subject._line.counter("A")
+    assert 10.0 == subject._queue._line.counter("A")
     subject.finished(running, cost=4.0)
-    assert 4.0 == subject._line.counter("A")
+    assert 4.0 == subject._queue._line.counter("A")
 
 
 def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times():

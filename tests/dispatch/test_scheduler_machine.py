@@ -9,6 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.placement import Place
+from fairlead.dispatch.places import Places
+from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
@@ -26,14 +28,14 @@ def forgets_to_pump(self: Scheduler) -> None:
     return None
 
 
-def gives_a_seat_back_twice(self: Scheduler, ticket: Ticket) -> Place:
+def gives_a_seat_back_twice(self: Places, ticket: Ticket) -> Place:
     place = _vacate(self, ticket)
     if place.busy:
         place.give_back(0)
     return place
 
 
-def keeps_the_seat_of_who_left(self: Scheduler, ticket: Ticket) -> Place | None:
+def keeps_the_seat_of_who_left(self: Places, ticket: Ticket) -> Place | None:
     place, ticket.place = ticket.place, None
     return place
 
@@ -66,16 +68,16 @@ def forgets_a_deadline_that_passed_in_a_seat(self: Scheduler, ticket: Ticket, er
     ticket.late = late
 
 
-def puts_everybody_into_one_class(self: Scheduler, ticket: Ticket, push) -> None:
-    _enqueue(self, ticket, lambda tenant, cost, *, priority, size: push(tenant, cost, size=size))
+def puts_everybody_into_one_class(self: Queue, ticket: Ticket, push) -> None:
+    _add(self, ticket, lambda tenant, cost, *, priority, size: push(tenant, cost, size=size))
 
 
-def leaves_who_was_displaced_in_the_line(self: Scheduler, ticket: Ticket) -> None:
+def leaves_who_was_displaced_in_the_line(self: Queue, ticket: Ticket) -> None:
     ticket.state = TicketState.DONE
 
 
-def goes_back_where_it_failed(self: Scheduler, ticket: Ticket) -> list[Place]:
-    return self._holding(ticket.job.model)
+def goes_back_where_it_failed(self: Places, ticket: Ticket) -> list[Place]:
+    return self.holding(ticket.job.model)
 
 
 def passes_on_what_it_does_not_have(self: Place, job: Job) -> bool:
@@ -83,10 +85,9 @@ def passes_on_what_it_does_not_have(self: Place, job: Job) -> bool:
 
 
 def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
-    _enqueue_once = self._enqueue
-    self._enqueue = lambda ticket, push: _enqueue_once(ticket, self._line.push)
+    self._queue.rejoin = self._queue.join
     _return(self, ticket)
-    del self._enqueue
+    del self._queue.rejoin
 
 
 def forgets_that_a_place_is_full(self: Scheduler, ticket: Ticket) -> None:
@@ -97,7 +98,7 @@ def never_looks_again_at_a_full_place(self: Scheduler, place: Place) -> None:
     return None
 
 
-def keeps_what_was_charged(self: Scheduler, ticket: Ticket, *, down_to: float) -> None:
+def keeps_what_was_charged(self: Queue, ticket: Ticket, *, down_to: float) -> None:
     return None
 
 
@@ -131,31 +132,31 @@ def expires_although_it_was_used(self: Scheduler, place: Place, used: int) -> No
 _let_go = Scheduler._let_go
 _expired = Scheduler.expired
 _return = Scheduler._return
-_vacate = Scheduler._vacate
+_vacate = Places.vacate
 _start_swaps = Scheduler._start_swaps
 _deadline = Scheduler.deadline
-_enqueue = Scheduler._enqueue
+_add = Queue._add
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
         (Scheduler, "_pump", forgets_to_pump),
-        (Scheduler, "_vacate", gives_a_seat_back_twice),
-        (Scheduler, "_vacate", keeps_the_seat_of_who_left),
+        (Places, "vacate", gives_a_seat_back_twice),
+        (Places, "vacate", keeps_the_seat_of_who_left),
         (Scheduler, "_start_swaps", evicts_what_works),
         (Scheduler, "_start_swaps", never_starts_a_swap),
         (Place, "free", property(counts_a_seat_too_many)),
         (Scheduler, "deadline", forgets_the_deadline),
         (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
-        (Scheduler, "_enqueue", puts_everybody_into_one_class),
-        (Scheduler, "_dequeue", leaves_who_was_displaced_in_the_line),
-        (Scheduler, "_open_to", goes_back_where_it_failed),
+        (Queue, "_add", puts_everybody_into_one_class),
+        (Queue, "_forget", leaves_who_was_displaced_in_the_line),
+        (Places, "open_to", goes_back_where_it_failed),
         (Place, "takes", passes_on_what_it_does_not_have),
         (Scheduler, "_return", charges_for_each_attempt),
         (Scheduler, "turned_away", forgets_that_a_place_is_full),
         (Scheduler, "has_room", never_looks_again_at_a_full_place),
-        (Scheduler, "_refund", keeps_what_was_charged),
+        (Queue, "refund", keeps_what_was_charged),
         (Scheduler, "_let_go", lets_go_who_works),
         (Place, "free", property(gives_jobs_to_who_is_leaving)),
         (Swaps, "stops", forgets_what_is_stopping),
@@ -172,4 +173,4 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
 
 
 def test_the_queue_of_the_machine_is_the_kernel():
-    assert isinstance(SchedulerMachine().subject._line._line, FairQueue)
+    assert isinstance(SchedulerMachine().subject._queue._line._line, FairQueue)

@@ -86,6 +86,18 @@ def test_a_starving_job_that_leaves_starves_nobody_else():
     assert [] == effects.swaps
 
 
+def test_when_who_starves_leaves_the_model_that_was_to_make_room_has_its_seats_again_at_once():
+    subject, effects = swapping()
+    up(subject, "x", seats=2)
+    running, starving = submit(subject, job(model="x"), job("B", model="y"))
+    subject.starved(starving)
+    (waiting,) = submit(subject, job("C", model="x"))
+    assert [running] == effects.granted
+    subject.leave(starving)
+    assert [running, waiting] == effects.granted
+    assert [] == effects.swaps
+
+
 def test_a_model_that_is_being_loaded_is_not_evicted_again():
     subject, effects = swapping()
     submit(subject, job(model="x"), job("B", model="y"))

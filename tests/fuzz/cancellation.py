@@ -206,17 +206,22 @@ def _left_behind(world: World) -> list[str]:
         "held": sum(node.held for node in world.nodes),
         "working": sum(node.working for node in world.nodes),
         "alarms": alarms - 1 - len(world.dispatcher._full),  # the meter's, and those of full nodes
-        "tickets": sum(map(_tickets, (world.dispatcher, world.dispatcher._scheduler))),
+        "tickets": _tickets(world.dispatcher, set()),
     }
     return [f"leak: {name} {count}" for name, count in left.items() if count]
 
 
-def _tickets(owner: object) -> int:
-    """Count the tickets in the owner's own containers, whatever these are called."""
-    containers = [value for value in vars(owner).values() if isinstance(value, dict | set | list | deque)]
+def _tickets(owner: object, counted: set[int]) -> int:
+    """Count the tickets in the containers of the owner and of its parts, whatever these are called."""
+    counted.add(id(owner))
+    values = vars(owner).values()
+    containers = [value for value in values if isinstance(value, dict | set | list | deque)]
     items = [item for container in containers for item in container]
     items += [item for container in containers if isinstance(container, dict) for item in container.values()]
-    return sum(isinstance(item, Ticket) for item in items)
+    ours = [value for value in values if type(value).__module__.startswith("fairlead.dispatch.")]
+    parts = [value for value in ours if hasattr(value, "__dict__")]
+    found = sum(isinstance(item, Ticket) for item in items)
+    return found + sum(_tickets(part, counted) for part in parts if id(part) not in counted)
 
 
 async def _every_seat_is_free(world: World) -> bool:

@@ -162,6 +162,14 @@ class CancelledOnPaper(Dispatcher):
         waiter.error = waiter.error or error
 
 
+class RememberedSeat(Dispatcher):
+    """A part of the dispatcher does not forget who is over. All counts are right; only memory is lost."""
+
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        self._outlook.over = lambda _: None
+
+
 class EndlessSwap(Dispatcher):
     """A model that has been loaded goes on being loaded, so it can never make room for another."""
 
@@ -202,7 +210,7 @@ class ChargedTwice(Dispatcher):
     """A job that comes back stands in line like any other, and pays for each time that it leaves."""
 
     async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
-        line = self._scheduler._line
+        line = self._scheduler._queue._line
         line.push_front = line.push
         return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
@@ -218,7 +226,7 @@ class DeafSecondWait(Dispatcher):
 class ForeverFull(Dispatcher):
     """A node that turned a job away is never looked at again, unless one of its jobs ends."""
 
-    def _look_again(self, place: Place) -> None:
+    def _look_again(self, place: Place, after_s: float) -> None:
         """Do not."""
 
 
@@ -250,6 +258,7 @@ MORE = {
     "a leave that forgets to pump": Parts(LeaveWithoutPump),
     "an abort that is not sent": Parts(node_type=DeafNode),
     "a cancel that only takes a note": Parts(CancelledOnPaper),
+    "a seat that is remembered": Parts(RememberedSeat),
 }
 OF_SWAPS = {
     "a swap that is never over": Parts(EndlessSwap),

@@ -90,7 +90,8 @@ class World:
         self.left_at[visit.name] = trio.current_time()
 
     def _keep_books(self, scheduler: Scheduler) -> None:
-        self.ledger = scheduler._line = Ledger(scheduler._line)
+        queue = scheduler._queue
+        self.ledger = queue._line = Ledger(queue._line)
         real = scheduler.finished
 
         def finished(ticket: Ticket, *, cost: float) -> None:

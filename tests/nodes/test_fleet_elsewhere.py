@@ -189,7 +189,7 @@ async def test_three_nodes_one_killed_one_stopped_one_slow_and_no_answer_is_lost
                         return state(opened, "stopped") == "down"
 
                     await opened.until(is_noticed)
-                    # A job has two attempts: those that lost one by the first trouble are not to meet the second.
+                    # A job has two attempts: those that lost one by the first trouble are spared the second.
                     await opened.until(lambda: not moved & opened.gateway._under_way)
                     assert opened.desk.counts("killed").busy > 0
                     killed.kill()

@@ -7,15 +7,14 @@ task that was just cancelled: whatever the task had then, a place in the queue o
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from http import HTTPStatus
 from random import Random
 
 import msgspec
 import trio
 
 from fairlead.config import QueueConfig, SwapConfig
-from fairlead.dispatch.estimate import retry_after_s
-from fairlead.dispatch.forecast import Forecast, Forecaster, Running
+from fairlead.dispatch.forecast import Forecast
+from fairlead.dispatch.outlook import Outlook
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.seat import Seat, Waiter
@@ -57,11 +56,11 @@ class Dispatcher:
         self, queue: QueueConfig, *, random: Random | None = None, rejects_loading: bool = False
     ) -> None:
         self._queue = queue
-        self._random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
+        random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
         self._scheduler = Scheduler(
             self,
             capacity=queue.capacity,
-            random=self._random,
+            random=random,
             fairness=queue.fairness,
             min_share=queue.min_share,
             tenant_weights=queue.tenant_weights,
@@ -72,10 +71,9 @@ class Dispatcher:
         # Who starves only when its time is up starves in vain.
         self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
         self._upkeep = Upkeep(self._scheduler, self._timer, starvation_s=self._starvation_s)
-        self._forecaster = Forecaster(queue)
+        self._outlook = Outlook(self._scheduler, queue, random)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
-        self._granted_at: dict[Ticket, float] = {}  # since when; the oldest first
         self._full: dict[Place, Alarm] = {}  # who turned a job away, and when to look again
 
     async def run(self) -> None:
@@ -92,19 +90,19 @@ class Dispatcher:
         Raises what `cancel` was called with, at any time.
         """
         arrived = trio.current_time()
-        waiter = Waiter(self._forecaster.ticket(job))
+        waiter = Waiter(self._outlook.ticket(job))
         ticket = waiter.ticket
         self._waiters[ticket] = self._by_id[job.request_id] = waiter
         with waiter.scope:
             try:
                 self._scheduler.submit(ticket)
                 if ticket.state is TicketState.QUEUED:
-                    waiter.forecast = self._forecast(ticket, first=True)
+                    waiter.forecast = self._outlook.on_arrival(ticket)
                 self._set_alarms(waiter, arrived)
                 self._want_all_the_same(waiter)
                 node = await waiter.granted()
                 waited_s = trio.current_time() - arrived
-                self._forecaster.granted(ticket, waited_s)
+                self._outlook.waited(ticket, waited_s)
                 yield Seat(self, waiter, node, waited_s)
             finally:
                 for alarm in waiter.alarms:
@@ -122,7 +120,7 @@ class Dispatcher:
         """See `Seat.another`: return the node of the next seat."""
         ticket, place = waiter.ticket, waiter.ticket.place
         assert place is not None
-        del self._granted_at[ticket]
+        self._outlook.unseated(waiter)
         waiter.event = trio.Event()
         if is_full:
             self._look_again(place, FULL_FOR_S if full_for_s is None else min(full_for_s, FULL_AT_MOST_S))
@@ -138,7 +136,7 @@ class Dispatcher:
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.state is not TicketState.QUEUED:
             return None
-        return self._forecast(waiter.ticket)
+        return self._outlook.now(waiter.ticket)
 
     def cancel(self, request_id: str, owner: str, error: FairleadError) -> bool:
         """End the waiting or running job of that id with `error`. False if the owner has no such job."""
@@ -150,10 +148,7 @@ class Dispatcher:
 
     def forecast(self, model: str, tenant: str, priority: int) -> Forecast:
         """Return what a job of this tenant and class would be told if it arrived now."""
-        ahead = self._scheduler.foretell(model, tenant, priority)
-        if ahead is None:
-            return Forecast(0, 0, 0 if self._forecaster.wants_jobs_ahead else None)
-        return self._foretell(len(ahead), lambda: ahead)
+        return self._outlook.for_newcomer(model, tenant, priority)
 
     def drain(self) -> None:
         """Take no more jobs; who waits is told so, who runs goes on."""
@@ -167,8 +162,8 @@ class Dispatcher:
             running=counts.running,
             capacity=counts.capacity,
             seats=counts.seats,
-            mean_wait_s=self._forecaster.mean_wait_s,
-            mean_service_s=self._forecaster.mean_service_s,
+            mean_wait_s=self._outlook.mean_wait_s,
+            mean_service_s=self._outlook.mean_service_s,
         )
 
     # What nodes report (NodeListener) ----------------------------------------------------------------
@@ -211,7 +206,7 @@ class Dispatcher:
     def unload(self, model: str, error: FairleadError | None = None) -> None:
         """Have a model stopped once the jobs that it has are finished; with an error, they end with that."""
         if error is not None:
-            for ticket in list(self._granted_at):
+            for ticket in self._outlook.running():
                 place = ticket.place
                 if place is not None and place.limits.evictable and model in place.node.models:
                     self.stop(ticket, error)
@@ -242,17 +237,18 @@ class Dispatcher:
 
     def grant(self, ticket: Ticket) -> None:
         """Wake the task that waits with this ticket."""
-        self._granted_at[ticket] = trio.current_time()
-        self._waiters[ticket].event.set()
+        waiter = self._waiters[ticket]
+        self._outlook.seated(waiter)
+        waiter.event.set()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Wake it with an error; one that another try may avoid says when to try."""
-        self._waiters[ticket].end(self._with_estimate(error))
+        self._waiters[ticket].end(self._outlook.with_estimate(error))
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """Cancel the task, wherever it is, and have `seat` raise the error."""
         waiter = self._waiters[ticket]
-        waiter.end(self._with_estimate(error))
+        waiter.end(self._outlook.with_estimate(error))
         waiter.scope.cancel()
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
@@ -314,13 +310,8 @@ class Dispatcher:
 
     def _read_meters(self) -> None:
         for waiter in self._waiters.values():
-            self._scheduler.charge(waiter.ticket, self._spent(waiter))
+            self._scheduler.charge(waiter.ticket, self._outlook.spent(waiter))
         self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
-
-    def _spent(self, waiter: Waiter) -> float:
-        if not waiter.ticket.has_begun:
-            return 0.0
-        return self._forecaster.weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
 
     def _over(self, waiter: Waiter) -> None:
         """A job is over, or has left: give back what it has. Synchronous, so nothing comes in between."""
@@ -328,40 +319,5 @@ class Dispatcher:
         del self._waiters[ticket]
         if self._by_id.get(job.request_id) is waiter:
             del self._by_id[job.request_id]
-        self._forecaster.forget(ticket)
-        if (granted_at := self._granted_at.pop(ticket, None)) is not None:
-            self._forecaster.finished(job, trio.current_time() - granted_at, waiter.generated())
-        self._scheduler.finished(ticket, cost=self._spent(waiter))
-
-    def _with_estimate(self, error: FairleadError) -> FairleadError:
-        if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
-            waiting = self._scheduler.statistics().waiting
-            told = self._foretell(waiting, self._scheduler.waiting_jobs)
-            error.estimated_wait_s = told.estimated_wait_s
-            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
-        return error
-
-    def _forecast(self, ticket: Ticket, *, first: bool = False) -> Forecast:
-        ahead = self._scheduler.position(ticket)
-        jobs = partial(self._scheduler.jobs_ahead, ticket)
-        return self._foretell(ahead, jobs, ticket=ticket if first else None)
-
-    def _foretell(
-        self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, ticket: Ticket | None = None
-    ) -> Forecast:
-        now = trio.current_time()
-        return self._forecaster.foretell(
-            ahead=ahead,
-            jobs_ahead=jobs_ahead,
-            running=self._running,
-            oldest_s=now - next(iter(self._granted_at.values()), now),
-            seats=self._scheduler.statistics().seats,
-            now=now,
-            ticket=ticket,
-        )
-
-    def _running(self) -> list[Running]:
-        return [
-            Running(ticket.job, granted_at, self._waiters[ticket].generated())
-            for ticket, granted_at in self._granted_at.items()
-        ]
+        self._outlook.over(waiter)
+        self._scheduler.finished(ticket, cost=self._outlook.spent(waiter))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from fairlead.dispatch.placement import Place
+from fairlead.dispatch.places import Places
 from fairlead.dispatch.ticket import Wish
 from fairlead.job import Job
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
@@ -19,12 +20,12 @@ class Swaps:
     A model that works is never evicted: it goes on with the jobs that wait for it, so that swaps are few,
     until somebody starves for another; then it gets no more jobs, and is evicted when it is idle.
 
-    `places` are those of all nodes by id, and the scheduler's; a model that is evicted loses its place here.
+    `places` are those of all nodes, and the scheduler's; a model that is evicted loses its place here.
     """
 
     def __init__(
         self,
-        places: dict[str, Place],
+        places: Places,
         policy: EvictionPolicy | None = None,
         loadable: frozenset[str] = frozenset(),
     ) -> None:
@@ -91,10 +92,6 @@ class Swaps:
         """Whether a swap could load it."""
         return model in self._loadable
 
-    def place_of(self, model: str) -> Place | None:
-        """Return where it is loaded here; None if it is not."""
-        return next((place for place in self._ours() if model in place.node.models), None)
-
     def ended(self, models: Iterable[str]) -> None:
         """The load of these is over, well or badly."""
         self._loading.difference_update(models)
@@ -116,23 +113,26 @@ class Swaps:
         self._stopping.add(model)
         return True
 
-    def start(self) -> list[Swap]:
+    def start(self) -> tuple[list[Swap], list[Place]]:
         """Return the swaps that start now: what to load, and what to evict; its places are gone from here on.
 
-        Marks the places that are to run dry.
+        Marks the places that are to run dry, and returns those, too, that are not to any more: nobody starves
+        for their room now.
         """
         if not self._loadable:
-            return []
-        for place in self._places.values():
+            return [], []
+        dry = [place for place in self._places.values() if place.draining]
+        for place in dry:
             place.draining = False
-        return list(self._swaps())
+        swaps = list(self._swaps()) if self._wanted else []
+        return swaps, [place for place in dry if not place.draining]
 
     # Decisions ---------------------------------------------------------------------------------------
 
     def _swaps(self) -> Iterator[Swap]:
         for model in self._missing():
             evict = self._policy.eviction_for(model, self._running(model))
-            victims = [place for place in self._ours() if place.node.models & evict]
+            victims = [place for place in self._places.ours() if place.node.models & evict]
             if evict & self._loading or any(place.draining for place in victims):
                 continue
             if evict and self._is_spare(model):
@@ -142,7 +142,7 @@ class Swaps:
                     place.draining = model in self._starved
                 continue
             for place in victims:
-                del self._places[place.node.id]
+                self._places.remove(place.node.id)
                 self.stops(place.node.models)
             self._stopping.discard(model)
             self._loading.add(model)
@@ -150,26 +150,21 @@ class Swaps:
 
     def _missing(self) -> list[str]:
         """What is wanted and could be loaded: first who starves, then who waits, the longest first."""
-        if not self._wanted:
-            return []
-        here = frozenset[str]().union(*(place.node.models for place in self._ours()))
         by_turn = dict.fromkeys([*self._starved, *self._wanted])
-        missing = [model for model in by_turn if model in self._loadable - self._loading - here]
-        if not missing:
-            return missing
+        loadable = [model for model in by_turn if model in self._loadable and model not in self._loading]
+        missing = [model for model in loadable if self._places.of_ours(model) is None]
         return [model for model in missing if model in self._wishes or not self._is_held(model)]
 
     def _is_held(self, model: str) -> bool:
         """Whether all who wait for the model can have it from nodes that are there."""
-        holding = [place for place in self._places.values() if model in place.node.models]
-        staying = [place.limits for place in holding if not place.leaving]
+        staying = [place.limits for place in self._places.holding(model) if not place.leaving]
         if model in self._unrelayed:
             return any(not limits.needs_relay for limits in staying)
         return bool(staying)
 
     def _running(self, target: str) -> list[str]:
         """What is on its way out, what is loaded, used longest ago first, and what is being loaded."""
-        by_use = sorted(self._ours(), key=lambda place: (place.busy > 0, place.used))
+        by_use = sorted(self._places.ours(), key=lambda place: (place.busy > 0, place.used))
         loaded = (model for place in by_use for model in place.node.models)
         running = dict.fromkeys([*sorted(self._stopping), *loaded, *sorted(self._loading)])
         running.pop(target, None)
@@ -179,9 +174,6 @@ class Swaps:
         """Whether nobody wants it but a wish that is not to evict anything."""
         wish = self._wishes.get(model)
         return wish is not None and wish.spare and self._wanted[model] == 1
-
-    def _ours(self) -> Iterator[Place]:
-        return (place for place in list(self._places.values()) if place.limits.evictable)
 
 
 def _add(counts: dict[str, int], model: str) -> None:

@@ -20,7 +20,7 @@ class Ticket:
     """`cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` what it is
     likely to take of a node's cache. `attempts` counts grants. `has_begun`: its first delta is on its way.
     `late` is the error of its deadline, once that is over. `failed_at`: the place that failed it last. Only
-    the scheduler writes to it.
+    the scheduler writes to it, through its queue (`handle`, `charged`) and its places (`place`).
     """
 
     __slots__ = (

@@ -1,0 +1,66 @@
+"""The program: which commands there are, and how outcomes become exit codes.
+
+The commands are functions, by subject: `servers` are what serves, `clients` talk to a server, `machines` look
+at files and at the machine. Knows nothing of how anything is served (`app`) or shown (`console`).
+
+Exit codes: 0 good, 1 failed, 2 bad usage or configuration, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Literal
+
+from cyclopts import App, CycloptsError
+
+from fairlead.cli.clients import bench, ps, run, stop, top
+from fairlead.cli.machines import check, deploy, doctor, schema
+from fairlead.cli.servers import node, serve
+from fairlead.config import ConfigError
+
+commands = App(
+    "fairlead",
+    help="A language-model server that gives every user a fair turn.",
+    version=lambda: metadata.version("fairlead"),
+)
+commands.register_install_completion_command()
+commands.command(configuration := App("config", help="Look at configuration files."))
+for command in (serve, node, run, ps, top, stop, bench, doctor, deploy):
+    commands.command(command)
+configuration.command(check)
+configuration.command(schema)
+
+
+@commands.command
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print the completion script for a shell. `fairlead --install-completion` puts it in its place.
+
+    Parameters
+    ----------
+    shell
+        The shell.
+    """
+    sys.stdout.write(commands.generate_completion(prog_name="fairlead", shell=shell))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (default: this process's arguments) and return its exit code."""
+    from fairlead.console.announcer import complain
+
+    try:
+        code = commands(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, ConfigError) as error:
+        complain(f"{error}\nTry 'fairlead --help'.")
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has left. The interpreter must not fail again when it flushes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,90 @@
+"""The commands that are a server: arguments become a `Config`, and `app` runs it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairlead.config import Config, ConfigError, is_loopback
+from fairlead.console.options import File, Flag, Model, ServeOptions, told
+
+if TYPE_CHECKING:
+    from fairlead.reload import Source
+
+
+def serve(
+    model: Model | None = None,
+    /,
+    *,
+    config: File | None = None,
+    watch_config: Flag = False,
+    options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Serve models over HTTP.
+
+    Parameters
+    ----------
+    model
+        Directory of the model, or its name on the Hugging Face hub (organization/name). Without it and
+        without --config, the small demonstration model is served.
+    config
+        A configuration file (fairlead.yaml, or llama-swap's). What is given here as well wins over it.
+    watch_config
+        Read the file again whenever it has changed, as SIGHUP does. Models that did not change run on.
+    """
+    if watch_config and config is None:
+        raise ConfigError("--watch-config: needs --config")
+    given = Config(models=())
+    if config is not None:
+        from fairlead.console.configuration import read
+
+        reading = read(config)
+        if reading is None:
+            return 2
+        given = reading.config
+    source = None if config is None else _source(config, model, options, is_watched=watch_config)
+    return _serve(options.config(model, given), source, lifeline=options.lifeline)
+
+
+def node(
+    model: Model | None = None,
+    /,
+    *,
+    options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Serve a model for another Fairlead: what has no free seat here is refused at once, never queued.
+
+    The same program as `serve`, with --queue-capacity 0: the server in front of it holds the one queue.
+
+    Parameters
+    ----------
+    model
+        Directory of the model, or its name on the Hugging Face hub (organization/name). Default: the small
+        demonstration model.
+    """
+    if options.queue_capacity:
+        raise ConfigError("--queue-capacity: a node never queues; `fairlead serve` does")
+    config = options.config(model, Config(models=()))
+    return _serve(told(config, queue=told(config.queue, capacity=0)), None, lifeline=options.lifeline)
+
+
+def _source(file: Path, model: str | None, options: ServeOptions, *, is_watched: bool) -> "Source":
+    """Return how the file is read again: what the command line says still wins over it."""
+    from fairlead.configfile import read_config
+    from fairlead.reload import Source
+
+    def read() -> Config:
+        return options.config(model, read_config(file, os.environ).config)
+
+    return Source(file, read, is_watched)
+
+
+def _serve(config: Config, source: "Source | None", *, lifeline: bool) -> int:
+    from fairlead.app import run as run_server
+    from fairlead.console.announcer import end_with_standard_input, open_announcer, warn
+
+    if not is_loopback(config.host) and not config.api_keys:
+        warn(f"anybody who can reach {config.host} may use this server; --api-key would ask them for a key")
+    if lifeline:
+        end_with_standard_input()
+    with open_announcer(key_needed=bool(config.api_keys)) as announcer:
+        return run_server(config, announcer, source)

@@ -1,0 +1,65 @@
+"""Who is let in to wait, and what the others are told. Pure: asks, and answers.
+
+Placing comes before queueing: who finds a free seat is let in whatever waits. Whom a newcomer displaces when
+the queue is full is not known here; that is the queue's affair.
+"""
+
+from fairlead.dispatch.places import Places
+from fairlead.dispatch.queue import Queue
+from fairlead.dispatch.swaps import Swaps
+from fairlead.dispatch.ticket import Wish
+from fairlead.errors import Draining, FairleadError, ModelLoading, ModelNotFound, NoQueue, QueueFull
+from fairlead.job import Job
+
+RETRY_S = 5
+
+
+class Admission:
+    """The reasons for which a job or a wish is refused at once, in the order in which they are told (spec 2).
+
+    With `rejects_loading` no job waits for a model to be loaded.
+    """
+
+    def __init__(self, queue: Queue, places: Places, swaps: Swaps, *, rejects_loading: bool = False) -> None:
+        self._queue = queue
+        self._places = places
+        self._swaps = swaps
+        self._rejects_loading = rejects_loading
+        self._draining = False
+
+    def drain(self) -> None:
+        """Let nobody in any more."""
+        self._draining = True
+
+    def refusal(self, job: Job) -> FairleadError | None:
+        """Return why the job may not wait, if it has to. That the queue has no place for it is none yet."""
+        if self._draining:
+            return shutting_down()
+        if (misfit := self._places.misfit(job)) is not None:
+            return misfit
+        if self._places.free_for(job):
+            return None
+        if self._rejects_loading and self.must_load(job):
+            return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=RETRY_S)
+        if job.no_queue:
+            return NoQueue("no seat is free, and the request does not want to wait")
+        if not self._queue.has_bytes_for(job):
+            return QueueFull("the queue is full: the requests that wait are too large together")
+        return None
+
+    def refusal_of_wish(self, wish: Wish) -> FairleadError | None:
+        """Return why a model that is not there will not be loaded."""
+        if self._draining:
+            return shutting_down()
+        if not self._swaps.is_loadable(wish.model):
+            return ModelNotFound(f"{wish.model} is no model of this server")
+        return None
+
+    def must_load(self, job: Job) -> bool:
+        """Whether the job's model would have to be loaded for it."""
+        return self._swaps.is_loadable(job.model) and not self._places.taking(job)
+
+
+def shutting_down() -> Draining:
+    """Return what is told to those who come, or wait, when the server takes no more jobs."""
+    return Draining("the server is shutting down", retry_after_s=RETRY_S)

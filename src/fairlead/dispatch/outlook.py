@@ -1,0 +1,130 @@
+"""What those who wait are told, and what is learnt from those who have waited.
+
+Brings to the pure `Forecaster` what it does not know: queue, seats and clock, and who sits since when.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from random import Random
+
+import trio
+
+from fairlead.config import QueueConfig
+from fairlead.dispatch.estimate import retry_after_s
+from fairlead.dispatch.forecast import Forecast, Forecaster, Running
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.seat import Waiter
+from fairlead.dispatch.ticket import Ticket
+from fairlead.errors import FairleadError, QueueTimeout
+from fairlead.job import Job
+
+
+class Outlook:
+    """Forecasts for who waits, and for who would; estimates for who is refused; what who sits has cost.
+
+    Is told of every seat that is given (`seated`), lost (`unseated`) or left (`over`), and learns from them.
+    Asks the scheduler, and changes nothing there. `random` spreads the retries of who is refused together.
+    """
+
+    def __init__(self, scheduler: Scheduler, queue: QueueConfig, random: Random) -> None:
+        self._scheduler = scheduler
+        self._random = random
+        self._forecaster = Forecaster(queue)
+        self._seated: dict[Ticket, tuple[float, Waiter]] = {}  # since when, and who; the oldest first
+
+    # Who waits and who sits ---------------------------------------------------------------------------
+
+    def ticket(self, job: Job) -> Ticket:
+        """Return a ticket with the cost and the cache tokens that the job is likely to have."""
+        return self._forecaster.ticket(job)
+
+    def seated(self, waiter: Waiter) -> None:
+        """A job has a seat from now on."""
+        self._seated[waiter.ticket] = trio.current_time(), waiter
+
+    def unseated(self, waiter: Waiter) -> None:
+        """A job has lost its seat, and will wait for another."""
+        del self._seated[waiter.ticket]
+
+    def waited(self, ticket: Ticket, waited_s: float) -> None:
+        """A job has waited so long for its first seat."""
+        self._forecaster.granted(ticket, waited_s)
+
+    def running(self) -> list[Ticket]:
+        """Return the tickets of those who sit, the first to sit first."""
+        return list(self._seated)
+
+    def spent(self, waiter: Waiter) -> float:
+        """Return what a job has cost until now; nothing before its first delta."""
+        if not waiter.ticket.has_begun:
+            return 0.0
+        return self._forecaster.weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
+
+    def over(self, waiter: Waiter) -> None:
+        """A job is over, or has left, with a seat or without."""
+        self._forecaster.forget(waiter.ticket)
+        if (sitting := self._seated.pop(waiter.ticket, None)) is not None:
+            since, _ = sitting
+            service_s = trio.current_time() - since
+            self._forecaster.finished(waiter.ticket.job, service_s, waiter.generated())
+
+    # What is told ------------------------------------------------------------------------------------
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Mean wait of the last jobs that were granted a seat."""
+        return self._forecaster.mean_wait_s
+
+    @property
+    def mean_service_s(self) -> float:
+        """Mean time the last jobs held their seats."""
+        return self._forecaster.mean_service_s
+
+    def on_arrival(self, ticket: Ticket) -> Forecast:
+        """Return what a job is told that has just begun to wait: it is held against what becomes of it."""
+        return self._of(ticket, told=ticket)
+
+    def now(self, ticket: Ticket) -> Forecast:
+        """Return what a job that waits would be told now."""
+        return self._of(ticket, told=None)
+
+    def for_newcomer(self, model: str, tenant: str, priority: int) -> Forecast:
+        """Return what a job of this tenant and class would be told if it came now."""
+        ahead = self._scheduler.foretell(model, tenant, priority)
+        if ahead is None:
+            return Forecast(0, 0, 0 if self._forecaster.wants_jobs_ahead else None)
+        return self._foretell(len(ahead), lambda: ahead)
+
+    def with_estimate(self, error: FairleadError) -> FairleadError:
+        """Return the error; one that another try may avoid says when to try."""
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
+            waiting = self._scheduler.statistics().waiting
+            told = self._foretell(waiting, self._scheduler.waiting_jobs)
+            error.estimated_wait_s = told.estimated_wait_s
+            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
+        return error
+
+    def _of(self, ticket: Ticket, *, told: Ticket | None) -> Forecast:
+        ahead = self._scheduler.position(ticket)
+        return self._foretell(ahead, partial(self._scheduler.jobs_ahead, ticket), told=told)
+
+    def _foretell(
+        self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, told: Ticket | None = None
+    ) -> Forecast:
+        now = trio.current_time()
+        oldest, _ = next(iter(self._seated.values()), (now, None))
+        return self._forecaster.foretell(
+            ahead=ahead,
+            jobs_ahead=jobs_ahead,
+            running=self._running,
+            oldest_s=now - oldest,
+            seats=self._scheduler.statistics().seats,
+            now=now,
+            ticket=told,
+        )
+
+    def _running(self) -> list[Running]:
+        return [
+            Running(ticket.job, since, waiter.generated()) for ticket, (since, waiter) in self._seated.items()
+        ]

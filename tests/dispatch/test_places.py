@@ -1,0 +1,104 @@
+"""The places by themselves: who could sit where, who sits, who is not to come any more."""
+
+from random import Random
+
+import pytest
+
+from dispatch.recorded import FakeNode, elsewhere, job, limits
+from fairlead.dispatch.places import Places
+from fairlead.nodes.node import NodeLimits
+
+
+def places(**limits_by_id: NodeLimits) -> Places:
+    filled = Places(Random(0))
+    for name, its in limits_by_id.items():
+        filled.add(FakeNode(name), its)
+    return filled
+
+
+def test_a_job_fits_where_a_seat_and_its_memory_are():
+    subject = places(one=limits(1, cache_tokens=10))
+    large = job(tokens=50)
+    assert subject.fit(job(model="another")) is None
+    assert subject.fit(large), "alone, whatever was let in fits"
+    subject.seat(large)
+    assert subject.fit(job()) is None
+    subject["one"].limits = limits(2, cache_tokens=10)
+    assert subject.fit(job(tokens=1)) is False
+    subject.vacate(large)
+    assert subject.fit(job(tokens=1))
+
+
+def test_one_node_that_has_both_seat_and_memory_is_enough():
+    subject = places(small=limits(2, cache_tokens=10), large=limits(2, cache_tokens=100))
+    for name, taken in (("small", 9), ("large", 50)):
+        subject[name].take(taken)
+    asked = job(tokens=20)
+    assert subject.fit(asked)
+    subject.seat(asked)
+    assert subject["large"] is asked.place
+
+
+def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
+    subject = places(one=limits(1), two=limits(1))
+    failed = job()
+    failed.failed_at = subject["one"]
+    assert [subject["two"]] == subject.open_to(failed)
+    subject["two"].take(0)
+    assert subject.fit(failed) is None
+    subject.remove("two")
+    assert [subject["one"]] == subject.open_to(failed)
+
+
+def test_the_seats_of_an_earlier_life_are_nobodys():
+    subject = places(one=limits(1))
+    sitting = job()
+    subject.seat(sitting)
+    earlier = subject["one"]
+    later = subject.add(FakeNode("one"), limits(1))
+    assert (False, True) == (subject.is_current(earlier), subject.is_current(later))
+    assert earlier is subject.vacate(sitting)
+    assert 1 == later.free
+
+
+def test_a_node_that_is_closed_is_leaving_in_its_next_lives_until_it_is_reopened():
+    subject = places(one=limits(1))
+    assert subject.close("one")
+    assert not subject.close("two")
+    assert [] == subject.free()
+    assert [subject["one"]] == subject.idle_and_leaving()
+    for name in ("one", "two"):
+        assert subject.add(FakeNode(name), limits(1)).leaving
+        subject.reopen(name)
+        assert not subject.add(FakeNode(name), limits(1)).leaving
+
+
+def test_who_works_is_not_let_go_and_who_was_seated_last_was_used_last():
+    subject = places(one=limits(2), two=limits(2))
+    first, second = job(), job()
+    subject.seat(first)
+    subject.seat(second)
+    assert {1, 2} == {place.used for place in subject.values()}
+    assert second.place is not None
+    assert 2 == second.place.used
+    subject.close("one")
+    assert [] == subject.idle_and_leaving()
+
+
+@pytest.mark.parametrize(("prompt", "is_misfit"), [(49, False), (50, True)])
+def test_a_job_is_a_misfit_only_if_the_longest_model_is_too_short(prompt, is_misfit):
+    subject = places(one=limits(1, longest=20), two=limits(1, longest=50))
+    error = subject.misfit(job(prompt=prompt).job)
+    assert is_misfit == (error is not None)
+    assert error is None or ("prompt", True) == (error.param, "at most 50" in error.message)
+    assert subject.misfit(job(prompt=prompt, model="not up").job) is None
+
+
+def test_what_swaps_load_is_ours_and_what_is_elsewhere_is_not():
+    subject = places(far=elsewhere(1), near=limits(1))
+    assert [subject["near"]] == subject.ours()
+    assert subject["near"] is subject.of_ours("m")
+    assert [subject["far"], subject["near"]] == subject.holding("m")
+    assert [subject["near"]] == subject.free_for(job().job), "nothing to pass on"
+    subject.remove("near")
+    assert subject.of_ours("m") is None

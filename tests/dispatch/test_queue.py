@@ -1,0 +1,105 @@
+"""The queue by itself: tickets over the kernel's handles, bytes, and what tenants were charged."""
+
+from dispatch.recorded import job
+from fairlead.dispatch.queue import Queue
+from fairlead.dispatch.ticket import Ticket
+from fairlead.job import Relay
+
+
+def queue(*tickets: Ticket, capacity: int = 10, waiting_bytes: int = 0) -> Queue:
+    filled = Queue(capacity, fairness="tokens", waiting_bytes=waiting_bytes)
+    for ticket in tickets:
+        filled.join(ticket)
+    return filled
+
+
+def everybody(ticket: Ticket) -> bool:
+    return True
+
+
+def sized(length: int, tenant: str = "A") -> Ticket:
+    return job(tenant, relay=Relay("/v1/completions", b"x" * length))
+
+
+def test_who_is_popped_is_charged_and_forgotten():
+    first, second = job("A", cost=3.0), job("B", cost=2.0)
+    subject = queue(first, second)
+    assert first is subject.pop(everybody)
+    assert (3.0, 0.0) == (first.charged, second.charged)
+    assert [second] == list(subject)
+    assert (False, True) == (first in subject, second in subject)
+
+
+def test_who_does_not_fit_is_passed_and_nobody_comes_out_when_nobody_does():
+    first, second = job("A"), job("A")
+    subject = queue(first, second)
+    assert second is subject.pop(lambda ticket: True if ticket is second else None)
+    assert subject.pop(lambda ticket: None) is None
+    assert [first] == list(subject)
+
+
+def test_who_rejoins_comes_first_and_is_charged_once():
+    again, other = job("A", cost=3.0), job("B", cost=3.0)
+    subject = queue(again)
+    assert again is subject.pop(everybody)
+    subject.join(other)
+    subject.charge(again, 5.0)
+    subject.rejoin(again)
+    assert again is subject.pop(everybody)
+    assert 5.0 == again.charged == subject._line.counter("A")
+
+
+def test_a_charge_is_only_what_is_above_the_last_and_a_refund_ends_it():
+    ticket = job("A", cost=3.0)
+    subject = queue(ticket)
+    subject.pop(everybody)
+    for cost in (1.0, 4.0, 4.0, 2.0):
+        subject.charge(ticket, cost)
+    assert 4.0 == subject._line.counter("A")
+    subject.refund(ticket, down_to=1.0)
+    assert (1.0, 0.0) == (subject._line.counter("A"), ticket.charged)
+
+
+def test_a_newcomer_displaces_the_longest_list_and_only_while_that_makes_room():
+    theirs = [job("A") for _ in range(3)]
+    subject = queue(*theirs, capacity=3)
+    assert subject.is_full
+    assert subject.displace(job("A").job) is None
+    subject.rejoin(back := job("C"))
+    assert subject.displace(job("B").job) is None, "one less would still be no room"
+    subject.remove(back)
+    assert theirs[-1] is subject.displace(job("B").job)
+    assert theirs[:-1] == list(subject)
+    assert not subject.is_full
+
+
+def test_however_a_request_leaves_its_bytes_are_free_again():
+    subject = queue(capacity=1, waiting_bytes=100)
+    large = sized(100)
+    for leave in (subject.remove, lambda _: subject.pop(everybody)):
+        assert subject.has_bytes_for(large.job)
+        subject.join(large)
+        assert not subject.has_bytes_for(large.job)
+        leave(large)
+    subject = queue(sized(50), sized(50), capacity=2, waiting_bytes=100)  # 25 for each are its own
+    assert not subject.has_bytes_for(sized(26).job)
+    subject.displace(job("B").job)
+    assert subject.has_bytes_for(sized(50).job)
+
+
+def test_asking_for_a_newcomer_leaves_nobody_behind():
+    first, second = job("A"), job("A")
+    subject = queue(first, second)
+    assert [first.job] == subject.ahead_of_newcomer("B", 1)
+    assert [first, second] == list(subject)
+    assert 2 == len(subject._line)
+    assert [0, 1] == [subject.position(ticket) for ticket in subject]
+    assert [first.job] == subject.ahead(second)
+
+
+def test_tickets_may_be_taken_out_while_one_goes_through_them():
+    subject = queue(*(job() for _ in range(3)))
+    for ticket in subject:
+        subject.remove(ticket)
+    assert [] == list(subject)
+    assert 0 == len(subject._line)
