@@ -1,14 +1,23 @@
 """The same weights served by Fairlead and by its peers, one after the other, in one run.
 
     python bench/random_model.py SmolLM2-135M /some/folder
-    python bench/peers.py /some/folder --json bench/results/peers_smollm2_135m.json \\
-        --peer 'vllm=vllm serve {model} --port {port} --served-model-name bench' --rounds 3
+    python bench/peers.py /some/folder --json bench/results/peers_smollm2_135m.json --rounds 3 \\
+        --peer 'vllm=vllm serve {model} --port {port} --served-model-name bench' \\
+        --peer 'llama.cpp=llama-server -m {model}.gguf --port {port} -np 32 -c 8192 -ub 2048 -t 2' \\
+        --peer 'transformers=transformers serve {model} --port {port} --continuous-batching' \\
+        --body 'transformers={"ignore_eos": null, "generation_config": "{}"}'
 
-All servers are started, and wait; then in each round every one is loaded at 1, 8 and 32 streams (prompt 128,
-output 64, greedy, no early end) by `bench/serve.py`, so that what drifts on the machine drifts for all of
-them. How many cores are busy while all are idle is kept, too. The medians of the rounds are compared. A
-peer's command is given as `name=command` with {model} and {port} in it, and kept in the result, flags and
-all. Bounded: a server that is not ready in time, or dies, is reported and left out.
+All servers are started and asked once, and wait; then in each round every one is loaded at 1, 8 and 32
+streams (prompt 128, output 64, greedy, no early end) by `bench/peer_load.py`, so that what drifts on the
+machine drifts for all of them. How many cores are busy while all are idle is kept for each round. The medians
+of the rounds are compared. A peer's command is given as `name=command` with {model} and {port} in it, and
+is kept in the result with all its flags (those of the results beside are the best that short trials found);
+where a peer wants another body than the rest, that is given as a patch, and kept, too. Bounded: a server that
+is not ready in time, that dies, or that counts other tokens than it was asked for, is reported.
+
+What a peer needs: llama.cpp the weights as a bfloat16 GGUF beside the folder (its converter does not know a
+made-up tokenizer, which splits as GPT-2's does: `tokenizer.ggml.pre` = gpt-2). `transformers serve` refuses
+`ignore_eos`, and ends where its generation configuration says so: an empty one has no end.
 """
 
 import argparse
@@ -23,17 +32,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import product
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-SERVE = Path(__file__).with_name("serve.py")
+LOAD = Path(__file__).with_name("peer_load.py")
 OURS = "fairlead serve {model} --port {port} --dtype bfloat16 --slots 32 --max-batch 32"
 STREAMS = (1, 8, 32)
+LEVEL_S = 1800.0
+FAILURES = (RuntimeError, OSError, subprocess.SubprocessError)
 FIGURES = (
     "output_tokens_per_s",
     "ttft_p50_ms",
@@ -45,37 +56,39 @@ FIGURES = (
 
 def main() -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
-    parser.add_argument("--ours", default=OURS, help="Fairlead's command")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=3, help="requests a stream")
-    parser.add_argument("--ready-s", type=float, default=600.0, help="seconds a server may take to start")
-    parser.add_argument("--wait", action="store_true", help="begin when a line comes on standard input")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    commands = dict(each.split("=", 1) for each in [f"fairlead={arguments.ours}", *arguments.peer])
+    arguments = command_line()
+    commands = {"fairlead": arguments.ours} | dict(arguments.peer)
+    bodies = dict(arguments.body)
+    asked = {
+        name: partial(
+            load, model=arguments.model, body=bodies.get(name, "{}"), requests_each=arguments.requests
+        )
+        for name in commands
+    }
     found: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in commands}
     problems: dict[str, str] = {}
+    idle = []
     with ExitStack() as started:
         urls: dict[str, str] = {}
         for name, command in commands.items():
+            print(f"starting {name}", flush=True)
             try:
-                print(f"starting {name}", flush=True)
-                starting = server(command, arguments.model, ready_s=arguments.ready_s)
-                urls[name] = started.enter_context(starting)
-            except (RuntimeError, OSError) as error:
+                url = started.enter_context(server(command, arguments.model, ready_s=arguments.ready_s))
+                asked[name](url, streams=1, seed=-1)  # what a server puts off until it is asked is done now
+                urls[name] = url
+            except FAILURES as error:
                 problems[name] = str(error)
         if arguments.wait:
             input("all are ready; a line begins the rounds\n")
-        idle = busy_cores(over_s=5.0)
-        for number, (name, url) in product(range(arguments.rounds), urls.items()):
-            print(f"round {number + 1}: {name}", flush=True)
-            try:
-                found[name].append(measure(url, requests=arguments.requests, seed=number))
-            except (RuntimeError, subprocess.SubprocessError) as error:
-                problems[name] = str(error)
+        for number in range(arguments.rounds):
+            idle.append(busy_cores(over_s=5.0))
+            for name, url in urls.items():
+                print(f"round {number + 1}: {name}", flush=True)
+                try:
+                    levels = {streams: asked[name](url, streams=streams, seed=number) for streams in STREAMS}
+                    found[name].append({streams: figures(level) for streams, level in levels.items()})
+                except FAILURES as error:
+                    problems[name] = str(error)
     medians = {name: summarize(rounds) for name, rounds in found.items() if rounds}
     print(table(medians))
     for name, problem in problems.items():
@@ -84,6 +97,7 @@ def main() -> int:
         document = {
             "model": arguments.model.name,
             "commands": commands,
+            "bodies": bodies,
             "medians": medians,
             "rounds": found,
             "problems": problems,
@@ -95,29 +109,55 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def measure(url: str, *, requests: int, seed: int) -> dict[int, dict[str, float]]:
-    """Put all numbers of streams on one server. Another seed has other prompts, which no cache has yet."""
-    levels = []
+def command_line() -> argparse.Namespace:
+    """Read what to measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument(
+        "--body", type=named, action="append", default=[], metavar="NAME=JSON", help="how a peer is asked"
+    )
+    parser.add_argument("--ours", default=OURS, help="Fairlead's command")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3, help="requests a stream")
+    parser.add_argument("--ready-s", type=float, default=600.0, help="seconds a server may take to start")
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes on standard input")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if strangers := dict(arguments.body).keys() - {"fairlead", *dict(arguments.peer)}:
+        parser.error(f"--body: no server is called {', '.join(sorted(strangers))}")
+    return arguments
+
+
+def named(text: str) -> tuple[str, str]:
+    """Split what is said of one server: its name, and the rest."""
+    name, separator, rest = text.partition("=")
+    if not (name and separator and rest):
+        raise argparse.ArgumentTypeError(f"not NAME=…: {text}")
+    return name, rest
+
+
+def load(url: str, *, model: Path, body: str, requests_each: int, streams: int, seed: int) -> dict[str, Any]:
+    """Put one number of streams on a server, from a process of its own; return the level it came to.
+
+    Another seed has other prompts, which no cache has yet. Raises `RuntimeError` if an answer does not count.
+    """
     with tempfile.NamedTemporaryFile(suffix=".json") as kept:
-        for streams in STREAMS:
-            load = [
-                "--endpoint",
-                "completions",
-                "--streams",
-                str(streams),
-                "--requests",
-                str(requests * streams),
-                "--seed",
-                str(seed),
-            ]
-            subprocess.run(
-                [sys.executable, str(SERVE), "--url", url, *load, "--json", kept.name],
-                check=True,
-                capture_output=True,
-                timeout=1200,
-            )
-            levels += json.loads(Path(kept.name).read_text())["levels"]
-    return {level["streams"]: figures(level) for level in levels}
+        options = {"streams": streams, "requests": requests_each * streams, "seed": seed, "body": body}
+        words = [f"--{name}={value}" for name, value in options.items()]
+        ran = subprocess.run(
+            [sys.executable, str(LOAD), url, str(model), *words, "--json", kept.name],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=LEVEL_S,
+        )
+        if ran.returncode:
+            raise RuntimeError(f"the load ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
+        level: dict[str, Any] = json.loads(Path(kept.name).read_text())
+    if level["errors"]:
+        raise RuntimeError(f"errors at {streams} streams: {level['errors']}")
+    return level
 
 
 def busy_cores(*, over_s: float) -> float:
@@ -133,9 +173,7 @@ def busy_cores(*, over_s: float) -> float:
 
 
 def figures(level: dict[str, Any]) -> dict[str, float]:
-    """Return what is compared of one level; a level with errors does not count."""
-    if level["errors"]:
-        raise RuntimeError(f"errors at {level['streams']} streams: {level['errors']}")
+    """Return what is compared of one level."""
     return {
         "output_tokens_per_s": level["output_tokens_per_s"],
         "ttft_p50_ms": level["time_to_first_token_ms"]["p50"],
@@ -147,7 +185,7 @@ def figures(level: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def server(command: str, model: Path, *, ready_s: float) -> Iterator[str]:
-    """Start a server in a process group of its own, wait until it lists its models, end it."""
+    """Start a server in a process group of its own, wait until it is ready, end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -156,26 +194,40 @@ def server(command: str, model: Path, *, ready_s: float) -> Iterator[str]:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_until_ready(process, url, time.monotonic() + ready_s)
+            try:
+                wait_until_ready(process, url, time.monotonic() + ready_s)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}; the last it said:\n{end_of(log)}") from error
             yield url
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server's process group, which may be gone already."""
+    for last_resort in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, last_resort)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+            return
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, until_s: float) -> None:
-    """Return when the server answers `/v1/models` and, where it has one, `/ready`."""
+    """Return when the server answers `/health`, which all have, and, where it has one, `/ready`."""
     while time.monotonic() < until_s:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode} while starting")
-        if answers(f"{url}/v1/models") and answers(f"{url}/ready", missing=True):
+        if answers(f"{url}/health") and answers(f"{url}/ready", missing=True):
             return
         time.sleep(0.5)
     raise RuntimeError("the server was not ready in time")
+
+
+def end_of(log: IO[bytes], characters: int = 2000) -> str:
+    """Return the end of what a server wrote."""
+    log.seek(0)
+    return log.read().decode(errors="replace").strip()[-characters:]
 
 
 def answers(url: str, *, missing: bool = False) -> bool:

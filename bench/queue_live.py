@@ -15,8 +15,8 @@ the middle sends 1,000 more at once. `flood alone`: it sends just those. A wait 
 first token; the verdict is on the flood against `greedy`: beside idle seats any work at all is a wait,
 however it comes. What of a wait is the listener's, `GET /health` on new connections tells.
 
-`--only once --minutes 10` compares `flood alone` with `alone` all the same, as somebody would who looks at
-the p99 of ten minutes in which a flood came: it is nobody's fault that seats are taken while a flood is
+`--only once --minutes 15` compares `flood alone` with `alone` all the same, as somebody would who looks at
+the p99 of a quarter of an hour in which a flood came: it is nobody's fault that seats are taken while a flood is
 worked off, but it should be over soon enough not to show.
 """
 

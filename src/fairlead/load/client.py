@@ -147,6 +147,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -194,7 +195,7 @@ class _EventReader:
     def finish(self) -> None:
         """Raise unless the stream came to its proper end."""
         if not self._done:
-            raise RequestFailedError("stream", "ended without [DONE]")
+            raise RequestFailedError("stream", "ended without a finish_reason or [DONE]")
 
     def _take(self, data: bytes) -> None:
         if data == b"[DONE]":
@@ -208,5 +209,6 @@ class _EventReader:
             raise RequestFailedError("stream", repr(chunk.error))
         if chunk.usage is not None:
             self._answer.usage = chunk.usage
+        self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server says [DONE]
         if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
             self._answer.pieces_s.append(trio.current_time())

@@ -183,7 +183,7 @@ async def _fit(
     tried: dict[int, int] = {}  # words: how many tokens they miss the length by
     for _ in range(FITTING_TRIES):
         tokens = await _count_tokens(options, connection, " ".join(words[:guess]))
-        if tokens is None:
+        if not tokens:  # it says nothing, or says it in another way
             return None
         tried[guess] = missing = options.prompt_tokens - tokens
         step = round(missing * guess / tokens)
