@@ -16,8 +16,8 @@ first token; the verdict is on the flood against `greedy`: beside idle seats any
 however it comes. What of a wait is the listener's, `GET /health` on new connections tells.
 
 `--only once --minutes 15` compares `flood alone` with `alone` all the same, as somebody would who looks at
-the p99 of a quarter of an hour in which a flood came: it is nobody's fault that seats are taken while a flood is
-worked off, but it should be over soon enough not to show.
+the p99 of a quarter of an hour in which a flood came: it is nobody's fault that seats are taken while a
+flood is worked off, but it should be over soon enough not to show.
 """
 
 import argparse

@@ -37,6 +37,9 @@ class FakeFleet:
         ]
         return ours + theirs
 
+    def model(self, name: str) -> ModelStatus | None:
+        return next((status for status in self.models() if status.model == name), None)
+
     def nodes(self) -> list[NodeStatus]:
         return self.node_statuses
 

@@ -102,6 +102,7 @@ async def serve(
         fleet=fleet,
         models=fleet.texts,
         aliases=fleet.aliases,
+        selectors=fleet.selectors,
         ready=lambda: fleet.is_ready,
         problems=lambda: fleet.problems,
         estimate=lambda model, tenant, priority: msgspec.structs.asdict(

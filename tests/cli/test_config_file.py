@@ -183,11 +183,13 @@ def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
         "ok": True,
         "models": [{"name": "qwen", "kind": "engine"}],
         "nodes": [],
+        "selectors": [],
         "swap": "keep",
         "host": "localhost",
         "port": 9000,
         "api_keys": 1,
         "without_effect": [],
+        "remarks": [],
     } == json.loads(out)
     assert "sk-file" not in out
 

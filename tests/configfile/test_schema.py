@@ -18,6 +18,7 @@ from fairlead.config.spelling import settings_of
 from fairlead.configfile import ConfigFileError, read_config
 from fairlead.configfile.schema import schema
 from swap.test_llama_swap import EXAMPLE
+from swap.test_llama_swap_example import FILE
 
 EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
 VALIDATOR = Draft202012Validator(schema())
@@ -43,8 +44,9 @@ def test_the_command_line_prints_it(capsys):
     assert json.loads(capsys.readouterr().out) == schema()
 
 
-def test_a_whole_llama_swap_file_fits():
-    assert [] == complaints(EXAMPLE)
+@pytest.mark.parametrize("text", [EXAMPLE, FILE.read_text()], ids=["reduced", "its own"])
+def test_a_whole_llama_swap_file_fits(text):
+    assert [] == complaints(text)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -82,7 +84,12 @@ def test_there_are_examples():
         ("nodes: [{id: n, url: u, seats: none}]", "$.nodes[0].seats"),
         ("healthCheck: {interval: 0}", "$.healthCheck.interval"),
         ("lru: {maxLoaded: many}", "$.lru"),
-        ("selectors: {a: {}}", "$.selectors"),
+        ("selectors: {a: {strategy: hot, targets: [b]}}", "$.selectors.a.strategy"),
+        ("selectors: {a: {strategy: pin}}", "$.selectors.a"),
+        (
+            "routing: {scheduler: {settings: {fifo: {priority: {a: x}}}}}",
+            "$.routing.scheduler.settings.fifo.priority.a",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_where_it_stands_and_by_the_reader_too(tmp_path, text, path):

@@ -1,10 +1,15 @@
 """When the scheduler loads a model, and what it makes room with (spec 4, seed 004)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dispatch.recorded import FakeNode, RecordedEffects, job, limits, scheduler, submit
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import TicketState
+from fairlead.dispatch.swaps import Swaps
+from fairlead.dispatch.ticket import TicketState, Wish
 from fairlead.errors import LoadFailed
 
 
@@ -16,7 +21,7 @@ class OneAtATime:
 
 
 def swapping() -> tuple[Scheduler, RecordedEffects]:
-    return scheduler(policy=OneAtATime(), loadable=frozenset("xyz"))
+    return scheduler(policy=OneAtATime(), loadable=frozenset("wxyz"))
 
 
 def up(subject: Scheduler, model: str, *, seats: int = 1) -> FakeNode:
@@ -73,6 +78,102 @@ def test_who_starves_gets_its_model_before_those_who_came_later():
     up(subject, "y")
     subject.leave(starving)
     assert [("y", frozenset("x")), ("x", frozenset("y"))] == effects.swaps
+
+
+def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first():
+    subject, effects = swapping()
+    subject.prefer({"z": 5, "w": -1})
+    up(subject, "x")
+    running, _, _, last = submit(subject, *(job(tenant, model=tenant.lower()) for tenant in "XWYZ"))
+    subject.leave(running)
+    assert [("z", frozenset("x"))] == effects.swaps
+    subject.gone(frozenset("x"))
+    up(subject, "z")
+    subject.leave(last)
+    assert [("z", frozenset("x")), ("y", frozenset("z"))] == effects.swaps  # 0 comes before -1
+
+
+def test_of_models_with_one_priority_the_one_that_is_waited_for_longest_is_loaded_first():
+    subject, effects = swapping()
+    subject.prefer({"z": 5, "y": 5})
+    up(subject, "x")
+    running, *_ = submit(subject, job(model="x"), job("B", model="z"), job("C", model="y"))
+    subject.leave(running)
+    assert [("z", frozenset("x"))] == effects.swaps
+
+
+def test_who_starves_comes_before_every_priority():
+    subject, effects = swapping()
+    subject.prefer({"z": 5})
+    up(subject, "x")
+    running, starving, _ = submit(subject, job(model="x"), job("B", model="y"), job("C", model="z"))
+    subject.starved(starving)
+    subject.leave(running)
+    assert [("y", frozenset("x"))] == effects.swaps
+
+
+def test_a_priority_stops_nobody_who_works_and_holds_up_no_job_for_what_is_loaded():
+    subject, effects = swapping()
+    subject.prefer({"z": 5})
+    up(subject, "x", seats=2)
+    _, _, beside = submit(subject, job(model="x"), job("B", model="z"), job("C", model="x"))
+    assert beside in effects.granted
+    assert [] == effects.swaps
+
+
+def test_a_wish_has_its_models_priority():
+    subject, effects = swapping()
+    subject.prefer({"z": 5})
+    up(subject, "x")
+    running, _ = submit(subject, job(model="x"), job("B", model="y"))
+    subject.wish(Wish("z"))
+    subject.leave(running)
+    assert [("z", frozenset("x"))] == effects.swaps
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    arrivals=st.permutations("wyz"),
+    starving=st.lists(st.sampled_from("wyz"), unique=True),
+    priorities=st.dictionaries(st.sampled_from("wyz"), st.integers(-1, 1)),
+)
+def test_models_are_loaded_in_the_order_of_a_plain_account(arrivals, starving, priorities):
+    subject, effects = swapping()
+    subject.prefer(priorities)
+    up(subject, "x")
+    (leaving,) = submit(subject, job(model="x"))
+    waiting = {model: submit(subject, job(model, model=model))[0] for model in arrivals}
+    for model in starving:
+        subject.starved(waiting[model])
+    others = [model for model in arrivals if model not in starving]
+    others.sort(key=lambda model: priorities.get(model, 0), reverse=True)  # which keeps equal ones in order
+    loaded = []
+    for _ in arrivals:
+        subject.leave(leaving)
+        model, _ = effects.swaps[-1]
+        loaded.append(model)
+        up(subject, model)
+        leaving = waiting[model]
+    assert [*starving, *others] == loaded
+
+
+def forgets_priorities(self: Swaps, priorities: Mapping[str, int]) -> None:
+    return None
+
+
+def loads_the_lowest_first(self: Swaps, priorities: Mapping[str, int]) -> None:
+    self._priorities = {model: -priority for model, priority in priorities.items()}
+
+
+def knows_no_zero(self: Swaps, priorities: Mapping[str, int]) -> None:
+    self._priorities = {model: abs(priority) for model, priority in priorities.items()}
+
+
+@pytest.mark.parametrize("mutant", [forgets_priorities, loads_the_lowest_first, knows_no_zero])
+def test_the_plain_account_catches(monkeypatch: pytest.MonkeyPatch, mutant):
+    monkeypatch.setattr(Swaps, "prefer", mutant)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        test_models_are_loaded_in_the_order_of_a_plain_account()
 
 
 def test_a_starving_job_that_leaves_starves_nobody_else():

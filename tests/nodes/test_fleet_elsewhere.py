@@ -51,6 +51,24 @@ async def test_a_node_joins_and_goes_when_its_jobs_are_finished():
         assert await opened.ask(relayed_job()) == text()
 
 
+async def test_a_model_of_several_nodes_is_shown_as_on_one_that_is_up():
+    async with stub() as far, stub() as near, garage(engine("ours"), health_check=QUICK) as opened:
+        for name, server in (("far", far), ("near", near)):
+            await opened.fleet.add_node(node(server.url, name))
+        await opened.until(lambda: (state(opened), state(opened, "near")) == ("up", "up"))
+        assert "far" == opened.fleet.model("m").node
+        far.healthy = False
+        await opened.until(lambda: state(opened) == "down")
+        near_one = opened.fleet.model("m")
+        assert ("near", "ready", None) == (near_one.node, near_one.state, near_one.problem)
+        assert [status.model for status in opened.fleet.models()] == ["ours", "m"]
+        near.healthy = False
+        await opened.until(lambda: state(opened, "near") == "down")
+        assert (opened.fleet.model("m").state, opened.fleet.model("m").problem is None) == ("stopped", False)
+        assert "engine" == opened.fleet.model("ours").kind
+        assert opened.fleet.model("nobody") is None
+
+
 async def test_a_drained_node_stays_listed_and_gets_no_job_even_when_it_comes_back():
     async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")

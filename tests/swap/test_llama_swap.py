@@ -247,19 +247,71 @@ def test_what_has_no_effect_is_named(example):
     } == set(example.without_effect)
 
 
+def test_priorities_are_those_of_models_by_all_their_names(tmp_path):
+    models = "models: {a: {cmd: 'x ${PORT}', aliases: [first]}, b: {cmd: 'x ${PORT}'}}"
+    priority = "routing: {scheduler: {settings: {fifo: {priority: {first: 10, b: -1, nobody: 3}}}}}"
+    found = reading(tmp_path, f"{models}\n{priority}")
+    assert {"a": 10, "b": -1} == found.config.priorities
+    assert ("routing.scheduler.settings.fifo.priority.nobody",) == found.without_effect
+
+
+SELECTED = "groups: {g: {swap: false, members: [a, b]}}\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}}\n"
+
+
 @pytest.mark.parametrize(
-    ("key", "text"),
+    ("selectors", "expected"),
     [
-        ("selectors", "selectors: {s: {strategy: warm, targets: [a]}}"),
+        ("s: {targets: [a]}", "selectors.s.strategy: is missing"),
+        ("s: {strategy: warm}", "selectors.s.targets: is missing"),
+        ("s: {strategy: warm, targets: []}", "selectors.s.targets: must be one name or more"),
+        ("s: {strategy: hot, targets: [a]}", "s.strategy: must be one of warm, pin, spillover"),
+        ("a: {strategy: pin, targets: [b]}", "selectors.a: is the name of a model"),
+        ("' ': {strategy: pin, targets: [b]}", "selectors. : the name of a selector must not be empty"),
         (
-            "routing.scheduler.settings.fifo.priority",
-            "routing: {scheduler: {settings: {fifo: {priority: {a: 1}}}}}",
+            "s: {strategy: pin, targets: [a]}, t: {strategy: pin, targets: [b, s]}",
+            "selectors.t.targets[1]: s is a selector, which cannot be a target",
         ),
+        (
+            "s: {strategy: spillover, targets: [a, b], settings: {spillover: 0}}",
+            "selectors.s.settings.spillover: must be at least 1",
+        ),
+        ("s: {strategy: spillover, targets: [a, b, a]}", "selectors.s.targets[2]: a is there twice"),
     ],
 )
-def test_what_would_be_missed_is_refused_by_name(tmp_path, key, text):
-    (refusal,) = refusals(tmp_path, text)
-    assert refusal.startswith(f"{key}: is not supported: ")
+def test_selectors_that_cannot_be_are_refused_by_name(tmp_path, selectors, expected):
+    found = refusals(tmp_path, f"{SELECTED}selectors: {{{selectors}}}")
+    assert [refusal for refusal in found if expected in refusal], found
+
+
+def test_jobs_cannot_spill_over_between_models_that_turn_each_other_out(tmp_path):
+    selectors = "selectors: {s: {strategy: spillover, targets: [a, b]}}"
+    assert () == reading(tmp_path, SELECTED + selectors).without_effect
+    found = refusals(tmp_path, SELECTED.partition("\n")[2] + selectors)
+    assert "selectors.s.targets[1]: b cannot be loaded beside a" in found
+
+
+def test_a_peers_model_that_is_called_as_a_selector_is_known_by_its_full_name_only(tmp_path):
+    text = "selectors: {s: {strategy: pin, targets: [p/s]}}\npeers: {p: {proxy: 'http://h', models: [s, m]}}"
+    found = reading(tmp_path, text)
+    assert ("p/s", "p/m", "m") == found.config.nodes[0].models
+    assert () == found.without_effect
+    nodes = "nodes: [{id: n, url: 'http://h', models: [s]}]\nselectors: {s: {strategy: pin, targets: [x]}}"
+    assert ["selectors.s: is the name of a model"] == refusals(tmp_path, nodes)
+
+
+def test_of_nodes_that_are_asked_nobody_knows_yet_which_targets_they_have(tmp_path):
+    text = "selectors: {s: {strategy: pin, targets: [x]}}\nnodes: [{id: n, url: 'http://h'}]"
+    assert () == reading(tmp_path, text).without_effect
+
+
+@pytest.mark.parametrize("env", ["", "env: [A=1]", "env: {A: '1'}", "env:"])
+def test_a_command_without_a_port_is_told_one_by_its_environment(tmp_path, env):
+    found = reading(tmp_path, f"models:\n  a:\n    cmd: x\n    {env}\n  b: {{cmd: 'x ${{PORT}}'}}")
+    first, second = found.config.models
+    assert "http://localhost:5800" == first.proxy
+    assert ({"A": "1"} if "A" in env else {}) | {"PORT": "5800"} == first.env
+    assert ("http://localhost:5801", {}) == (second.proxy, second.env)
+    assert ["models.a.cmd"] == [remark.partition(": ")[0] for remark in found.remarks]
 
 
 def test_sections_that_ask_for_nothing_are_no_reason_to_refuse(tmp_path):
@@ -281,8 +333,11 @@ def test_sections_that_ask_for_nothing_are_no_reason_to_refuse(tmp_path):
         ("host: ${nobody}", "host: there is no macro ${nobody}"),
         ("macros: {a: '${b}', b: x}\nhost: ${a}", "host: there is no macro ${b}"),  # b is defined after a
         ("models: {a: {cmd: 'x ${PORT} ${PID}'}}", "models.a.cmd: there is no macro ${PID}"),
-        ("models: {a: {cmd: x}}", "models.a.cmd: must use ${PORT}, or proxy must say where it answers"),
-        ("models: {a: {cmd: x, proxy: 'http://h:${PORT}'}}", "models.a.cmd: must use ${PORT}"),
+        ("models: {a: {cmd: x, proxy: 'http://h:${PORT}'}}", "a.proxy: uses ${PORT}, but cmd does not"),
+        ("models: {a: {cmd: x, env: [PORT=7]}}", "models.a.env: says PORT: then proxy must say where"),
+        ("models: {a: {cmd: x, env: {PORT: 7}}}", "models.a.env: says PORT: then proxy must say where"),
+        ("models: {a: {cmd: x, env: 7}}", "models.a.env: must be "),
+        ("startPort: 65535\nmodels: {a: {cmd: x}, b: {cmd: x}}", "models.b.cmd: there is no port left"),
         (
             "startPort: 65535\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}}",
             "models.b.cmd: there is no port left",

@@ -22,6 +22,7 @@ from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.schemas import Addressed
+from fairlead.api.selecting import Selecting
 from fairlead.api.services import Answer, Services
 from fairlead.api.sse import EventStream, Writer, event_reply
 from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, RequestTimeout
@@ -43,6 +44,7 @@ class Edge:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.quotas = Quotas(services.config.api_keys)
+        self.selecting = Selecting(services, self._allows)
         self._threads = trio.CapacityLimiter(ENCODING_THREADS)
         self._in_flight: set[str] = set()
 
@@ -86,10 +88,13 @@ class Edge:
     def find(self, call: Call, name: str | None) -> str:
         """Return the canonical name of that model; without a name, of the only one the caller may use.
 
-        Raises `ModelNotFound`, `Forbidden`, or `InvalidRequest` when there are several to choose from.
+        Of a selector it is the one that a job would get now. Raises `ModelNotFound`, `Forbidden`, or
+        `InvalidRequest` when there are several to choose from.
         """
         if name is None:
             return self._only_model(call)
+        if self.selecting.is_selector(name):
+            return self.selecting.choose(call, name).model
         model = self.services.canonical(name)
         if not self._allows(call, model):
             raise Forbidden(f"this API key may not use the model {told(model)}", param="model")

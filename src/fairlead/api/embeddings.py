@@ -45,8 +45,7 @@ class Embeddings:
 
     async def embed(self, call: Call) -> Reply:
         """`POST /v1/embeddings`."""
-        body = await self._edge.body(call)
-        addressed, name = self._relaying.read(call, body)
+        body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, EMBEDDINGS, body, addressed, name)
         wanted = parse(body, _decoder)

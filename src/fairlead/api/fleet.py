@@ -57,14 +57,14 @@ class FleetRoutes:
     async def load(self) -> Response:
         """Have a model loaded; answered when it is ready, with its status."""
         wanted = await self._edge.read(g.call, _load_decoder)
-        model = self._edge.find(g.call, wanted.model)
+        model = self._find(wanted.model)
         await self._fleet.load(model)
         return json_response(self._model(model))
 
     async def unload(self) -> Response:
         """Have a model unloaded; answered when its process is gone. `force` fails its jobs, else they end."""
         wanted = await self._edge.read(g.call, _unload_decoder)
-        model = self._edge.find(g.call, wanted.model)
+        model = self._find(wanted.model)
         await self._fleet.unload(model, force=bool(wanted.force))
         return json_response(self._model(model))
 
@@ -90,6 +90,12 @@ class FleetRoutes:
         _check_is_for_all(g.call)
         self._fleet.drain_node(node_id)
         return json_response(self._node(node_id))
+
+    def _find(self, name: str | None) -> str:
+        """As `Edge.find`, but a selector is not taken for one of its models: which, would be chance."""
+        if name is not None and self._edge.selecting.is_selector(name):
+            raise InvalidRequest(f"model: {told(name)} stands for several models; name one", param="model")
+        return self._edge.find(g.call, name)
 
     def _model(self, name: str) -> ModelStatus:
         for status in self._fleet.models():

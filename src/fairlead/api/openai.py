@@ -41,8 +41,7 @@ class OpenAI:
 
     async def chat(self, call: Call) -> Reply:
         """`POST /v1/chat/completions`."""
-        body = await self._edge.body(call)
-        addressed, name = self._relaying.read(call, body)
+        body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, CHAT, body, addressed, name)
         wanted = parse(body, _chat_decoder)
@@ -83,8 +82,7 @@ class OpenAI:
 
     async def complete(self, call: Call) -> Reply:
         """`POST /v1/completions`."""
-        body = await self._edge.body(call)
-        addressed, name = self._relaying.read(call, body)
+        body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, COMPLETIONS, body, addressed, name)
         wanted = parse(body, _completion_decoder)
@@ -127,15 +125,19 @@ class OpenAI:
     async def models(self) -> Response:
         """`GET /v1/models`."""
         served = [self._card(status.model) for status in self._edge.models(g.call)]
-        return json_response({"object": "list", "data": served})
+        selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(g.call)]
+        return json_response({"object": "list", "data": served + selectors})
 
     async def model(self, name: str) -> Response:
-        """`GET /v1/models/{id}`, by name or alias."""
-        return json_response(self._card(self._edge.find(g.call, name)))
+        """`GET /v1/models/{id}`, by name or alias; of a selector, too."""
+        found = self._edge.find(g.call, name)
+        if (card := self._edge.selecting.card(g.call, name)) is not None:
+            return json_response(self._blank_card(name) | card)
+        return json_response(self._card(found))
 
     def _card(self, name: str) -> dict[str, Any]:
         """Return what is told about a model: more of those whose tokens are known here."""
-        card = {"id": name, "object": "model", "created": self._began, "owned_by": "fairlead"}
+        card = self._blank_card(name)
         if (model := self._services.models.get(name)) is not None:
             card |= {"created": model.created, "max_model_len": model.max_model_len}
             card["task"] = "generate" if model.embedding is None else "embed"
@@ -143,6 +145,9 @@ class OpenAI:
             if config.name == name and isinstance(config, CommandConfig):
                 card |= _described(config)
         return card
+
+    def _blank_card(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "fairlead"}
 
 
 def _described(config: CommandConfig) -> dict[str, Any]:

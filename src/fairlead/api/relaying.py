@@ -18,6 +18,7 @@ from fairlead.api.hot import Route
 from fairlead.api.schemas import Addressed, Relayed
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.nodes.relay import rewritten
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -50,13 +51,18 @@ class Relaying:
         """Return the routes that only relayed models have, by path: all are POST."""
         return {path: partial(self._answer, path) for path in PATHS}
 
-    def read(self, call: Call, body: bytes) -> tuple[Relayed, str]:
-        """Return what must be known of any body, and the canonical name of the model it is for.
+    async def read(self, call: Call) -> tuple[bytes, Relayed, str]:
+        """Return the body, what must be known of any, and the canonical name of the model it is for.
 
-        Raises `InvalidRequest`, and as `Edge.find` does.
+        A body for a selector becomes one for the model that the job gets. Raises `InvalidRequest`, and as
+        `Edge.body` and `Edge.find` do.
         """
+        body = await self._edge.body(call)
         wanted = parse(body, _decoder)
-        return wanted, self._edge.find(call, wanted.model)
+        if wanted.model is not None and self._edge.selecting.is_selector(wanted.model):
+            target = self._edge.selecting.take(call, wanted.model)
+            return rewritten(body, target.name), wanted, target.model
+        return body, wanted, self._edge.find(call, wanted.model)
 
     def beside(self, model: str, path: str, body: bytes, wanted: Addressed) -> Relay | None:
         """Return what another server is to get of a job that our engine can run too; None if none may."""
@@ -84,8 +90,7 @@ class Relaying:
         return Reply(b"".join(answer[0].raw), 200, {"Content-Type": answer[0].content_type, **headers})
 
     async def _answer(self, path: str, call: Call) -> Reply:
-        body = await self._edge.body(call)
-        wanted, model = self.read(call, body)
+        body, wanted, model = await self.read(call)
         if model in self._services.models:
             raise InvalidRequest(f"model: {told(model)} is not served under {path}", param="model")
         return await self.pass_on(call, path, body, wanted, model)

@@ -1,13 +1,13 @@
 """What the routes are given. The composition root fills it in; tests fill it in with fakes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import trio
 
 from fairlead.api.body import told
-from fairlead.config import Config, NodeConfig
+from fairlead.config import Config, NodeConfig, SelectorConfig
 from fairlead.errors import ModelNotFound
 from fairlead.job import Job
 from fairlead.nodes.deltas import Deltas
@@ -70,6 +70,9 @@ class Fleet(Protocol):
     def models(self) -> list[ModelStatus]:
         """Return every model that is known now: configured, or told of by a node elsewhere."""
 
+    def model(self, name: str) -> ModelStatus | None:
+        """Return one of them; None if it is not known."""
+
     def nodes(self) -> list[NodeStatus]:
         """Return every node: engines, commands, remote ones."""
 
@@ -106,8 +109,8 @@ class Services:
     """Everything the routes act on.
 
     `models` are those whose tokens are known here, by canonical name: the engine's. Others, which only
-    `fleet` knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models. Both may
-    change while we serve.
+    `fleet` knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and
+    `selectors` has the names that stand for several. All three may change while we serve.
 
     `estimate` returns, for a model, tenant and priority, what a new job would be told: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns what is wrong, by model;
@@ -119,6 +122,7 @@ class Services:
     fleet: Fleet
     models: Mapping[str, TextModel]
     aliases: Mapping[str, str]
+    selectors: Mapping[str, SelectorConfig] = field(default_factory=dict)
     ready: Callable[[], bool]
     queue_statistics: Callable[[], dict[str, Any]]
     estimate: Callable[[str, str, int], dict[str, Any]]
@@ -128,7 +132,13 @@ class Services:
     def canonical(self, name: str) -> str:
         """Return the canonical name of the model of that name or alias. Raises `ModelNotFound`."""
         model = self.aliases.get(name, name)
-        # An engine's model that is about to go has a node still, but nobody who could read its jobs.
-        if model not in self.models and not self.fleet.is_relayed(model):
+        if not self.serves(model):
             raise ModelNotFound(f"the model {told(name)} is not served here", param="model")
         return model
+
+    def serves(self, model: str) -> bool:
+        """Whether jobs for the model of this canonical name can be taken.
+
+        An engine's model that is about to go has a node still, but nobody who could read its jobs.
+        """
+        return model in self.models or self.fleet.is_relayed(model)

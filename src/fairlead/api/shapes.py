@@ -112,7 +112,8 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True):
     """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
 
-    `task`, if known too: whether it makes text, or vectors of texts.
+    `task`, if known too: whether it makes text, or vectors of texts. The others are what the configuration
+    says of a model that a command serves, or of a selector: a name that stands for several models.
     """
 
     id: str
@@ -121,6 +122,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     owned_by: str
     max_model_len: int | None = None
     task: Literal["generate", "embed"] | None = None
+    name: str | None = None
+    description: str | None = None
+    capabilities: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from fairlead.config.models import (
     TimeoutsConfig,
     demonstration_model,
 )
+from fairlead.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.config.server import (
     AnyModelConfig,
     ApiKey,
@@ -53,6 +54,8 @@ __all__ = [
     "ModelConfig",
     "NodeConfig",
     "QueueConfig",
+    "SelectorConfig",
+    "SelectorSettings",
     "ServerConfig",
     "SwapConfig",
     "TimeoutsConfig",

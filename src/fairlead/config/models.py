@@ -127,7 +127,9 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     name: str = msgspec.field(name="id")
     cmd: Command
-    """The command line that starts the server; ${PORT} is a free port. No shell is involved."""
+    """The command line that starts the server; ${PORT} is a free port. No shell is involved. A command that
+    does not use it, and has no proxy, finds its port in the variable PORT.
+    """
     aliases: tuple[str, ...] = ()
     """Other names that clients may call it by."""
     cmd_stop: Command = ()

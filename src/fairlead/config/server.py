@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
+from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastNone,
     AtLeastOne,
@@ -155,6 +156,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """
     nodes: tuple[NodeConfig, ...] = ()
     """Servers elsewhere that jobs can go to."""
+    selectors: dict[str, SelectorConfig] = {}
+    """Names that stand for several models each."""
     health_check: HealthConfig = HealthConfig()
     while_loading: Literal["wait", "reject"] = "wait"
     """Whether a job for a model that is not loaded waits, or is rejected with 503 while it is loaded."""
@@ -181,10 +184,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
 
 
 class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
-    """Everything `fairlead serve` needs to know. `swap`: which models make room for which."""
+    """Everything `fairlead serve` needs to know. `swap`: which models make room for which.
+
+    `priorities`: of models that are wanted, those with the higher number are loaded first; 0 by default.
+    """
 
     models: tuple[AnyModelConfig, ...]
     swap: SwapConfig = KeepSwap()
+    priorities: dict[str, int] = {}
 
     def contradictions(self) -> Iterator[Fault]:
         """Say what cannot be together, in this and among the models."""
@@ -200,6 +207,8 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
                 elif alias in owners:
                     yield Fault(path, f"{alias!r} is an alias of {owners[alias]} already")
                 owners[alias] = model.name
+        names.update(owners, *(node.models or () for node in self.nodes))
+        yield from (fault.under("selectors") for fault in faults_of_names(self.selectors, names))
 
 
 def is_loopback(host: str) -> bool:

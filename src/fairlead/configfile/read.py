@@ -13,6 +13,7 @@ from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableErro
 from fairlead.swap import llama_swap
 from fairlead.swap.macros import Expansion
 from fairlead.swap.sections import FileSettings
+from fairlead.swap.selectors import faults_of_spilling, unknown_targets
 from fairlead.text.hub import is_hub_id
 
 FAULTS_AT_MOST = 100
@@ -47,10 +48,14 @@ class ConfigFileError(ConfigError):
 
 
 class Reading(NamedTuple):
-    """A configuration, and the settings in its file (as they are shown) that have no effect on serving."""
+    """A configuration, and the settings in its file (as they are shown) that have no effect on serving.
+
+    `remarks` are what whoever wrote the file may not have meant, a line each.
+    """
 
     config: Config
     without_effect: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
 
 def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
@@ -68,7 +73,8 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
             FaultAt(document.line(fault.path), dotted(fault.path), fault.message) for fault in reader.faults
         ]
         raise ConfigFileError(file, found)
-    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))))
+    remarks = tuple(_on_one_line(str(remark)) for remark in reader.remarks)
+    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))), remarks)
 
 
 class _Reader:
@@ -76,6 +82,7 @@ class _Reader:
 
     def __init__(self, document: Document, folder: Path) -> None:
         self.idle: list[KeyPath] = []
+        self.remarks: list[Fault] = []
         self._conversion = Conversion(document)
         self.faults = self._conversion.faults
         self._document = document
@@ -83,11 +90,11 @@ class _Reader:
 
     def read(self) -> Config | None:
         self.faults += self._document.faults
-        self.idle, refused = llama_swap.unused(self._document.tree)
-        self.faults += refused
+        self.idle = llama_swap.unused(self._document.tree)
         expansion = Expansion()
         tree = expansion.expand(self._document.tree)
         self.faults += expansion.faults
+        self.remarks += expansion.remarks
 
         said_models = tree.pop("models", None)
         settings = self._conversion.struct(FileSettings, tree, (), beside=("models", "macros"))
@@ -104,14 +111,39 @@ class _Reader:
         self.faults += (fault.under(*at) for fault in llama_swap.faults_of_swap(swap, names))
         self.idle += ((*at, *path) for path in llama_swap.unknown_members(swap, names))
         self.idle += settings.idle()
+        priorities = self._priorities(settings, models)
         shared = {field: getattr(settings, field) for field in settings.__struct_fields__}
         shared = {field: value for field, value in shared.items() if field in Config.__struct_fields__}
         try:
-            nodes = tuple(map(_filtered, settings.nodes + llama_swap.nodes_of_peers(settings.peers, models)))
-            config = Config(**shared | {"nodes": nodes}, models=tuple(models), swap=swap)
+            peers = llama_swap.nodes_of_peers(settings.peers, models, settings.selectors)
+            nodes = tuple(map(_filtered, settings.nodes + peers))
+            config = Config(
+                **shared | {"nodes": nodes}, models=tuple(models), swap=swap, priorities=priorities
+            )
+            if not self.faults:
+                self._look_at_selectors(config)
         except ConfigError as error:
             self.faults += error.faults
         return None if self.faults else config
+
+    def _look_at_selectors(self, config: Config) -> None:
+        """Note which targets are no models, as far as is known, and refuse what spills over in vain."""
+        local = _names_of(config.models)
+        if all(node.models is not None for node in config.nodes):
+            known = set(local).union(*(node.models or () for node in config.nodes))
+            self.idle += (("selectors", *path) for path in unknown_targets(config.selectors, known))
+        memory_mb = {model.name: float(model.memory_mb or 0) for model in config.models}
+        policy = llama_swap.policy_for(config.swap, memory_mb)
+        faults = faults_of_spilling(config.selectors, local, policy)
+        self.faults += (fault.under("selectors") for fault in faults)
+
+    def _priorities(self, settings: FileSettings, models: list[AnyModelConfig]) -> dict[str, int]:
+        """Return the priorities of models by their names; those of no models are noted, as in groups."""
+        local = _names_of(models)
+        said = settings.routing.scheduler.settings.fifo.priority
+        at = ("routing", "scheduler", "settings", "fifo", "priority")
+        self.idle += ((*at, name) for name in said if name not in local)
+        return {local[name]: priority for name, priority in said.items() if name in local}
 
     def _models(self, said: object, common: FileSettings) -> list[AnyModelConfig]:
         if said is None:
@@ -181,6 +213,11 @@ class _Reader:
             else model
             for model in models
         ]
+
+
+def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:
+    """Return the name of each model by all its names."""
+    return {name: model.name for model in models for name in (model.name, *model.aliases)}
 
 
 def _on_one_line(text: str) -> str:

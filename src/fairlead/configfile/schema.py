@@ -23,7 +23,7 @@ from fairlead.config.spelling import (
     read_time,
     settings_of,
 )
-from fairlead.swap.llama_swap import REFUSED, WITHOUT_EFFECT
+from fairlead.swap.llama_swap import WITHOUT_EFFECT
 from fairlead.swap.macros import DEFAULT_PROXY
 from fairlead.swap.sections import FileSettings
 
@@ -194,10 +194,6 @@ def _beside() -> dict[type, dict[str, Schema]]:
         for kind in _owners(section):
             nested: Schema = {"type": "object", "properties": {path[-1]: idle}}
             beside.setdefault(kind, {})[section[-1]] = idle if section is path else nested
-    for path, reason in REFUSED.items():
-        refused: Schema = {"description": f"Not supported: {reason}.", "enum": [None, False, "", [], {}]}
-        for kind in _owners(path):
-            beside.setdefault(kind, {})[path[-1]] = refused
     return beside
 
 

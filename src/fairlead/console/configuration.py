@@ -29,6 +29,8 @@ def read(file: Path) -> Reading | None:
     if reading.without_effect:
         number = len(reading.without_effect)
         warn(f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)")
+    for remark in reading.remarks:
+        warn(f"{file}: {remark}")
     return reading
 
 
@@ -44,7 +46,10 @@ def check(file: Path, *, as_json: bool) -> int:
             print(error, file=sys.stderr, flush=True)
         return 2
     if as_json:
-        told = _summary(reading.config) | {"without_effect": reading.without_effect}
+        told = _summary(reading.config) | {
+            "without_effect": reading.without_effect,
+            "remarks": reading.remarks,
+        }
         print(json.dumps({"file": str(file), "ok": True, **told}, indent=2))
     else:
         print("\n".join(_lines(file, reading)))
@@ -63,6 +68,7 @@ def _summary(config: Config) -> dict[str, object]:
             for model in config.models
         ],
         "nodes": [node.id for node in config.nodes],
+        "selectors": list(config.selectors),
         "swap": str(config.swap.__struct_config__.tag),
         "host": config.host,
         "port": config.port,
@@ -78,8 +84,10 @@ def _lines(file: Path, reading: Reading) -> list[str]:
         f"{file} is good.",
         f"  models: {models}",
         f"  nodes: {nodes}",
+        *([f"  selectors: {', '.join(config.selectors)}"] if config.selectors else []),
         f"  making room: {MAKING_ROOM[type(config.swap)]}",
         f"  address: {config.host}:{config.port}",
         f"  API keys: {len(config.api_keys) or 'none'}",
         *(f"  without effect: {key}" for key in reading.without_effect),
+        *(f"  note: {remark}" for remark in reading.remarks),
     ]

@@ -196,6 +196,10 @@ class Dispatcher:
         """
         self._upkeep.arrange(garage, policy_for(swap, memory_mb), ttl_s)
 
+    def prefer(self, priorities: Mapping[str, int]) -> None:
+        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        self._scheduler.prefer(priorities)
+
     async def load(self, model: str, *, spare: bool = False) -> None:
         """Have a model loaded when a job for it that came now would have; return when it is.
 

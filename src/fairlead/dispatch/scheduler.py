@@ -152,6 +152,11 @@ class Scheduler:
         self._swaps.arrange(policy, loadable)
         self._pump()
 
+    def prefer(self, priorities: Mapping[str, int]) -> None:
+        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        self._swaps.prefer(priorities)
+        self._pump()
+
     def forget(self, model: str) -> None:
         """A model is not served any more: nobody need wait for it, unless another node has it."""
         error = ModelNotFound(f"the model {model} is not served any more", param="model")

@@ -1,6 +1,6 @@
 """Which model is loaded next, and which make room for it (spec 4). Pure: knows no queue and no process."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.places import Places
@@ -40,11 +40,16 @@ class Swaps:
         # Of those who want it, they who cannot be passed on to a server elsewhere.
         self._unrelayed: dict[str, int] = {}
         self._wishes: dict[str, Wish] = {}
+        self._priorities: Mapping[str, int] = {}
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
         """Decide by this policy from now on, and load these models."""
         self._policy = policy
         self._loadable = loadable
+
+    def prefer(self, priorities: Mapping[str, int]) -> None:
+        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        self._priorities = priorities
 
     # Who wants what ----------------------------------------------------------------------------------
 
@@ -149,8 +154,12 @@ class Swaps:
             yield model, evict
 
     def _missing(self) -> list[str]:
-        """What is wanted and could be loaded: first who starves, then who waits, the longest first."""
-        by_turn = dict.fromkeys([*self._starved, *self._wanted])
+        """What is wanted and could be loaded: first who starves, then who waits.
+
+        Among these the higher priority comes first, and then who has waited longest.
+        """
+        by_priority = sorted(self._wanted, key=lambda model: -self._priorities.get(model, 0))
+        by_turn = dict.fromkeys([*self._starved, *by_priority])
         loadable = [model for model in by_turn if model in self._loadable and model not in self._loading]
         missing = [model for model in loadable if self._places.of_ours(model) is None]
         return [model for model in missing if model in self._wishes or not self._is_held(model)]

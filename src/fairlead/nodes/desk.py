@@ -36,6 +36,9 @@ class Desk(RemoteListener, Protocol):
         `memory_mb` is what models take, as far as is known; it is read at each decision.
         """
 
+    def prefer(self, priorities: Mapping[str, int]) -> None:
+        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+
     async def load(self, model: str, *, spare: bool = False) -> None:
         """Have a model loaded when a job for it that came now would have; return when it is.
 

@@ -131,12 +131,14 @@ class Neighbours:
 
     def models(self, *, but: Container[str]) -> list[ModelStatus]:
         """Return the picture of each model that one of them has: one that is up, if there is one."""
-        found: dict[str, ModelStatus] = {}
-        for node in self._nodes.values():
-            for model in sorted(node.models):
-                if model not in but and (model not in found or found[model].state != "ready"):
-                    found[model] = node.model_status(model)
-        return list(found.values())
+        names = dict.fromkeys(name for node in self._nodes.values() for name in sorted(node.models))
+        found = (self.model(name) for name in names if name not in but)
+        return [status for status in found if status is not None]
+
+    def model(self, name: str) -> ModelStatus | None:
+        """Return the picture of one model, of a node that is up if there is one; None if nobody has it."""
+        found = [node.model_status(name) for node in self._nodes.values() if name in node.models]
+        return next((status for status in found if status.state == "ready"), found[0] if found else None)
 
     def _find(self, node_id: str) -> Elsewhere:
         if node_id not in self._nodes:

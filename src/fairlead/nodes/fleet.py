@@ -13,7 +13,15 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import AnyModelConfig, CommandConfig, Config, KeepSwap, ModelConfig, NodeConfig
+from fairlead.config import (
+    AnyModelConfig,
+    CommandConfig,
+    Config,
+    KeepSwap,
+    ModelConfig,
+    NodeConfig,
+    SelectorConfig,
+)
 from fairlead.errors import (
     Draining,
     FairleadError,
@@ -41,9 +49,9 @@ Reader = Callable[[ModelConfig], Awaitable[TextModel]]
 class Fleet:
     """The models of the configuration, those of other servers, and who has them.
 
-    `read` reads what the parent must know of an engine's model. `texts` has that, by name, and `aliases` the
-    names that models have besides; both change in place with the configuration. `on_progress` is told how
-    far each load is.
+    `read` reads what the parent must know of an engine's model. `texts` has that, by name, `aliases` the
+    names that models have besides, and `selectors` those that stand for several; they change in place with
+    the configuration. `on_progress` is told how far each load is.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class Fleet:
     ) -> None:
         self.texts: dict[str, TextModel] = {}
         self.aliases: dict[str, str] = {}
+        self.selectors: dict[str, SelectorConfig] = {}
         self._config = config
         self._configured: dict[str, AnyModelConfig] = {}
         self._desk = desk
@@ -107,6 +116,11 @@ class Fleet:
         """Return every model that is known now: ours, then those that only nodes elsewhere have."""
         ours = [resident.status() for resident in self._residents.values()]
         return ours + self._neighbours.models(but=self._residents)
+
+    def model(self, name: str) -> ModelStatus | None:
+        """Return one of them; None if it is not known."""
+        resident = self._residents.get(name)
+        return self._neighbours.model(name) if resident is None else resident.status()
 
     def nodes(self) -> list[NodeStatus]:
         """Return every node: one for each model of ours, and those elsewhere."""
@@ -295,6 +309,8 @@ class Fleet:
         self._config = config
         self._configured = {model.name: model for model in config.models}
         self.texts.update(texts)
+        self.selectors.clear()
+        self.selectors.update(config.selectors)
         self.aliases.clear()
         for model in config.models:
             text = texts.get(model.name)
@@ -319,6 +335,7 @@ class Fleet:
 
     def _arrange(self) -> None:
         ttl_s = {model.name: model.ttl_s for model in self._config.models}
+        self._desk.prefer(self._config.priorities)
         self._desk.arrange(self, self._config.swap, ttl_s, self._memory_mb)
 
     def _resident(self, model: str) -> Resident:

@@ -1,7 +1,6 @@
 """llama-swap's configuration in our terms. Pure.
 
-What it has and we have not is in two tables: `WITHOUT_EFFECT` (serving is the same without it) and `REFUSED`
-(it is not, so a file that asks for it is not taken for one that we can serve).
+What it has and we have not is in a table, `WITHOUT_EFFECT`: serving is the same without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,20 +55,11 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("models", "*", "capabilities"): False,
 }
 
-REFUSED: dict[tuple[str, ...], str] = {
-    ("selectors",): "a name cannot stand for several models; use aliases, or nodes with the same model",
-    ("routing", "scheduler", "settings", "fifo", "priority"): "the order is fair, not that of models",
-}
-
 _NOTHING_ELSE = (("upstream",), ("models", "*", "compat"))  # sections of which nothing is left
 
 
-def unused(tree: dict[str, Any]) -> tuple[list[KeyPath], list[Fault]]:
-    """Return which settings of the tree have no effect, and which are refused; take out what is of no use."""
-    return _without_effect(tree), _refused(tree)
-
-
-def _without_effect(tree: dict[str, Any]) -> list[KeyPath]:
+def unused(tree: dict[str, Any]) -> list[KeyPath]:
+    """Return which settings of the tree have no effect; take out what is of no use."""
     idle = []
     for pattern, dropped in WITHOUT_EFFECT.items():
         for path, parent in _matching(tree, pattern):
@@ -79,20 +69,11 @@ def _without_effect(tree: dict[str, Any]) -> list[KeyPath]:
     for key in [key for key in tree if key == "defs" or key.startswith("x-")]:
         idle.append((key,))  # where anchors are put
         del tree[key]
-    return idle
-
-
-def _refused(tree: dict[str, Any]) -> list[Fault]:
-    faults = []
-    for pattern, reason in REFUSED.items():
-        for path, parent in _matching(tree, pattern):
-            if parent.pop(path[-1]):
-                faults.append(Fault(path, f"is not supported: {reason}"))
     for pattern in _NOTHING_ELSE:
         for path, parent in _matching(tree, pattern):
             if not parent[path[-1]]:
                 del parent[path[-1]]
-    return faults
+    return idle
 
 
 def swap_of(settings: FileSettings, *, has_commands: bool) -> tuple[tuple[str, ...], SwapConfig]:
@@ -137,12 +118,15 @@ def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float]) -> EvictionPoli
             return KeepEverything()
 
 
-def nodes_of_peers(peers: Mapping[str, Peer], models: Iterable[AnyModelConfig]) -> tuple[NodeConfig, ...]:
+def nodes_of_peers(
+    peers: Mapping[str, Peer], models: Iterable[AnyModelConfig], selectors: Iterable[str] = ()
+) -> tuple[NodeConfig, ...]:
     """Return peers as nodes. Raises `ConfigError`.
 
-    A peer's model goes by `peer/model`, and by its own name where no other peer and no model of ours has it.
+    A peer's model goes by `peer/model`, and by its own name where that is the name of no other peer's model,
+    none of ours and no selector.
     """
-    taken = {name for model in models for name in (model.name, *model.aliases)}
+    taken = {name for model in models for name in (model.name, *model.aliases)}.union(selectors)
     qualified = {f"{peer_id}/{name}" for peer_id, peer in peers.items() for name in peer.models}
     counts: dict[str, int] = {}
     for peer in peers.values():

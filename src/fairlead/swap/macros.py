@@ -3,6 +3,9 @@
 As llama-swap does it: the macro defined last is put in first, so each may use those before it; a model's own
 win over those of the file; a value that is nothing but a macro takes over its type; models get ports in the
 order of their names, those that ask for one. `${PID}` stays in `cmdStop`, for whoever stops a process.
+
+Only a command that neither asks for a port nor says where it answers is refused there: here, its environment
+tells it a port.
 """
 
 import re
@@ -26,10 +29,11 @@ _PORT_USE = "${PORT}"
 
 
 class Expansion:
-    """Puts in the macros of one file; `faults` are found so far."""
+    """Puts in the macros of one file; `faults` are found so far, `remarks` are what is good but told."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
+        self.remarks: list[Fault] = []
         self._letters = 0
 
     def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,19 +65,37 @@ class Expansion:
             own = self._defined(model.get("macros"), (*path, "macros"))
             body = _prepared(model)
             body = self._put_in_model(body, _merged(name, everywhere, own), path)
-            in_command = _PORT_USE in str(body.get("cmd", ""))
-            if in_command:
+            uses_port = _PORT_USE in str(body.get("cmd", ""))
+            if body.get("cmd") is not None and not uses_port and model.get("proxy") is None:
+                uses_port = self._tell_port(body, path)
+            if uses_port:
                 if port > 65535:
                     self.faults.append(Fault((*path, "cmd"), "there is no port left for it above startPort"))
                 body = self._put_in_model(body, [("PORT", port)], path)
                 port += 1
             elif "cmd" in body and _PORT_USE in str(body.get("proxy")):
                 body["proxy"] = None  # said once, and no other fault follows from it
-                self.faults.append(
-                    Fault((*path, "cmd"), "must use ${PORT}, or proxy must say where it answers")
-                )
+                self.faults.append(Fault((*path, "proxy"), "uses ${PORT}, but cmd does not"))
             expanded[name] = body
         return expanded
+
+    def _tell_port(self, body: dict[str, Any], path: KeyPath) -> bool:
+        """Put the port into the environment of a command that has no place for it; return whether it can be.
+
+        llama-swap refuses such a command; its own example has one.
+        """
+        said = body.get("env") or []
+        if not isinstance(said, dict | list):
+            return False  # which is refused as what it is
+        if any(str(entry).partition("=")[0] == "PORT" for entry in said):
+            body["proxy"] = None
+            self.faults.append(Fault((*path, "env"), "says PORT: then proxy must say where cmd answers"))
+            return False
+        more = {"PORT": _PORT_USE}
+        body["env"] = said | more if isinstance(said, dict) else [*said, f"PORT={_PORT_USE}"]
+        told = "does not use ${PORT}, and no proxy is said: it finds its port in the variable PORT"
+        self.remarks.append(Fault((*path, "cmd"), told))
+        return True
 
     def _defined(self, said: object, path: KeyPath) -> Macros:
         if said is None:

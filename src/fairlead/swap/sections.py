@@ -102,7 +102,12 @@ class Router(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class Fifo(msgspec.Struct, frozen=True, rename=spelled):
-    """Nothing that we have."""
+    """Which models are loaded first, of those that are wanted. Who starves comes before them all the same."""
+
+    priority: dict[str, int] = {}
+    """Numbers of models, by name: the higher, the earlier; 0 by default. The turns of jobs that wait for one
+    model are no matter of this.
+    """
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, rename=spelled):

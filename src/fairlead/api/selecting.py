@@ -1,0 +1,92 @@
+"""Names that stand for several models: which of them a request gets, and what is told of the names.
+
+A key may use a selector that is among its models, whatever that stands for; of another selector it gets only
+targets that are its models. What is chosen, and why, is for `swap.selectors`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import trio
+
+from fairlead.api.body import told
+from fairlead.api.call import Call
+from fairlead.api.services import Services
+from fairlead.errors import Forbidden, ModelNotFound
+from fairlead.swap.selectors import Selection, Target
+
+Allows = Callable[[Call, str], bool]
+
+
+class Selecting:
+    """Finds a selector's target for a request. `allows`: whether a caller may use a model, or a selector."""
+
+    def __init__(self, services: Services, allows: Allows) -> None:
+        self._services = services
+        self._allows = allows
+        self._selection = Selection()
+
+    def is_selector(self, name: str) -> bool:
+        """Whether the name stands for several models."""
+        return name in self._services.selectors
+
+    def choose(self, call: Call, name: str) -> Target:
+        """Return what a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
+        found = list(self._targets(name))
+        if not found:
+            raise ModelNotFound(f"no model that {told(name)} stands for is served here", param="model")
+        allowed = self._allowed(call, name, found)
+        if not allowed:
+            raise Forbidden(f"this API key may use no model that {told(name)} stands for", param="model")
+        return self._selection.choose(name, self._services.selectors[name], allowed)
+
+    def take(self, call: Call, name: str) -> Target:
+        """Return what the caller's job gets. It counts until all that is done for the call has ended."""
+        target = self.choose(call, name)
+        if self._services.selectors[name].strategy == "spillover":
+            self._selection.take(name, target.model)
+            call.nursery.start_soon(self._hold, name, target.model)
+        return target
+
+    def cards(self, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what is told of each selector that the caller may use and that is not to be left out."""
+        for name, selector in self._services.selectors.items():
+            if not selector.unlisted and (card := self.card(call, name)) is not None:
+                yield name, card
+
+    def card(self, call: Call, name: str) -> dict[str, Any] | None:
+        """Return what is told of a selector; None if there is none of which the caller may use something."""
+        selector = self._services.selectors.get(name)
+        targets = [] if selector is None else self._allowed(call, name, list(self._targets(name)))
+        if selector is None or not targets:
+            return None
+        about = selector.metadata | {
+            "type": "selector",
+            "strategy": selector.strategy,
+            "targets": [target.name for target in targets],
+        }
+        if selector.strategy == "spillover":
+            about["spillover"] = selector.settings.spillover
+        words = {"name": selector.title.strip(), "description": selector.description.strip()}
+        return {word: text for word, text in words.items() if text} | {"meta": {"llamaswap": about}}
+
+    async def _hold(self, name: str, model: str) -> None:
+        """Keep a target until the call is over. The name may mean something else by then."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._selection.give_back(name, model)
+
+    def _targets(self, name: str) -> Iterator[Target]:
+        """Yield the targets that are served, in the order in which they are told."""
+        for target in self._services.selectors[name].targets:
+            model = self._services.aliases.get(target, target)
+            status = self._services.fleet.model(model)
+            if status is not None and self._services.serves(model):
+                is_elsewhere, is_well = status.kind == "remote", status.problem is None
+                yield Target(target, model, status.state, is_elsewhere, is_well)
+
+    def _allowed(self, call: Call, name: str, targets: list[Target]) -> list[Target]:
+        if self._allows(call, name):
+            return targets
+        return [target for target in targets if self._allows(call, target.model)]

@@ -1,0 +1,126 @@
+"""Which of its models a selector's job gets. Pure: what the models are doing now comes in, a choice goes out.
+
+The three strategies are llama-swap's. Two things are ours: a target that is not well (its last load failed,
+its node is down) comes after all that are, and one that is on its way out after those that are not loaded.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fairlead.config import Fault, SelectorConfig
+from fairlead.config.spelling import KeyPath
+from fairlead.nodes.status import ModelState
+from fairlead.swap.policy import EvictionPolicy
+
+# How late an answer would come.
+_COLDNESS: dict[ModelState, int] = {
+    "ready": 0,
+    "loading": 1,
+    "stopped": 2,
+    "draining": 3,
+    "stopping": 3,
+    "failed": 4,
+}
+
+
+class Target(NamedTuple):
+    """One of the models that a selector stands for, as it is now. `name` is what the selector calls it."""
+
+    name: str
+    model: str
+    state: ModelState = "stopped"
+    is_elsewhere: bool = False
+    is_well: bool = True
+
+    @property
+    def coldness(self) -> int:
+        """How late an answer would come, from 0: a number to compare with those of others."""
+        return _COLDNESS[self.state if self.is_well else "failed"]
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is better left alone: it has failed, or is to make room for another model."""
+        return self.coldness > _COLDNESS["stopped"]
+
+
+class Selection:
+    """Chooses, and counts which targets have jobs that are not over, for those that spill over."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[tuple[str, str]] = Counter()  # by selector and model
+        self._turn = 0
+
+    def choose(self, selector: str, told: SelectorConfig, targets: Sequence[Target]) -> Target:
+        """Return the target for a job that came now. There is one, at least; they are in the order told."""
+        match told.strategy:
+            case "pin":
+                return targets[0]
+            case "warm":
+                return min(targets, key=lambda target: target.coldness)
+            case "spillover":
+                return self._spilled(selector, told.settings.spillover, targets)
+
+    def take(self, selector: str, model: str) -> None:
+        """A job has this target, until it is given back."""
+        self._taken[selector, model] += 1
+
+    def give_back(self, selector: str, model: str) -> None:
+        """A job that had this target is over, or has left."""
+        assert self._taken[selector, model] > 0
+        self._taken[selector, model] -= 1
+        if not self._taken[selector, model]:
+            del self._taken[selector, model]
+
+    def taken(self, selector: str, model: str) -> int:
+        """Return how many jobs of the selector the target has."""
+        return self._taken[selector, model]
+
+    def _spilled(self, selector: str, limit: int, targets: Sequence[Target]) -> Target:
+        """Fill those in use up to the limit, evenly; then begin with the next one, if there is one."""
+        active = [target for target in targets if self._is_active(selector, target)]
+        spare = [target for target in targets if target not in active and not target.is_out]
+        least = min((self.taken(selector, target.model) for target in active), default=limit)
+        if active and (least < limit or not spare):
+            tied = [target for target in active if self.taken(selector, target.model) == least]
+            self._turn += 1
+            return tied[self._turn % len(tied)]
+        return (spare or targets)[0]
+
+    def _is_active(self, selector: str, target: Target) -> bool:
+        """Whether it is in use already. What another server has loaded says nothing of that."""
+        if target.is_out:
+            return False
+        is_loaded = target.state in ("ready", "loading") and not target.is_elsewhere
+        return is_loaded or self.taken(selector, target.model) > 0
+
+
+# What a file says of them --------------------------------------------------------------------------------
+
+
+def unknown_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str]) -> Iterator[KeyPath]:
+    """Yield where selectors have targets that are no models: they are passed over."""
+    known = frozenset(known)
+    for name, selector in selectors.items():
+        yield from ((name, "targets", i) for i, target in enumerate(selector.targets) if target not in known)
+
+
+def faults_of_spilling(
+    selectors: Mapping[str, SelectorConfig], local: Mapping[str, str], policy: EvictionPolicy
+) -> Iterator[Fault]:
+    """Say where jobs would spill over to a model for which the others have to go, as `policy` says.
+
+    `local` maps names and aliases of our models to their names. An overflow would cost a swap each time then.
+    """
+    for name, selector in selectors.items():
+        if selector.strategy != "spillover":
+            continue
+        models = [local[target] for target in selector.targets if target in local]
+        for index, target in enumerate(selector.targets):
+            model = local.get(target, target)
+            others = [other for other in models if other != model]
+            if models.count(model) > 1 or selector.targets.count(target) > 1:
+                yield Fault((name, "targets", index), f"{model} is there twice")
+            elif target in local and (evicted := policy.eviction_for(model, others)):
+                beside = ", ".join(sorted(evicted))
+                yield Fault((name, "targets", index), f"{model} cannot be loaded beside {beside}")

@@ -1,0 +1,307 @@
+"""A name that stands for several models, as clients see it: who answers, who may ask, what is told of it."""
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from api.far_away import ALL, CHAT, asking, streamed, whole
+from fairlead.config import ApiKey, SelectorConfig, SelectorSettings
+from fairlead.errors import NodeFailed
+from fairlead.nodes.status import ModelStatus
+from fake_fleet import FakeFleet
+
+WARM = SelectorConfig("warm", ("gone", "small", "b", "slow"))
+PIN = SelectorConfig("pin", ("gone", "b", "small"))
+SPILL = SelectorConfig("spillover", ("b", "c", "d"), SelectorSettings(2))
+
+
+class House:
+    """A client of an application with three commands, a node elsewhere and an engine's model."""
+
+    def __init__(self, client_with, *api_keys: ApiKey, **selectors: SelectorConfig) -> None:
+        self.statuses = {
+            "small": ModelStatus(model="small", kind="engine", node="engine:small", state="stopped"),
+            "b": ModelStatus(model="b", kind="command", node="command:b", state="stopped"),
+            "c": ModelStatus(model="c", kind="command", node="command:c", state="stopped"),
+            "d": ModelStatus(model="d", kind="remote", node="far", state="ready"),
+        }
+        self.selectors = selectors
+        self.fleet = FakeFleet(statuses=list(self.statuses.values()))
+        self.client = client_with(
+            *api_keys,
+            fleet=self.fleet,
+            aliases={"tiny": "small", "slow": "c"},
+            selectors=self.selectors,
+            gateway_script=whole,
+        )
+        self.jobs = self.client.gateway.jobs
+
+    def becomes(self, model: str, state: str, problem: str | None = None) -> None:
+        status = self.statuses[model]
+        self.statuses[model] = ModelStatus(
+            model=model, kind=status.kind, node=status.node, state=state, problem=problem
+        )
+        self.fleet.statuses[:] = self.statuses.values()
+
+    async def ask(self, name: str, key: ApiKey | None = None, path: str = CHAT):
+        """Return the model of the job, or the status and code of the refusal."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key.key}"}
+        reply = await self.client.post(path, asking(model=name), headers=headers)
+        return self.jobs[-1].model if reply.status == 200 else (reply.status, reply.error["code"])
+
+
+# Who answers -----------------------------------------------------------------------------------------------
+
+
+async def test_warm_goes_to_who_is_loaded_and_otherwise_to_the_first_that_is_served(client_with):
+    house = House(client_with, w=WARM)
+    house.becomes("b", "loading")
+    assert "b" == await house.ask("w")
+    house.becomes("c", "ready")
+    assert "c" == await house.ask("w")
+    house.becomes("b", "failed", "no such file")
+    house.becomes("c", "draining")
+    assert "small" == await house.ask("w")
+
+
+async def test_pin_is_always_the_first_that_is_served(client_with):
+    house = House(client_with, p=PIN)
+    house.becomes("b", "failed", "no such file")
+    house.becomes("small", "ready")
+    assert "b" == await house.ask("p")
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path != CHAT])
+async def test_every_dialect_has_selectors_and_the_server_gets_its_models_name(client_with, path):
+    house = House(client_with, p=PIN)
+    assert "b" == await house.ask("p", path=path)
+    asked = json.loads(asking(model="p"))
+    assert asked | {"model": "b"} == json.loads(house.jobs[-1].relay.body)
+
+
+async def test_a_target_may_be_an_alias_and_is_asked_for_by_that(client_with):
+    # For an alias may have parameters of its own.
+    house = House(client_with, p=SelectorConfig("pin", ("slow",)))
+    assert "c" == await house.ask("p")
+    assert "slow" == json.loads(house.jobs[-1].relay.body)["model"]
+
+
+async def test_an_engines_model_answers_by_its_own_name(client_with, chat):
+    house = House(client_with, p=SelectorConfig("pin", ("tiny",)))
+    house.client.gateway.script = client_with().gateway.script
+    reply = await house.client.post(CHAT, chat(model="p"))
+    assert "small" == reply.json["model"] == house.jobs[-1].model
+
+
+async def test_a_model_whose_node_does_not_answer_is_not_preferred_to_one_that_can_be_loaded(client_with):
+    house = House(
+        client_with, w=SelectorConfig("warm", ("d", "b")), s=SelectorConfig("spillover", ("d", "b"))
+    )
+    assert ["d", "d"] == [await house.ask(name) for name in "ws"]
+    house.becomes("d", "stopped", "it does not answer its probes")
+    assert ["b", "b"] == [await house.ask(name) for name in "ws"]
+
+
+async def test_an_engines_model_that_is_about_to_go_is_passed_over(client_with):
+    house = House(client_with, p=SelectorConfig("pin", ("old", "b")))
+    house.fleet.statuses.append(ModelStatus(model="old", kind="engine", node="engine:old", state="ready"))
+    assert "b" == await house.ask("p")
+
+
+async def test_of_targets_that_are_not_served_nobody_answers(client_with):
+    house = House(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
+    reply = await house.client.post(CHAT, asking(model="none"))
+    assert (404, "model_not_found", "model") == (reply.status, reply.error["code"], reply.error["param"])
+    assert "no model that 'none' stands for is served here" == reply.error["message"]
+    assert [] == house.jobs
+
+
+async def test_where_nothing_is_well_the_first_is_tried_and_its_client_told_why_it_failed(client_with):
+    house = House(client_with, w=WARM, s=SPILL)
+    for model in house.statuses:
+        house.becomes(model, "failed", "no such file")
+    house.client.gateway.refusal = NodeFailed("it does not start")
+    for name, first in (("w", "small"), ("s", "b")):
+        reply = await house.client.post(CHAT, asking(model=name))
+        assert (502, first) == (reply.status, house.jobs[-1].model)
+
+
+# Spilling over ---------------------------------------------------------------------------------------------
+
+
+async def test_jobs_spill_over_while_others_run_and_come_back_when_they_are_over(client_with):
+    house = House(client_with, s=SPILL)
+    house.client.gateway.script = lambda job: [*whole(job), None]
+    left = trio.Event()
+    async with trio.open_nursery() as clients:
+        for _ in range(6):
+            clients.start_soon(lambda: house.client.post(CHAT, asking(model="s"), left=left))
+            await trio.testing.wait_all_tasks_blocked()
+        assert ["b", "b", "c", "c", "d", "d"] == [job.model for job in house.jobs]
+        left.set()
+    house.client.gateway.script = whole
+    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_while_waiting_makes_room(client_with, stream, autojump_clock):
+    house = House(client_with, s=SPILL)
+    house.client.gateway.wait_s = 100.0
+    left = [trio.Event() for _ in range(3)]
+    async with trio.open_nursery() as clients:
+        for event in left:
+            clients.start_soon(
+                lambda event=event: house.client.post(CHAT, asking(model="s", stream=stream), left=event)
+            )
+            await trio.sleep(1)
+        assert ["b", "b", "c"] == [job.model for job in house.jobs]
+        left[0].set()
+        await trio.sleep(1)
+        clients.start_soon(lambda: house.client.post(CHAT, asking(model="s"), left=left[1]))
+        await trio.sleep(1)
+        assert "b" == house.jobs[-1].model
+        for event in left:
+            event.set()
+    house.client.gateway.wait_s = 0.0
+    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+
+
+@pytest.mark.parametrize("body", [{"n": 1000}, {"stream": True, "n": 1000}])
+async def test_a_request_that_is_refused_after_its_choice_takes_no_room(client_with, body):
+    house = House(client_with, s=SPILL)
+    for _ in range(5):
+        assert 400 == (await house.client.post(CHAT, asking(model="s", **body))).status
+    house.client.gateway.refusal = NodeFailed("gone")
+    for _ in range(5):
+        assert 502 == (await house.client.post(CHAT, asking(model="s"))).status
+    house.client.gateway.refusal = None
+    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+
+
+async def test_a_stream_holds_its_place_to_its_end(client_with):
+    house = House(client_with, s=SPILL)
+    house.client.gateway.script = lambda job: [*streamed(job)[:2], None]
+    left = trio.Event()
+    async with trio.open_nursery() as clients:
+        for _ in range(3):
+            clients.start_soon(lambda: house.client.post(CHAT, asking(model="s", stream=True), left=left))
+            await trio.testing.wait_all_tasks_blocked()
+        assert ["b", "b", "c"] == [job.model for job in house.jobs]
+        left.set()
+
+
+async def test_a_selector_that_is_another_or_none_meanwhile_lets_its_jobs_end(client_with):
+    house = House(client_with, s=SPILL)
+    house.client.gateway.script = lambda job: [*whole(job), None]
+    left = trio.Event()
+    async with trio.open_nursery() as clients:
+
+        async def ask() -> None:
+            clients.start_soon(lambda: house.client.post(CHAT, asking(model="s"), left=left))
+            await trio.testing.wait_all_tasks_blocked()
+
+        await ask()
+        house.selectors["s"] = SelectorConfig("spillover", ("c", "b"))
+        await ask()
+        await ask()
+        house.selectors["s"] = PIN
+        await ask()
+        assert ["b", "c", "b"] == [job.model for job in house.jobs[:2] + house.jobs[3:]]
+        del house.selectors["s"]
+        assert 404 == (await house.client.post(CHAT, asking(model="s"))).status
+        left.set()
+    house.selectors["s"] = SPILL
+    house.client.gateway.script = whole
+    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+
+
+# Who may ask -----------------------------------------------------------------------------------------------
+
+ALL_OF_IT = ApiKey("sk-selector", models=("p", "s"))
+SOME = ApiKey("sk-some", models=("slow",))
+NONE = ApiKey("sk-none", models=("d",))
+
+
+async def test_a_key_for_the_selector_may_use_what_it_stands_for_through_it_only(client_with):
+    house = House(client_with, ALL_OF_IT, SOME, NONE, p=PIN)
+    assert "b" == await house.ask("p", ALL_OF_IT)
+    assert (403, "forbidden") == await house.ask("b", ALL_OF_IT)
+
+
+async def test_other_keys_get_those_targets_that_they_may_use(client_with):
+    house = House(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN)
+    house.becomes("b", "ready")
+    assert "c" == await house.ask("s", SOME)
+    assert "d" == await house.ask("s", NONE)
+    assert (403, "forbidden") == await house.ask("p", SOME)
+    reply = await house.client.post(CHAT, asking(model="p"), headers={"x-api-key": NONE.key})
+    assert "this API key may use no model that 'p' stands for" == reply.error["message"]
+
+
+# What is told ----------------------------------------------------------------------------------------------
+
+
+async def listed(house: House, key: ApiKey | None = None) -> dict[str, dict]:
+    headers = {} if key is None else {"x-api-key": key.key}
+    cards = (await house.client.get("/v1/models", headers=headers)).json["data"]
+    return {card["id"]: card for card in cards}
+
+
+async def test_selectors_are_listed_with_what_is_told_of_them(client_with):
+    told = SelectorConfig(
+        "spillover",
+        ("b", "gone", "slow"),
+        SelectorSettings(3),
+        title=" Best ",
+        description="for code",
+        metadata={"purpose": "coding", "type": "mine"},
+    )
+    house = House(client_with, best=told, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True))
+    cards = await listed(house)
+    assert ["small", "b", "c", "d", "best", "p"] == list(cards)
+    about = {"purpose": "coding", "type": "selector", "strategy": "spillover", "targets": ["b", "slow"]}
+    assert {"name": "Best", "description": "for code", "meta": {"llamaswap": about | {"spillover": 3}}} == {
+        key: cards["best"][key] for key in ("name", "description", "meta")
+    }
+    assert ("model", "fairlead") == (cards["best"]["object"], cards["best"]["owned_by"])
+    assert {"name", "description"}.isdisjoint(cards["p"])
+    assert cards["best"] == (await house.client.get("/v1/models/best")).json
+    assert "hidden" == (await house.client.get("/v1/models/hidden")).json["id"]
+
+
+async def test_who_may_use_no_target_sees_no_selector_and_others_see_theirs(client_with):
+    house = House(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN, none=SelectorConfig("pin", ("gone",)))
+    assert ["c", "s"] == list(await listed(house, SOME))
+    assert ["c"] == (await listed(house, SOME))["s"]["meta"]["llamaswap"]["targets"]
+    assert ["p", "s"] == sorted(await listed(house, ALL_OF_IT))
+    for name, status in (("p", 403), ("none", 404)):
+        reply = await house.client.get(f"/v1/models/{name}", headers={"x-api-key": SOME.key})
+        assert status == reply.status
+
+
+async def test_an_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(client_with):
+    house = House(client_with, p=SelectorConfig("pin", ("tiny",)), far=SelectorConfig("pin", ("b",)))
+    assert 200 == (await house.client.get("/queue/estimate?model=p")).status
+    tokens = {"prompt": "hello"}
+    of_model = (await house.client.post("/tokenize", tokens | {"model": "small"})).json
+    assert of_model == (await house.client.post("/tokenize", tokens | {"model": "p"})).json
+    assert 400 == (await house.client.post("/tokenize", tokens | {"model": "far"})).status
+
+
+async def test_to_look_takes_no_room(client_with):
+    house = House(client_with, s=SPILL)
+    for _ in range(5):
+        assert 200 == (await house.client.get("/queue/estimate?model=s")).status
+        assert 200 == (await house.client.get("/v1/models/s")).status
+    assert "b" == await house.ask("s")
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+async def test_a_selector_is_neither_loaded_nor_unloaded(client_with, path):
+    house = House(client_with, p=PIN)
+    reply = await house.client.post(path, {"model": "p"})
+    assert (400, "model") == (reply.status, reply.error["param"])
+    assert "model: 'p' stands for several models; name one" == reply.error["message"]
+    assert [] == house.fleet.asked

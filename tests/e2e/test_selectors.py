@@ -1,0 +1,177 @@
+"""llama-swap's own example configuration on a real server, its commands being stubs.
+
+Some of the models that the example names and does not define are added; its peers are servers that are not
+there.
+"""
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from e2e.real_server import RealServer, real_server
+from e2e.test_relaying import until
+from nodes.garage import STUB, free_port
+from swap.test_llama_swap_example import ENVIRONMENT, FILE
+
+KEY = {"Authorization": "Bearer sk-hunter2"}
+COMMAND = " ".join((*STUB, "${PORT}"))
+# A command that llama-swap would not take, for nothing in it says where it is to listen.
+UNTOLD = f'sh -c "exec {" ".join(STUB)} $PORT"'
+CHAT = "/v1/chat/completions"
+
+
+def example(port: int) -> dict[str, Any]:
+    """The example, with stubs for commands and without a way out of this machine."""
+    said = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    said["startPort"] = port
+    models = said["models"]
+    models["gpt-oss-120b"] |= {
+        "cmd": COMMAND,
+        "proxy": "http://127.0.0.1:${PORT}",
+        "checkEndpoint": "/health",
+    }
+    models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}"}
+    models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"]}
+    models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
+    for peer in said["peers"].values():
+        peer["proxy"] = "http://127.0.0.1:9"
+    return said
+
+
+class House:
+    """The server, and clients that ask beside each other."""
+
+    def __init__(self, server: RealServer, file: Path) -> None:
+        self.server = server
+        self.file = file
+        self.answered: list[str] = []  # who has an answer, the first one first
+        self._pool = ThreadPoolExecutor(16)
+        server.http.headers.update(KEY)
+
+    def ask(self, model: str, *, endless: bool = False) -> "Future[httpx.Response]":
+        """Ask; an endless answer takes until it is cancelled, which one at a time can be."""
+        body = {"model": model, "messages": [], "stub": {"words": 2, "delay_s": 60.0 * endless}}
+        headers = KEY | ({"X-Request-Id": "endless"} if endless else {})
+        asked = self._pool.submit(
+            httpx.post, f"{self.server.url}{CHAT}", json=body, headers=headers, timeout=60
+        )
+        asked.add_done_callback(lambda _: self.answered.append(model))
+        return asked
+
+    def cancel(self) -> None:
+        """End the endless answer."""
+        assert 200 == self.server.http.post("/v1/requests/endless/cancel").status_code
+
+    def jobs(self) -> dict[str, str]:
+        """What each model that is loaded, or on its way, is doing: its state."""
+        return {each["model"]: each["state"] for each in self.server.http.get("/running").json()}
+
+    def loaded_after(self, model: str) -> str:
+        """Have a model answer; return who is loaded then."""
+        answer = self.ask(model).result()
+        assert 200 == answer.status_code, answer.text
+        until(lambda: set(self.jobs().values()) == {"ready"})
+        return " ".join(sorted(self.jobs()))
+
+    def queue(self) -> tuple[int, int]:
+        totals = self.server.queue()
+        return totals["running"], totals["waiting"]
+
+    def write(self, said: dict[str, Any]) -> None:
+        self.file.write_text(json.dumps(said))  # which is YAML, too
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    said = example(free_port(20))
+    file = tmp_path_factory.mktemp("example") / "config.yaml"
+    file.write_text(json.dumps(said))
+    with real_server("--config", str(file), "--log-json", environment=ENVIRONMENT) as server:
+        opened = House(server, file)
+        yield opened
+        opened._pool.shutdown()
+
+
+def test_the_server_says_what_it_makes_of_the_file(house: House):
+    (line,) = [line for line in house.server.log if "unlisted-model.cmd" in line]
+    assert "finds its port in the variable PORT" in line
+    cards = house.server.http.get("/v1/models").json()["data"]
+    listed = {card["id"]: card for card in cards}
+    assert {"coding-model", "llm-plan", "llama", "gpt-oss-120b"} <= listed.keys()
+    assert "unlisted-model" not in listed
+    assert ("Coding Model", "coding") == (
+        listed["coding-model"]["name"],
+        listed["coding-model"]["meta"]["llamaswap"]["purpose"],
+    )
+
+
+def test_groups_evict_and_selectors_find_what_is_loaded(house: House):
+    assert [
+        ("coding-model", "gpt-oss-120b"),  # nothing is loaded: the first
+        ("forever-modelA", "forever-modelA gpt-oss-120b"),  # persistent, and turns nobody out
+        ("unlisted-model", "forever-modelA unlisted-model"),  # like all of no group: one of them at a time
+        ("coding-model", "forever-modelA unlisted-model"),  # warm: it is there already
+        ("docker-llama", "docker-llama forever-modelA unlisted-model"),  # not exclusive
+        ("llm-plan", "forever-modelA gpt-oss-120b"),  # a pin is the first, loaded or not
+        ("coding-model", "forever-modelA gpt-oss-120b"),
+    ] == [
+        (model, house.loaded_after(model))
+        for model in (
+            "coding-model",
+            "forever-modelA",
+            "unlisted-model",
+            "coding-model",
+            "docker-llama",
+            "llm-plan",
+            "coding-model",
+        )
+    ]
+
+
+def test_jobs_spill_over_and_a_reload_under_them_changes_where_the_next_one_goes(house: House):
+    house.ask("llama", endless=True)
+    until(lambda: house.queue() == (1, 0))
+    first = [house.ask("llama") for _ in range(3)]
+    until(lambda: house.queue() == (1, 3))
+    assert "modelA" not in house.jobs()  # four are for one, running or waiting
+    assert 200 == house.ask("llama").result().status_code
+    assert ("ready", None) == (house.jobs()["modelA"], house.jobs().get("modelB"))
+
+    said = json.loads(house.file.read_text())
+    said["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
+    house.write(said)
+    house.server.process.send_signal(signal.SIGHUP)
+    until(lambda: any("configuration reloaded" in line for line in house.server.log))
+    assert 200 == house.ask("llama").result().status_code
+    assert "ready" == house.jobs()["modelB"]
+    assert house.queue() == (1, 3)
+    house.cancel()
+    assert [200] * 3 == [asked.result().status_code for asked in first]
+
+    del said["selectors"]["llama"]
+    house.write(said)
+    house.server.process.send_signal(signal.SIGHUP)
+    until(lambda: house.ask("llama").result().status_code == 404)
+    until(lambda: house.queue() == (0, 0))
+
+
+def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first(house: House):
+    house.loaded_after("unlisted-model")
+    house.ask("unlisted-model", endless=True)
+    until(lambda: house.queue() == (1, 0))
+    waiting = []
+    for number, model in enumerate(("gpt-oss-120b", "B", "A"), start=1):
+        waiting.append(house.ask(model))
+        until(lambda number=number: house.queue() == (1, number))
+    house.answered.clear()
+    house.cancel()
+    assert [200] * 3 == [asked.result().status_code for asked in waiting]
+    until(lambda: len(house.answered) == 4)
+    assert ["A", "B", "gpt-oss-120b"] == [model for model in house.answered if model != "unlisted-model"]

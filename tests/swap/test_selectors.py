@@ -1,0 +1,272 @@
+"""Which of its models a selector's job gets: by example, and against a plain account of the rules."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fairlead.config import GroupConfig, GroupSwap, KeepSwap, LruSwap, MatrixSwap, SelectorConfig
+from fairlead.config.selectors import SelectorSettings
+from fairlead.swap.llama_swap import policy_for
+from fairlead.swap.selectors import Selection, Target, faults_of_spilling
+
+SETTINGS = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+HUNT = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
+
+
+def chosen(strategy: str, *targets: Target, selection: Selection | None = None, limit: int = 1) -> str:
+    """Return who is chosen, and have it taken if the selection is to remember it."""
+    told = SelectorConfig(strategy, ("?",), SelectorSettings(limit))
+    target = (selection or Selection()).choose("s", told, targets)
+    if selection is not None:
+        selection.take("s", target.model)
+    return target.name
+
+
+def ours(name: str, state: str = "stopped", *, is_well: bool = True) -> Target:
+    return Target(name, name, state, is_well=is_well)
+
+
+def theirs(name: str, *, is_well: bool = True) -> Target:
+    return Target(name, name, "ready" if is_well else "stopped", is_elsewhere=True, is_well=is_well)
+
+
+# By example ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["ready", "loading", "stopped", "draining", "stopping", "failed"])
+def test_a_pin_is_the_first_whatever_it_is_doing(state):
+    assert "a" == chosen("pin", ours("a", state), ours("b", "ready"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "states"),
+    [
+        ("a", "stopped stopped stopped"),
+        ("c", "stopped loading ready"),
+        ("b", "stopped ready ready"),
+        ("b", "stopped loading loading"),
+        ("b", "draining stopped stopping"),  # it is to make room for another
+        ("b", "failed draining stopping"),
+        ("c", "failed failed stopped"),
+        ("a", "failed failed failed"),
+    ],
+)
+def test_warm_is_the_first_that_would_answer_soonest(expected, states):
+    targets = [ours(name, state) for name, state in zip("abc", states.split(), strict=True)]
+    assert expected == chosen("warm", *targets)
+
+
+def test_warm_is_what_another_server_has_while_it_answers():
+    assert "b" == chosen("warm", ours("a"), theirs("b"))
+    assert "a" == chosen("warm", ours("a"), theirs("b", is_well=False))
+
+
+def test_what_is_ready_but_not_well_is_not_warm():
+    assert "b" == chosen("warm", ours("a", "ready", is_well=False), ours("b"))
+
+
+def test_jobs_spill_over_when_a_target_has_its_number():
+    selection = Selection()
+    targets = [ours("a"), ours("b"), theirs("c")]
+    told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(8)]
+    assert ["a", "a", "b", "b", "c", "c"] == told[:6]
+    assert {"a", "b", "c"} >= set(told[6:])  # all are full: they go on filling evenly
+    assert 2 == len(set(told[6:]))
+
+
+def test_what_is_loaded_is_filled_before_another_is_begun_with():
+    selection = Selection()
+    targets = [ours("a"), ours("b", "ready"), ours("c", "loading")]
+    told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(5)]
+    assert Counter("bbcca") == Counter(told)
+    assert "a" == told[-1]
+
+
+def test_a_job_that_is_over_makes_room_in_its_target():
+    selection = Selection()
+    targets = [ours("a"), ours("b")]
+    assert ["a", "b"] == [chosen("spillover", *targets, selection=selection) for _ in "ab"]
+    selection.give_back("s", "a")
+    assert "a" == chosen("spillover", *targets, selection=selection)
+
+
+@pytest.mark.parametrize("state", ["draining", "stopping", "failed"])
+def test_jobs_spill_over_to_what_is_on_its_way_out_only_if_there_is_nothing_else(state):
+    selection = Selection()
+    out = [ours("a", state), ours("b"), ours("c", state)]
+    assert ["b", "b"] == [chosen("spillover", *out, selection=selection) for _ in range(2)]
+    assert "a" == chosen("spillover", out[0], out[2])
+
+
+def test_each_selector_counts_its_own_jobs():
+    selection = Selection()
+    selection.take("another", "a")
+    assert "a" == chosen("spillover", ours("a"), ours("b"), selection=selection)
+
+
+def test_nothing_is_kept_of_jobs_that_are_over():
+    selection = Selection()
+    chosen("spillover", ours("a"), selection=selection)
+    selection.give_back("s", "a")
+    assert not selection._taken
+    with pytest.raises(AssertionError):
+        selection.give_back("s", "a")
+
+
+GROUPS = {
+    "beside": GroupConfig(("a", "b"), swap=False, exclusive=False),
+    "apart": GroupConfig(("c", "d"), swap=True, exclusive=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("swap", "targets", "expected"),
+    [
+        (KeepSwap(), "a b c", []),
+        (GroupSwap(), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
+        (GroupSwap(GROUPS), "a b far", []),
+        (GroupSwap(GROUPS), "c d", ["c cannot be loaded beside d", "d cannot be loaded beside c"]),
+        (GroupSwap(GROUPS), "a c", []),
+        (MatrixSwap({"s": "a & b"}), "a b", []),
+        (MatrixSwap({"s": "a | b"}), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
+        (LruSwap(max_loaded=2), "a b", []),
+        (LruSwap(max_loaded=1), "a far", []),
+        (LruSwap(max_loaded=1), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
+        (KeepSwap(), "a a2", ["a is there twice"] * 2),
+        (KeepSwap(), "far b far", ["far is there twice"] * 2),
+    ],
+)
+def test_jobs_cannot_spill_over_to_what_would_turn_the_others_out(swap, targets, expected):
+    local = {name: name for name in "abcd"} | {"a2": "a"}
+    selectors = {
+        "s": SelectorConfig("spillover", tuple(targets.split())),
+        "w": SelectorConfig("warm", tuple("abcd")),
+    }
+    found = list(faults_of_spilling(selectors, local, policy_for(swap, dict.fromkeys(local, 0.0))))
+    assert expected == [fault.message for fault in found]
+    assert {"s"} >= {fault.path[0] for fault in found}
+
+
+# Against a plain account of the rules --------------------------------------------------------------------
+
+STATES = ["ready", "loading", "stopped", "draining", "stopping", "failed"]
+
+
+class SelectionMachine(RuleBasedStateMachine):
+    """Jobs of one selector that spills over three models, which come and go as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subject = Selection()
+        self.told = SelectorConfig("spillover", ("a", "b", "c"), SelectorSettings(2))
+        self.targets = [ours("a"), ours("b"), theirs("c")]
+        self.jobs: list[str] = []
+
+    @rule(index=st.integers(0, 2), state=st.sampled_from(STATES))
+    def change(self, index, state) -> None:
+        self.targets[index] = self.targets[index]._replace(state=state, is_well=state != "failed")
+
+    @rule()
+    def choose(self) -> None:
+        target = self.subject.choose("s", self.told, self.targets)
+        self.subject.take("s", target.model)
+        count = Counter(self.jobs)
+        good = [each for each in self.targets if each.state in ("ready", "loading", "stopped")]
+        used = [
+            each
+            for each in good
+            if count[each.name] or (each.name != "c" and each.state in ("ready", "loading"))
+        ]
+        unused = [each for each in good if each not in used]
+        not_full = [each for each in used if count[each.name] < 2]
+        if not_full or (used and not unused):
+            assert target in used, "another was begun with in vain"
+            assert count[target.name] == min(count[each.name] for each in used), (
+                "one has more than the others"
+            )
+        elif unused:
+            assert target is unused[0], "out of order"
+        else:
+            assert target is self.targets[0]
+        self.jobs.append(target.name)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def end(self, data) -> None:
+        job = data.draw(st.sampled_from(self.jobs))
+        self.jobs.remove(job)
+        self.subject.give_back("s", job)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert Counter(self.jobs) == Counter(
+            {name: count for (_, name), count in self.subject._taken.items()}
+        )
+
+
+TestSelection = SelectionMachine.TestCase
+TestSelection.settings = SETTINGS
+
+
+def never_counts(self: Selection, selector: str, model: str) -> None:
+    return None
+
+
+def never_gives_back(self: Selection, selector: str, model: str) -> None:
+    return None
+
+
+def counts_nothing_in_use(self: Selection, selector: str, target: Target) -> bool:
+    return False
+
+
+def takes_others_models_for_loaded(self: Selection, selector: str, target: Target) -> bool:
+    return not target.is_out and (target.state != "stopped" or self.taken(selector, target.model) > 0)
+
+
+def never_is_out(self: Target) -> bool:
+    return False
+
+
+def spills_too_late(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+    return _spilled(self, selector, limit + 1, targets)
+
+
+def spills_too_early(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+    return _spilled(self, selector, limit - 1, targets)
+
+
+def spills_backwards(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+    return _spilled(self, selector, limit, targets[::-1])
+
+
+_spilled = Selection._spilled
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [
+        (Selection, "take", never_counts),
+        (Selection, "give_back", never_gives_back),
+        (Selection, "_is_active", counts_nothing_in_use),
+        (Selection, "_is_active", takes_others_models_for_loaded),
+        (Target, "is_out", property(never_is_out)),
+        (Selection, "_spilled", spills_too_late),
+        (Selection, "_spilled", spills_too_early),
+        (Selection, "_spilled", spills_backwards),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_state_machine_as_test(SelectionMachine, settings=HUNT)
