@@ -23,6 +23,7 @@ class FakeFleet:
     node_statuses: list[NodeStatus] = field(default_factory=list)
     refusal: FairleadError | None = None
     asked: list[tuple] = field(default_factory=list)
+    instance: str = "0" * 32
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:

@@ -25,6 +25,7 @@ from fairlead.gateway import Gateway
 from fairlead.nodes.fleet import Fleet
 from fairlead.reload import Source, keep_up
 from fairlead.telemetry import logs
+from fairlead.telemetry.backlog import Backlog
 from fairlead.telemetry.witness import Witness, witness_of
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
@@ -92,12 +93,13 @@ async def serve(
     )
     await fleet.prepare()
     shutdown = trio.Event()
+    over = Backlog(lambda journey: witness(journey, fleet.load_times(journey.job.model)))
     services = Services(
         config=config,
         gateway=Gateway(
             dispatcher,
             request_timeout_s=config.request_timeout_s,
-            tell=lambda journey: witness(journey, fleet.load_times(journey.job.model)),
+            tell=over.add,
         ),
         fleet=fleet,
         models=fleet.texts,
@@ -126,6 +128,7 @@ async def serve(
         app.change_keys(wanted.api_keys)
 
     async with trio.open_nursery() as signals:
+        signals.start_soon(over.run)
         if source is not None:
             signals.start_soon(keep_up, source, config, change)
         signals.start_soon(_watch_signals, shutdown, dispatcher, announcer)

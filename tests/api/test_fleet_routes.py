@@ -145,6 +145,19 @@ async def test_the_models_that_are_listed_are_those_one_may_ask_for(operator):
     assert "max_model_len" not in data[1]
 
 
+async def test_a_model_that_only_a_node_has_that_is_down_is_not_listed_but_known(client_with):
+    def status(model, kind, state):
+        return ModelStatus(model=model, kind=kind, node="n", state=state)
+
+    states = [("cold", "command", "stopped"), ("far", "remote", "stopped"), ("going", "remote", "draining")]
+    statuses = [status(*state) for state in states] + [status("there", "remote", "ready")]
+    client = client_with(fleet=FakeFleet(statuses=statuses))
+    data = (await client.get("/v1/models")).json["data"]
+    assert ["cold", "there"] == [card["id"] for card in data]
+    # A job for it may wait until the node comes back.
+    assert "far" == (await client.get("/v1/models/far")).json["id"]
+
+
 async def test_a_command_is_described_as_its_configuration_does(client_with):
     settings = {"cmd": ("serve",), "proxy": "http://127.0.0.1:1"}
     plain = CommandConfig(name="plain", **settings)
@@ -244,6 +257,13 @@ async def test_a_node_that_cannot_be_is_refused_by_field(operator, fleet, fields
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000", **fields})
     assert (400, param, []) == (reply.status, reply.error["param"], fleet.asked)
     assert param in reply.error["message"]
+
+
+async def test_a_refusal_names_fields_as_they_are_written_here(operator):
+    reply = await operator.post("/nodes", {"id": "big", "url": "http://me:secret@10.0.0.2"})
+    assert "url" == reply.error["param"]
+    assert "api_key" in reply.error["message"]
+    assert "apiKey" not in reply.error["message"]
 
 
 @pytest.mark.parametrize("missing", ["id", "url"])

@@ -89,7 +89,7 @@ async def test_no_tokens_are_no_text(client):
 async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
     client = client_with(ready=lambda: False)
     health, ready = await client.get("/health"), await client.get("/ready")
-    assert (health.status, health.json) == (200, {"status": "ok"})
+    assert (health.status, health.json["status"]) == (200, "ok")
     assert (ready.status, ready.json) == (503, {"status": "loading"})
     assert ready.headers["retry-after"] == "2"
 
@@ -97,7 +97,8 @@ async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
 async def test_a_server_whose_model_is_stuck_is_not_well_and_says_which(client_with):
     reply = await client_with(problems=lambda: {"small": "it made no progress for 30 s"}).get("/health")
     assert 503 == reply.status
-    assert {"status": "stuck", "models": {"small": "it made no progress for 30 s"}} == reply.json
+    assert "stuck" == reply.json["status"]
+    assert {"small": "it made no progress for 30 s"} == reply.json["models"]
 
 
 async def test_a_loaded_server_is_ready(client):

@@ -251,6 +251,20 @@ def test_a_node_joins_is_drained_and_goes(server):
         until(lambda: newcomer.connections == 0)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1.2.3"])
+def test_a_server_is_no_node_of_its_own_by_whatever_address(server, host):
+    url = f"http://{host}:{server.address[1]}/v1"
+    before = server.http.get("/nodes").json()
+    reply = server.http.post("/nodes", json={"id": "me", "url": url})
+    if host == "127.1.2.3":  # where it does not listen, it is not: it is taken, and is down
+        assert (201, "down") == (reply.status_code, reply.json()["state"])
+        assert 200 == server.http.delete("/nodes/me").status_code
+    else:
+        assert (400, "url") == (reply.status_code, reply.json()["error"]["param"])
+        assert f"url: {url} is this server itself" == reply.json()["error"]["message"]
+    assert [each["id"] for each in before] == [each["id"] for each in server.http.get("/nodes").json()]
+
+
 def test_an_operators_routes_are_closed_to_pages_elsewhere(server):
     foreign = {"Origin": "http://evil.example"}
     for reply in (

@@ -62,8 +62,9 @@ class StubServer:
     """Serves until cancelled. `requests` are those that came; `connections` the open ones, `accepted` all.
 
     `behaviour` is what `stub` is where a request has none. `healthy` False: `/health` answers 503; `health`
-    False: it answers 404. `seats` not None: it looks like Fairlead, with that many seats and `load` of them
-    taken, true or not. `refuses`: every connection is closed as soon as it comes.
+    False: it answers 404; else 200, and `says` something. `seats` not None: it looks like Fairlead, with that
+    many seats and `load` of them taken, true or not. `refuses`: every connection is closed as soon as it
+    comes.
     """
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class StubServer:
         self.behaviour: dict[str, Any] = {}
         self.healthy = True
         self.health = True
+        self.says: Any = {}
         self.stalls_probes = False
         self.refuses = False
         self.seats: int | None = None
@@ -137,7 +139,7 @@ class StubServer:
             await trio.sleep_forever()
         status, answer = 404, {"error": "no such route"}
         if path == "/health" and self.health:
-            status, answer = (200, {}) if self.healthy else (503, {"error": "loading"})
+            status, answer = (200, self.says) if self.healthy else (503, {"error": "loading"})
         elif path == "/v1/models":
             status, answer = 200, {"object": "list", "data": [{"id": name} for name in self.models]}
         elif path == "/running" and self.seats is not None:

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.config import LruSwap
+from fairlead.config import HealthConfig, LruSwap
 from fairlead.errors import NodeFailed
 from fairlead.job import Sampling
-from nodes.garage import Garage, engine, garage, question, sleeper
+from nodes.garage import Garage, command, engine, free_port, garage, question, sleeper
+from nodes.listening import relayed_job
+from nodes.stub_server import text
 
 
 def endless():
@@ -109,6 +111,31 @@ async def test_a_stuck_model_that_does_not_load_again_stays_a_problem(tmp_path: 
         await opened.until(lambda: opened.status().load_failures > 0)
         assert "made no progress for 0.4 s" in opened.fleet.problems["m"]
         assert not opened.fleet.is_ready
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_command_that_is_stopped_is_given_up_and_its_job_done_by_its_next_life(busy):
+    health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
+    async with garage(command("m", free_port()), health_check=health) as opened:
+        await opened.fleet.load("m")
+        first, answers = opened.pid(), []
+        async with trio.open_nursery() as clients:
+
+            async def ask() -> None:
+                answers.append(await opened.ask(relayed_job(temperature=0, stub={"delay_s": 0.1})))
+
+            if busy:
+                clients.start_soon(ask)
+                await opened.until(lambda: opened.desk.statistics().running == 1)
+            os.kill(first, signal.SIGSTOP)
+            await opened.until(lambda: opened.status().stuck == 1)
+        reason = "m did not answer /health 3 times in a row, and did nothing else and is started again"
+        assert reason in (opened.status().problem, reason if opened.fleet.is_ready else None)
+        await opened.until(lambda: opened.fleet.is_ready)
+        assert first != opened.pid()
+        assert not Path(f"/proc/{first}").exists()
+        assert [text()] * busy == answers
+        assert ({}, None) == (opened.fleet.problems, opened.status().problem)
 
 
 @pytest.mark.parametrize("makes_room", [True, False])

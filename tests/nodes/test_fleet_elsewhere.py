@@ -98,6 +98,45 @@ async def test_ids_are_taken_once_and_what_is_not_there_cannot_go():
             await opened.fleet.remove_node("engine:m")
 
 
+async def test_a_node_that_is_this_very_server_is_refused_and_forgotten():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = {"status": "ok", "instance": opened.fleet.instance}
+        with pytest.raises(InvalidRequest, match="this server itself") as refused:
+            await opened.fleet.add_node(node(server.url))
+        assert ("url", []) == (refused.value.param, opened.fleet.nodes())
+        # Its name is free again, for a server that is another.
+        server.says = {"status": "ok", "instance": "0" * 32}
+        await opened.fleet.add_node(node(server.url))
+        assert "up" == state(opened)
+
+
+async def test_a_node_that_is_configured_to_be_this_very_server_never_gets_a_job_and_says_why():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = {"instance": opened.fleet.instance}
+        nodes = (node(server.url, models=("m",)),)
+        await opened.fleet.reload(Config(models=(), nodes=nodes, health_check=QUICK))
+        await opened.until(lambda: len(server.requests) > QUICK.failures)
+        (status,) = opened.fleet.nodes()
+        assert ("down", 0, 0) == (status.state, status.seats, status.ups)
+        assert "it is this server itself" == status.problem
+
+
+@pytest.mark.parametrize("says", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}])
+async def test_what_else_a_server_says_of_its_health_is_its_own_affair(says):
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = says
+        await opened.fleet.add_node(node(server.url))
+        assert "up" == state(opened)
+
+
+async def test_a_node_that_was_another_server_and_is_this_one_now_goes_down():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        server.says = {"instance": opened.fleet.instance}
+        await opened.until(lambda: state(opened) == "down")
+        assert 0 == opened.desk.statistics().seats
+
+
 async def test_nodes_come_and_go_with_the_configuration():
     async with stub() as one, stub() as two, stub() as three:
         before = (node(one.url, "same"), node(one.url, "other"), node(one.url, "old"))
@@ -207,7 +246,7 @@ async def test_three_nodes_one_killed_one_stopped_one_slow_and_no_answer_is_lost
                         return state(opened, "stopped") == "down"
 
                     await opened.until(is_noticed)
-                    # A job has two attempts: those that lost one by the first trouble are spared the second.
+                    # A job has two attempts: who lost one by the first trouble is not to meet the second.
                     await opened.until(lambda: not moved & opened.gateway._under_way)
                     assert opened.desk.counts("killed").busy > 0
                     killed.kill()

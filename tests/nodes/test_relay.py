@@ -2,13 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
+import trio
 
 from fairlead.config import FiltersConfig
 from fairlead.errors import InvalidRequest, NodeFailed
 from fairlead.nodes.relay import _Stream, rewritten
 from nodes.listening import CHAT, Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text, whole_answer
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
@@ -21,6 +25,41 @@ async def test_every_byte_of_a_stream_arrives_in_order(path, how):
     assert text() == got.text()
     assert "stop" == got.deltas[-1].finish_reason
     assert 8 == got.tokens
+
+
+@pytest.mark.parametrize(("stream", "tasks"), [(True, 1), (False, 0)])
+async def test_only_a_stream_takes_a_task_of_its_own(stream, tasks):
+    spawned = []
+
+    class Spawned(trio.abc.Instrument):
+        def task_spawned(self, task):
+            spawned.append(task.name)
+
+    async with stub() as server:
+        node = ready_node(server)
+        await generated(node, relayed_job(stream=stream))  # so that there is a connection
+        counting = Spawned()
+        trio.lowlevel.add_instrument(counting)
+        await generated(node, relayed_job(stream=stream))
+        trio.lowlevel.remove_instrument(counting)
+    assert tasks == len(spawned)
+
+
+async def test_a_node_that_goes_down_ends_the_wait_for_a_whole_answer():
+    async with stub() as server:
+        node, into = ready_node(server), Collected()
+        async with trio.open_nursery() as nursery:
+
+            async def wait():
+                async with node.generate(relayed_job(stream=False, stub={"how": "silent"}), into):
+                    await into.over.wait()
+
+            nursery.start_soon(wait)
+            while not server.jobs:
+                await trio.lowlevel.checkpoint()
+            node.went_down(NodeFailed("it was unplugged"))
+        assert "it was unplugged" == into.error.message
+        assert (0, 0) == (node.status().busy, node.status().connections.busy)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
@@ -101,11 +140,12 @@ async def test_the_request_is_the_clients_but_for_the_model():
     async with stub() as server:
         node = ready_node(server, names={"m": "org/Other-7B"}, api_key="sk-secret")
         job = relayed_job(request_id="abc", seed=2**70, temperature=1e-7, tools=[{"x": "ü"}])
+        job = msgspec.structs.replace(job, traceparent=TRACE)
         await generated(node, job)
         asked = server.jobs[0]
     assert CHAT == asked.path
     assert "Bearer sk-secret" == asked.headers["authorization"]
-    assert "abc" == asked.headers["x-request-id"]
+    assert ("abc", TRACE) == (asked.headers["x-request-id"], asked.headers["traceparent"])
     assert f"127.0.0.1:{server.port}" == asked.headers["host"]
     assert job.relay is not None
     assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == asked.body

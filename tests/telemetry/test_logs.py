@@ -159,3 +159,15 @@ def test_with_api_keys_a_tenant_is_called_the_same_after_a_restart():
 
 def test_a_tenant_with_half_a_character_in_its_name_has_a_hash_too():
     assert 12 == len(TenantNames(Config(models=())).shown("\ud800"))
+
+
+def test_a_line_that_nobody_can_read_any_more_is_no_error(write, monkeypatch):
+    class Broken:
+        def write(self, _text):
+            raise BrokenPipeError
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr("sys.stderr", Broken())
+    assert "" == write(journey())

@@ -21,9 +21,10 @@ class Admin:
 
     async def health(self) -> Response:
         """Live: the process answers, and no model is stuck in a step. Loading is not being ill."""
+        instance = self._services.fleet.instance
         if problems := self._services.problems():
-            return json_response({"status": "stuck", "models": dict(problems)}, 503)
-        return json_response({"status": "ok"})
+            return json_response({"status": "stuck", "models": dict(problems), "instance": instance}, 503)
+        return json_response({"status": "ok", "instance": instance})
 
     async def ready(self) -> Response:
         """Every model is loaded, so that a job would not wait for one."""

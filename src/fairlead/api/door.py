@@ -5,7 +5,7 @@ Knows no framework and no route.
 
 from collections import Counter
 from collections.abc import Mapping
-from uuid import uuid4
+from secrets import token_hex
 
 import structlog
 import trio
@@ -57,4 +57,4 @@ def _request_id(given: str) -> str:
     """Take over the client's id if it can stand in a header and a log line as it is; else make one."""
     if 1 <= len(given) <= MAX_REQUEST_ID_LENGTH and all("!" <= character <= "~" for character in given):
         return given
-    return uuid4().hex
+    return token_hex(16)

@@ -7,8 +7,8 @@ log. An id that a job in flight has already gets a suffix, and the answer's head
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -85,6 +85,14 @@ class Edge:
         known = self.services.fleet.models()
         return [status for status in known if not status.unlisted and self._allows(call, status.model)]
 
+    def offered(self, call: Call) -> list[ModelStatus]:
+        """Return those of them that a client could choose now: not what only a node has that is down.
+
+        Whoever asks for such a model all the same may wait for its node to come back.
+        """
+        known = self.models(call)
+        return [status for status in known if status.kind != "remote" or status.state == "ready"]
+
     def find(self, call: Call, name: str | None) -> str:
         """Return the canonical name of that model; without a name, of the only one the caller may use.
 
@@ -125,7 +133,7 @@ class Edge:
     ) -> Job:
         """Return the job that the request asks for; `kind` begins its id. Raises as `priority` does."""
         return Job(
-            id=f"{kind}-{uuid4().hex}",
+            id=f"{kind}-{token_hex(16)}",
             tenant=self.tenant(call, user=wanted.user, safety_identifier=wanted.safety_identifier),
             model=model,
             prompts=prompts,
@@ -244,4 +252,4 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _suffix() -> str:
-    return uuid4().hex[:_SUFFIX_LENGTH]
+    return token_hex(_SUFFIX_LENGTH // 2)

@@ -5,6 +5,8 @@ the server may. Nodes are for all models, and read what jobs say: only a key for
 No page of another server may do anything: see `origin`.
 """
 
+import re
+
 import msgspec
 from quart import Quart, Response, g
 
@@ -21,6 +23,7 @@ from fairlead.nodes.status import ModelStatus, NodeStatus
 _load_decoder = msgspec.json.Decoder(LoadRequest)
 _unload_decoder = msgspec.json.Decoder(UnloadRequest)
 _node_decoder = msgspec.json.Decoder(NodeRequest)
+_WORD = re.compile(r"\w+")
 
 
 class FleetRoutes:
@@ -73,7 +76,7 @@ class FleetRoutes:
         return json_response(self._fleet.nodes())
 
     async def add_node(self) -> Response:
-        """Take a server elsewhere into service, until this one ends."""
+        """Take a server elsewhere into service, until this one ends; answered when it was asked how it is."""
         _check_is_for_all(g.call)
         wanted = await self._edge.read(g.call, _node_decoder)
         await self._fleet.add_node(_configuration(wanted))
@@ -125,4 +128,6 @@ def _configuration(wanted: NodeRequest) -> NodeConfig:
         fault = error.faults[0]
         names = {spelled(name): name for name in wanted.__struct_fields__}
         param = dotted((names.get(str(fault.path[0]), fault.path[0]), *fault.path[1:]))
-        raise InvalidRequest(f"{param}: {fault.message}", param=param) from None
+        # A fault of one field may name another: where to put a key, say.
+        message = _WORD.sub(lambda word: names.get(word[0], word[0]), fault.message)
+        raise InvalidRequest(f"{param}: {message}", param=param) from None

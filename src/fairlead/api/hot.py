@@ -56,25 +56,27 @@ class _Request:
 
     async def answer(self, route: Route) -> None:
         """Have the route answer, and send what it says."""
-        reply: Reply | None = None
+        unended: Reply | None = None
         failure: BaseException | None = None
-        ended = False
         try:
             async with trio.open_nursery() as self._call.nursery:
                 reply = await self._reply(route)
                 if not isinstance(reply.body, bytes):
                     await self._stream(reply, reply.body)
-                ended = True
-                self._call.nursery.cancel_scope.cancel()
+                # The end goes out when nothing of the request is left: who hears of it may cancel what is.
+                if self._call.nursery.child_tasks:
+                    unended = reply
+                    self._call.nursery.cancel_scope.cancel()
+                else:
+                    await self._end(reply)
         except* Exception as group:  # noqa: BLE001  # a task of the request may raise anything
             failure = unwrap(group)
         if isinstance(failure, Exception) and not self._answering:
-            reply, ended = self._refusal(failure), True
+            unended = self._refusal(failure)
         elif failure is not None and not isinstance(failure, CutStream):
             raise failure
-        # The end goes out when nothing of the request is left: who hears of it may cancel what is.
-        if ended and reply is not None:
-            await self._end(reply)
+        if unended is not None:
+            await self._end(unended)
 
     async def _reply(self, route: Route) -> Reply:
         try:

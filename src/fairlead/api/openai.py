@@ -124,7 +124,7 @@ class OpenAI:
 
     async def models(self) -> Response:
         """`GET /v1/models`."""
-        served = [self._card(status.model) for status in self._edge.models(g.call)]
+        served = [self._card(status.model) for status in self._edge.offered(g.call)]
         selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(g.call)]
         return json_response({"object": "list", "data": served + selectors})
 

@@ -67,6 +67,10 @@ class Gateway(Protocol):
 class Fleet(Protocol):
     """All models and nodes, ours and those elsewhere. Models go by their canonical names."""
 
+    @property
+    def instance(self) -> str:
+        """What this server says it is, so that it knows itself when it is told to be its own node."""
+
     def models(self) -> list[ModelStatus]:
         """Return every model that is known now: configured, or told of by a node elsewhere."""
 

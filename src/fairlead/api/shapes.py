@@ -167,10 +167,11 @@ class RemovedNode(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """How the server is; `models` says what is wrong with which."""
+    """How the server is; `models` says what is wrong with which. `instance` is another at every start."""
 
     status: Literal["ok", "stuck", "ready", "loading"]
     models: dict[str, str] | None = None
+    instance: str | None = None
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -53,7 +53,8 @@ class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):
     interval_s: Seconds = 5.0
     """How often each node is asked how it is."""
     failures: AtLeastOne = 3
-    """After so many in a row it gets no more jobs, until an answer is good."""
+    """After so many in a row it gets no more jobs, until an answer is good. A command that is silent so often
+    and computes nothing meanwhile is ended and started again."""
     timeout_s: Seconds = 5.0
     """No answer within this time is a failure."""
 

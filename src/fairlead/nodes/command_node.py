@@ -1,11 +1,11 @@
 """A server that a command starts, as a node: one life of it, from its start to its end.
 
-`run` is that life: it starts the process, waits until it answers, takes jobs, and returns by raising. The
-process is watched, not probed: a server that does one thing at a time is not ill while it does it.
+`run` is that life: it starts the process, waits until it answers, takes jobs, and returns by raising: when
+the process ends, or when it is given up because it is silent (`pulse`).
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Literal
 
@@ -13,10 +13,11 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import CommandConfig
+from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.process import CommandProcess
+from fairlead.nodes.pulse import Pulse
 from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
 from fairlead.nodes.sink import Sink
 from fairlead.nodes.upstream import Upstream, UpstreamFailed
@@ -44,19 +45,24 @@ class CommandStatus(msgspec.Struct, frozen=True):
 
 
 class CommandNode:
-    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for."""
+    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for.
+
+    `stuck` says why it was given up although it had not ended, if it was; `health`, when that is.
+    """
 
     def __init__(
         self,
         config: CommandConfig,
         listener: RemoteListener,
         *,
+        health: HealthConfig | None = None,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
     ) -> None:
         self.id = f"command:{config.name}"
         self.models = frozenset({config.name})
+        self.stuck: str | None = None
         self._config = config
-        self._listener = listener
+        self._health = health or HealthConfig()
         self._on_progress = on_progress
         self._state: CommandState = "stopped"
         self._progress = 0.0
@@ -105,9 +111,9 @@ class CommandNode:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Live: start, `started()` when ready, and run until the process ends. Cancelling stops it.
 
-        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, with its
-        last lines. The listener is told of `node_up` and `node_down`; a failed load is the caller's to tell.
-        When it is over, the process is gone and every job has failed.
+        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards or is
+        stuck, with its last lines. The listener is told of `node_up` and `node_down`; a failed load is the
+        caller's to tell. When it is over, the process is gone and every job has failed.
         """
         assert self._state == "stopped", "a command has one life"
         self._state = "loading"
@@ -122,7 +128,9 @@ class CommandNode:
                     was_ready = self.is_ready
                     if was_ready:
                         task_status.started()
-                        await self._process.ended.wait()
+                        with trio.CancelScope() as serving:
+                            nursery.start_soon(self._watch, serving)
+                            await self._process.ended.wait()
                 except LoadFailed as error:
                     self._problem = error
                 finally:
@@ -134,16 +142,14 @@ class CommandNode:
             self._upstream.close()
         if self._problem is not None:
             raise self._problem
-        reason = f"{self._config.name} {self._process.ending}"
+        reason = self.stuck or f"{self._config.name} {self._process.ending}"
         if was_ready:
             raise NodeFailed("\n".join([reason, *self._process.output(1)]))
         raise LoadFailed("\n".join([f"{reason} while loading", *self._process.output(LAST_LINES)]))
 
-    @asynccontextmanager
-    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
         """See `Node`."""
-        async with self._remote.generate(job, into):
-            yield
+        return self._remote.generate(job, into)
 
     # Its life ----------------------------------------------------------------------------------------
 
@@ -180,8 +186,19 @@ class CommandNode:
         except UpstreamFailed:
             return False
 
+    async def _watch(self, serving: trio.CancelScope) -> None:
+        """Cancel its serving when it is stuck: silent for so many probes, though it has nothing to do."""
+        path = self._config.check_endpoint
+        if path == "none" or self.pid is None:
+            return
+        pulse = Pulse(self._upstream, path, group=self.pid)
+        await pulse.stopped(self._health)
+        times = self._health.failures
+        self.stuck = f"{self._config.name} did not answer {path} {times} times in a row, and did nothing else"
+        serving.cancel()
+
     def _stopping(self, *, was_ready: bool) -> None:
         self._state = "stopping"
         if was_ready:
             ending = self._process.ending or "is being stopped"
-            self._remote.went_down(NodeFailed(f"{self._config.name} {ending}"))
+            self._remote.went_down(NodeFailed(self.stuck or f"{self._config.name} {ending}"))

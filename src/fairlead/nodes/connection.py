@@ -66,7 +66,9 @@ class Clock:
 
     def restart(self) -> None:
         """Something happened: the phase's time runs anew."""
-        self.scope.deadline = min(trio.current_time() + self._seconds, self._at_most)
+        deadline = min(trio.current_time() + self._seconds, self._at_most)
+        if deadline != self.scope.deadline:  # never is, where there is no limit; and to set it has its price
+            self.scope.deadline = deadline
 
 
 def told(error: Exception) -> str:

@@ -133,7 +133,8 @@ class Deltas:
 
     async def started(self) -> None:
         """Wait until there is something to read, or raise the error if that is all there is."""
-        await self._first.wait()
+        if not self._first.is_set():
+            await self._first.wait()
         if self._error is not None and not (self._waiting or self._sealed):
             raise self._error
 

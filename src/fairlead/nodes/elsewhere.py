@@ -6,7 +6,7 @@ import structlog
 import trio
 
 from fairlead.config import HealthConfig, NodeConfig
-from fairlead.errors import NotFound
+from fairlead.errors import InvalidRequest, NotFound
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.remote_node import remote_node
 from fairlead.nodes.status import ModelStatus, NodeState, NodeStatus
@@ -17,10 +17,10 @@ logger = structlog.get_logger("fairlead.fleet")
 class Elsewhere:
     """One configured node. `run` is its time in the fleet; `leave` ends it."""
 
-    def __init__(self, config: NodeConfig, desk: Desk, health: HealthConfig) -> None:
+    def __init__(self, config: NodeConfig, desk: Desk, health: HealthConfig, ourselves: str) -> None:
         self.config = config
         self._desk = desk
-        self._node = remote_node(config, desk, health)
+        self._node = remote_node(config, desk, health, ourselves)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._is_draining = False
@@ -29,6 +29,11 @@ class Elsewhere:
     def models(self) -> frozenset[str]:
         """What it has, as far as is known: what it told last, though it may be down."""
         return self._node.models
+
+    async def is_ourselves(self) -> bool:
+        """Whether it is this very server, once it was asked."""
+        await self._node.met.wait()
+        return self._node.is_ourselves
 
     async def run(self) -> None:
         """Probe it, until it leaves."""
@@ -63,7 +68,7 @@ class Elsewhere:
             busy=told.busy if counts is None else counts.busy,
             state=self._state(is_up=told.is_up),
             load=told.load,
-            problem=None if told.is_up else "it does not answer its probes",
+            problem=told.problem,
             ups=told.ups,
             downs=told.downs,
         )
@@ -91,11 +96,15 @@ class Elsewhere:
 
 
 class Neighbours:
-    """All nodes elsewhere, by id. `spawn` starts a task that lasts as long as the fleet."""
+    """All nodes elsewhere, by id. `spawn` starts a task that lasts as long as the fleet.
 
-    def __init__(self, desk: Desk, spawn: Callable[..., None]) -> None:
+    `ourselves` is who we say that we are: a node that says the same is not elsewhere.
+    """
+
+    def __init__(self, desk: Desk, spawn: Callable[..., None], *, ourselves: str) -> None:
         self._desk = desk
         self._spawn = spawn
+        self._ourselves = ourselves
         self._nodes: dict[str, Elsewhere] = {}
 
     def __contains__(self, node_id: str) -> bool:
@@ -108,9 +117,17 @@ class Neighbours:
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Take a node into the fleet. Its id must be free."""
         assert config.id not in self._nodes
-        node = self._nodes[config.id] = Elsewhere(config, self._desk, health)
+        node = self._nodes[config.id] = Elsewhere(config, self._desk, health, self._ourselves)
         self._spawn(node.run)
         logger.info("node added", node=config.id, url=config.url)
+
+    async def meet(self, node_id: str) -> None:
+        """Return when a node was asked how it is. Raises `InvalidRequest`, and it is gone, if it is us."""
+        node = self._find(node_id)
+        if await node.is_ourselves():
+            if self._nodes.get(node_id) is node:
+                await self.remove(node_id)
+            raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
 
     def drain(self, node_id: str) -> None:
         """Give a node no more jobs; it stays. Raises `NotFound`."""

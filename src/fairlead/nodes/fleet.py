@@ -7,6 +7,7 @@ goes there first, and comes back as `start_swap` and `stop_model`.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -51,7 +52,8 @@ class Fleet:
 
     `read` reads what the parent must know of an engine's model. `texts` has that, by name, `aliases` the
     names that models have besides, and `selectors` those that stand for several; they change in place with
-    the configuration. `on_progress` is told how far each load is.
+    the configuration. `on_progress` is told how far each load is. `instance` is what this server is known by,
+    to itself: no other has it.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Fleet:
         on_progress: Progress = lambda _model, _fraction, _stage: None,
         engine_command: Sequence[str] = COMMAND,
     ) -> None:
+        self.instance = token_hex(16)
         self.texts: dict[str, TextModel] = {}
         self.aliases: dict[str, str] = {}
         self.selectors: dict[str, SelectorConfig] = {}
@@ -73,7 +76,7 @@ class Fleet:
         self._on_progress = on_progress
         self._engine_command = engine_command
         self._residents: dict[str, Resident] = {}
-        self._neighbours = Neighbours(desk, self._spawn)
+        self._neighbours = Neighbours(desk, self._spawn, ourselves=self.instance)
         self._memory_mb: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
@@ -161,10 +164,14 @@ class Fleet:
             await life.ended.wait()
 
     async def add_node(self, config: NodeConfig) -> None:
-        """Take a node elsewhere into service. Raises `InvalidRequest` if its id is taken."""
+        """Take a node elsewhere into service; return when it was asked how it is, be it well or not.
+
+        Raises `InvalidRequest` if its id is taken, or if it is this very server.
+        """
         if config.id in self._neighbours or self._is_ours(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
         self._neighbours.add(config, self._config.health_check)
+        await self._neighbours.meet(config.id)
 
     async def remove_node(self, node_id: str) -> None:
         """Return when the node is out of service, its jobs finished. Raises `NotFound`."""
@@ -321,11 +328,13 @@ class Fleet:
                     self._desk,
                     self,
                     on_progress=self._on_progress,
+                    health=config.health_check,
                     engine_command=self._engine_command,
                 )
             elif resident.config != model:
                 resident.config, resident.text = model, text
                 self._memory_mb.pop(model.name, None)
+            self._residents[model.name].health = config.health_check
             if model.memory_mb is not None:
                 self._memory_mb[model.name] = model.memory_mb
             self.aliases.update(dict.fromkeys(model.aliases, model.name))

@@ -13,7 +13,7 @@ Shape = TypeVar("Shape")
 class RemoteStatus(msgspec.Struct, frozen=True):
     """A picture of the node. `load` is what it says of itself, 0…; None if it says nothing.
 
-    `ups` and `downs` count how often it came and went.
+    `ups` and `downs` count how often it came and went; `problem` is why it is not up, if it is not.
     """
 
     id: str
@@ -26,6 +26,13 @@ class RemoteStatus(msgspec.Struct, frozen=True):
     connections: UpstreamStatistics
     ups: int
     downs: int
+    problem: str | None = None
+
+
+class Health(msgspec.Struct):
+    """The answer of Fairlead's `GET /health`: `instance` is another for every server, at every start."""
+
+    instance: str | None = None
 
 
 class Listed(msgspec.Struct):
@@ -49,6 +56,7 @@ class Running(msgspec.Struct):
     waiting: int = 0
 
 
+HEALTH = msgspec.json.Decoder(Health)
 LISTING = msgspec.json.Decoder(Listing)
 RUNNING = msgspec.json.Decoder(list[Running])
 

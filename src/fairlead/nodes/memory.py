@@ -1,5 +1,6 @@
-"""How much memory processes take, as the system counts it. Knows no model."""
+"""What processes take of the machine, as the system counts it: memory, and computing. Knows no model."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,17 @@ def memory_of(pid: int, *, group: bool = False) -> int:
     return sum(map(_bytes_of, _members(pid) if group else [pid]))
 
 
+def computed_s(group: int) -> float | None:
+    """Return how long the processes of a group have computed so far, in seconds; None if nobody can tell."""
+    if not sys.platform.startswith("linux"):
+        return None
+    ticks = 0
+    for pid in _members(group):
+        if (fields := _stat_of(pid)) is not None:
+            ticks += int(fields[11]) + int(fields[12])  # for itself, and in the system for it
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _bytes_of(pid: int) -> int:
     for name, field in (("smaps_rollup", b"Pss:"), ("status", b"VmRSS:")):
         try:
@@ -30,15 +42,15 @@ def _bytes_of(pid: int) -> int:
 
 
 def _members(group: int) -> list[int]:
-    found = []
-    for process in PROC.iterdir():
-        if not process.name.isdecimal():
-            continue
-        try:
-            stat = (process / "stat").read_bytes()
-        except OSError:
-            continue
-        # The name is in parentheses, and may have some of its own: state, parent and group follow the last.
-        if int(stat.rpartition(b")")[2].split()[2]) == group:
-            found.append(int(process.name))
-    return found
+    pids = (int(process.name) for process in PROC.iterdir() if process.name.isdecimal())
+    return [pid for pid in pids if (fields := _stat_of(pid)) is not None and int(fields[2]) == group]
+
+
+def _stat_of(pid: int) -> list[bytes] | None:
+    """Return a process's state, parent, group and so on; None if it is gone."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name before them is in parentheses, and may have some of its own.
+    return stat.rpartition(b")")[2].split()

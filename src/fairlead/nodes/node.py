@@ -50,9 +50,10 @@ class Node(Protocol):
     def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block, however, ends it and frees what it holds.
 
-        Its answer is put into the sink. Entering raises `NodeFailed` when the node is not there, `NodeFull`
-        when it has no room; later failures come through the sink. A `NodeFailed` is the node's own fault, and
-        another may do better; any other error is the job's end.
+        Its answer is put into the sink. Entering may take as long as an answer that comes whole, and raises
+        `NodeFailed` when the node is not there, `NodeFull` when it has no room; later failures come through
+        the sink. A `NodeFailed` is the node's own fault, and another may do better; any other error is the
+        job's end.
         """
 
 

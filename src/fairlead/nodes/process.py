@@ -137,6 +137,7 @@ class CommandProcess:
     async def _ask_to_stop(self, process: trio.Process) -> None:
         if not self._stop_command:
             _signal_group(process.pid, signal.SIGTERM)
+            _signal_group(process.pid, signal.SIGCONT)  # or one that is stopped would never hear of it
             return
         command = [word.replace("${PID}", str(process.pid)) for word in self._stop_command]
         stopper = CommandProcess(

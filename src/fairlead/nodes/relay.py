@@ -97,9 +97,9 @@ async def relay(
     """
     body = rewritten(asked.body, model, filters)
     accept = "text/event-stream" if asked.stream else "application/json"
-    async with upstream.exchange(
-        "POST", asked.path, body, accept=accept, request_id=job.request_id
-    ) as answer:
+    # Under its client's name and in its client's trace there, too.
+    headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
+    async with upstream.exchange("POST", asked.path, body, accept=accept, headers=headers) as answer:
         if answer.head.status != HTTPStatus.OK:
             raise await _refusal(upstream.name, answer)
         if "content-encoding" in answer.head.headers:

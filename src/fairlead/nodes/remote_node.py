@@ -16,20 +16,21 @@ import trio
 
 from fairlead.config import FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
 from fairlead.errors import FairleadError, NodeFailed
-from fairlead.job import Delta, Job, Relay
+from fairlead.job import Job, Relay
 from fairlead.nodes.health import Breaker, Change, watch
-from fairlead.nodes.listing import LISTING, RUNNING, RemoteStatus, Running, decoded
+from fairlead.nodes.listing import HEALTH, LISTING, RUNNING, RemoteStatus, Running, decoded
 from fairlead.nodes.node import Node, NodeLimits, NodeListener
+from fairlead.nodes.passage import Passage
 from fairlead.nodes.relay import relay
-from fairlead.nodes.sink import Room, Sink
+from fairlead.nodes.sink import Sink
 from fairlead.nodes.upstream import Upstream, UpstreamFailed, UpstreamTimeouts
 
 # What a node does not say is no limit of ours: it refuses what it cannot take itself.
 UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 LISTING_BYTES = 8 * 1024 * 1024
-# A node that has sent everything but the body's end mark gets this long, so that its connection can stay.
-LEAVE_WAIT_S = 0.02
+
+OURSELVES = "it is this server itself"
 
 logger = structlog.get_logger("fairlead.node")
 
@@ -47,7 +48,10 @@ class RemoteNode:
     `names` maps the models it is used for to its own names of them; None: it is asked, and has the same
     names. `seats` None: 1, or what a Fairlead reports. `health` None: nothing but `came_up` and `went_down`
     says whether it is there, and `run` is not used. `face` is the node of which the listener is told, if this
-    one is only part of it.
+    one is only part of it. `ourselves` is what our own `GET /health` says that we are: who says the same is
+    us, by whatever address, and gets no work, which would come back to us for ever.
+
+    `met` is set when it was first asked how it is, whatever came of it.
     """
 
     def __init__(
@@ -61,9 +65,12 @@ class RemoteNode:
         filters: FiltersConfig | None = None,
         health: HealthConfig | None = None,
         face: Node | None = None,
+        ourselves: str | None = None,
     ) -> None:
         self.id = node_id
         self.models = frozenset(names or ())
+        self.met = trio.Event()
+        self.is_ourselves = False
         self._upstream = upstream
         self._listener = listener
         self._face: Node = face or self
@@ -71,12 +78,13 @@ class RemoteNode:
         self._seats = seats
         self._filters = filters
         self._health = health
+        self._ourselves = ourselves
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
         self._probe_path = "/health"
         self._is_fairlead = False
         self._probe_answered = False
-        self._running: set[_Attempt] = set()
+        self._running: set[Passage] = set()
         self._ups = self._downs = 0
 
     async def run(self) -> None:
@@ -87,30 +95,30 @@ class RemoteNode:
         finally:
             self.went_down(NodeFailed(f"{self.id} was taken out of service"))
             self._upstream.close()
+            self.met.set()
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
-        """Relay the job; leaving the block ends it. `NodeFailed` when the node is down."""
+        """Relay the job; leaving the block ends it. `NodeFailed` when the node is down.
+
+        Only a stream needs a task beside the caller's: there is nothing to do with a whole answer before its
+        end, so the block is entered when that is there.
+        """
         if not self._breaker.is_up:
             raise NodeFailed(f"{self.id} is down")
         if job.relay is None:
             raise NodeFailed(f"{self.id} takes requests only as clients write them")
-        attempt = _Attempt(into)
-        raised: Exception | None = None
-        self._running.add(attempt)
+        passage = Passage(into)
+        self._running.add(passage)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._relay, job, job.relay, attempt)
-                try:
+            if job.relay.stream:
+                async with self._relaying(job, job.relay, passage):
                     yield
-                    await attempt.left()
-                except Exception as error:  # noqa: BLE001  # it goes on as itself, not in a nursery's group
-                    raised = error
-                nursery.cancel_scope.cancel()
+            else:
+                await self._relay(job, job.relay, passage)
+                yield
         finally:
-            self._running.discard(attempt)
-        if raised is not None:
-            raise raised
+            self._running.discard(passage)
 
     def status(self) -> RemoteStatus:
         """Return the picture `GET /nodes` shows."""
@@ -125,6 +133,7 @@ class RemoteNode:
             connections=self._upstream.statistics(),
             ups=self._ups,
             downs=self._downs,
+            problem=self._problem(),
         )
 
     # For whoever knows more than a probe could ---------------------------------------------------------
@@ -142,26 +151,41 @@ class RemoteNode:
 
     # One job -----------------------------------------------------------------------------------------
 
-    async def _relay(self, job: Job, asked: Relay, attempt: "_Attempt") -> None:
+    @asynccontextmanager
+    async def _relaying(self, job: Job, asked: Relay, passage: Passage) -> AsyncIterator[None]:
+        """Relay while the block runs."""
+        raised: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._relay, job, asked, passage)
+            try:
+                yield
+                await passage.left()
+            except Exception as error:  # noqa: BLE001  # it goes on as itself, not in a nursery's group
+                raised = error
+            nursery.cancel_scope.cancel()
+        if raised is not None:
+            raise raised
+
+    async def _relay(self, job: Job, asked: Relay, passage: Passage) -> None:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
-            with attempt.scope:
-                await relay(self._upstream, job, asked, attempt, model=model, filters=self._filters)
+            with passage.scope:
+                await relay(self._upstream, job, asked, passage, model=model, filters=self._filters)
                 self._breaker.requested(well=True)
         except UpstreamFailed as error:
             # First the breaker, so that nobody gets this seat before it is known to be bad.
-            self._running.discard(attempt)  # its own error says more than that of all others
+            self._running.discard(passage)  # its own error says more than that of all others
             self._change(self._breaker.requested(well=False), error.message)
-            attempt.fail(error)
+            passage.fail(error)
         except FairleadError as error:
             self._breaker.requested(well=True)
-            attempt.fail(error)
-        attempt.over.set()
+            passage.fail(error)
+        passage.over.set()
 
     def _fail_running(self, error: FairleadError) -> None:
-        for attempt in list(self._running):
-            attempt.fail(error)
-            attempt.scope.cancel()
+        for passage in list(self._running):
+            passage.fail(error)
+            passage.scope.cancel()
 
     # Its health --------------------------------------------------------------------------------------
 
@@ -180,12 +204,24 @@ class RemoteNode:
         return True
 
     async def _is_healthy(self) -> bool:
-        status, _ = await self._get(self._probe_path)
-        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
-            other = "/v1/models" if self._probe_path == "/health" else "/health"
-            self._probe_path = other
-            status, _ = await self._get(other)
-        return HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES
+        answer = await self._get(self._probe_path)
+        if answer[0] in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
+            self._probe_path = "/v1/models" if self._probe_path == "/health" else "/health"
+            answer = await self._get(self._probe_path)
+        told = decoded(answer, HEALTH)
+        says = None if told is None else told.instance
+        self._recognise(is_ourselves=says is not None and says == self._ourselves)
+        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_ourselves
+
+    def _problem(self) -> str | None:
+        if self._breaker.is_up:
+            return None
+        return OURSELVES if self.is_ourselves else "it does not answer its probes"
+
+    def _recognise(self, *, is_ourselves: bool) -> None:
+        if is_ourselves and not self.is_ourselves:
+            logger.error("node refused", node=self.id, reason=OURSELVES)
+        self.is_ourselves = is_ourselves
 
     async def _look(self) -> None:
         """Ask for models, seats and load, as far as we are to ask."""
@@ -214,6 +250,7 @@ class RemoteNode:
 
     def _probed(self, well: bool) -> None:
         assert self._health is not None
+        self.met.set()
         heard_lately = trio.current_time() - self._upstream.last_heard < self._health.interval_s
         if not well and not self._probe_answered and heard_lately and self._running:
             return  # it is busy answering others: some servers do one thing at a time
@@ -247,38 +284,10 @@ class RemoteNode:
             self._fail_running(NodeFailed(f"{self.id} is down: {reason}"))
 
 
-class _Attempt:
-    """A job's way to its sink. It ends with `fail`: a task may have more in hand when its node goes down."""
-
-    __slots__ = ("_into", "_is_over", "over", "scope")
-
-    def __init__(self, into: Sink) -> None:
-        self.scope = trio.CancelScope()
-        self.over = trio.Event()
-        self._into = into
-        self._is_over = False
-
-    def put(self, delta: Delta) -> None:
-        if not self._is_over:
-            self._into.put(delta)
-
-    def room(self) -> Room | None:
-        return self._into.room()
-
-    def fail(self, error: FairleadError) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._into.fail(error)
-
-    async def left(self) -> None:
-        """Wait a moment for the task to come to its own end."""
-        if not self.over.is_set():
-            with trio.move_on_after(LEAVE_WAIT_S):
-                await self.over.wait()
-
-
-def remote_node(config: NodeConfig, listener: RemoteListener, health: HealthConfig) -> RemoteNode:
-    """Return the node that the configuration describes."""
+def remote_node(
+    config: NodeConfig, listener: RemoteListener, health: HealthConfig, ourselves: str | None = None
+) -> RemoteNode:
+    """Return the node that the configuration describes; `ourselves` as `RemoteNode` has it."""
     names = None
     if config.models is not None:
         names = {model: config.model_names.get(model, model) for model in config.models}
@@ -291,7 +300,14 @@ def remote_node(config: NodeConfig, listener: RemoteListener, health: HealthConf
     # One seat is what everybody has who says nothing: a Fairlead knows better.
     seats = config.seats if config.seats > 1 else None
     return RemoteNode(
-        config.id, upstream, listener, names=names, seats=seats, filters=config.filters, health=health
+        config.id,
+        upstream,
+        listener,
+        names=names,
+        seats=seats,
+        filters=config.filters,
+        health=health,
+        ourselves=ourselves,
     )
 
 

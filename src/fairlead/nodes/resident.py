@@ -14,7 +14,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import AnyModelConfig, CommandConfig, ModelConfig
+from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.desk import Desk
@@ -68,7 +68,8 @@ class Keeper(Protocol):
 class Resident:
     """A model and its present life, if it has one. `text` is an engine model's; commands have none.
 
-    `keeper` is told what becomes of it, and `on_progress` how far a load is.
+    `keeper` is told what becomes of it, and `on_progress` how far a load is. `health` says when a command is
+    given up; like `config`, it counts from the next life on.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class Resident:
         keeper: "Keeper",
         *,
         on_progress: Progress,
+        health: HealthConfig,
         engine_command: Sequence[str] = COMMAND,
     ) -> None:
         self.config = config
         self.text = text
+        self.health = health
         self.memory_bytes = 0
         self._desk = desk
         self._on_progress = on_progress
@@ -137,7 +140,7 @@ class Resident:
     @property
     def stuck(self) -> str | None:
         """Why the server is not well, if this model is why: it was stuck, and is not back yet."""
-        reasons = [life.node.stuck for life in self._lives if isinstance(life.node, EngineNode)]
+        reasons = [life.node.stuck for life in self._lives if life.node is not None]
         reason = next(filter(None, reasons), self._stuck_reason)
         return f"{reason} and is started again" if reason else None
 
@@ -220,7 +223,7 @@ class Resident:
 
         config = self.config
         if isinstance(config, CommandConfig):
-            return CommandNode(config, self._desk, on_progress=progressed)
+            return CommandNode(config, self._desk, health=self.health, on_progress=progressed)
         assert self.text is not None, "an engine's model has a vocabulary"
         return EngineNode(
             self.text,
@@ -249,7 +252,7 @@ class Resident:
             self._desk.load_failed(life.node, error)
         else:
             self._has_died = True
-            if isinstance(life.node, EngineNode) and life.node.stuck is not None:
+            if life.node.stuck is not None:
                 self._stuck += 1
                 self._stuck_reason = life.node.stuck
             if trio.current_time() - life.ready_at > HEALTHY_AFTER_S:

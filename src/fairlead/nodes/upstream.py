@@ -8,7 +8,7 @@ Knows no job and no dialect.
 import re
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -143,14 +143,15 @@ class Upstream:
         body: bytes = b"",
         *,
         accept: str = "application/json",
-        request_id: str = "",
+        headers: Mapping[str, str] | None = None,
         within_s: float | None = None,
     ) -> AsyncIterator[Answer]:
         """Send a request; yield its answer when the head is there. `within_s` bounds all of it.
 
-        Raises `UpstreamFailed`, within the block too.
+        Of `headers`, which come from clients, those are left out that are empty or no header may have. Raises
+        `UpstreamFailed`, within the block too.
         """
-        request = self._request(method, path, body, accept, request_id)
+        request = self._request(method, path, body, {"Accept": accept, **(headers or {})})
         # A loop, because others may take the place before a task that was woken for it gets to run.
         while self._busy >= self._capacity:
             await self._waits.park()
@@ -268,12 +269,13 @@ class Upstream:
                 raise ValueError("the URL or the API key has characters that no header may have")
         return "".join(f"{line}\r\n" for line in lines).encode("ascii")
 
-    def _request(self, method: str, path: str, body: bytes, accept: str, request_id: str) -> bytes:
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         if _PATH.fullmatch(path) is None:
             raise ValueError(f"{path!r} is no path")
-        head = f"{method} {self._base}{path} HTTP/1.1\r\nAccept: {accept}\r\n"
-        if request_id and _HEADER_VALUE.fullmatch(request_id) is not None:
-            head += f"X-Request-Id: {request_id}\r\n"
+        head = f"{method} {self._base}{path} HTTP/1.1\r\n"
+        for name, value in headers.items():
+            if value and _HEADER_VALUE.fullmatch(value) is not None:
+                head += f"{name}: {value}\r\n"
         if body or method == "POST":
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return b"%s%s\r\n%s" % (head.encode("ascii"), self._head, body)

@@ -7,6 +7,7 @@ traceback says where a fault is, not which values were there.
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Literal
 
 import structlog
@@ -47,7 +48,8 @@ class _Stderr:
     """Writes a line to what stderr is then: a progress bar may have put itself before it."""
 
     def msg(self, message: str) -> None:
-        sys.stderr.write(message + "\n")
+        with suppress(OSError, ValueError):  # nobody may be there to read it any more
+            sys.stderr.write(message + "\n")
 
     debug = info = warning = error = critical = exception = msg
 
