@@ -16,7 +16,8 @@ Promises:
 - A step's rows: first those of one token that sample (decodes), then the others; both in the order of rows.
 - A step is one run of int32 words in one arena, views included, so that one copy takes it to a device. It
   begins with a header of 16 words: tokens, rows, decodes, samples, words of block writes, number of block
-  writes, groups, then the nine `Offsets`, in words from the arena's beginning.
+  writes, groups, then the nine `Offsets`, in words from the arena's beginning. Where all rows sample, their slots
+  are the samples' slots, and are there once.
 - Block table changes are staged and travel with the next step, at most one write a (group, slot); who replays
   them has every entry that a token can still see. A step that was cancelled may not have arrived, so after it
   all rows are staged again.
@@ -29,6 +30,7 @@ Promises:
   how many steps there were, and are written down when somebody asks, or when it gets off.
 - Of a rider's tokens, the latest few may be beside those of its neighbours only; they are in its own buffer as soon
   as somebody asks for them, and when it gets off.
+- What a commit answers stays as it is for as long as anybody keeps it; its memory is used again after that.
 - Memory is touched when it is used: long tables and arenas cost address space until then. What is touched at
   every step anyway is on large pages, where the system has them.
 """
@@ -39,16 +41,16 @@ from array import array
 from operator import index
 from typing import NamedTuple
 
-from cpython.array cimport array as c_array, clone, resize
+from cpython.array cimport array as c_array, clone, resize_smart
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_AsUnsignedLongLongMask, PyLong_Check
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, Py_SIZE
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.object cimport PyObject, PyObject_Size, Py_SIZE
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stddef cimport ptrdiff_t
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint64_t
@@ -77,7 +79,6 @@ cdef class InputBatch:
 
     cdef Stay *stays
     cdef PyObject **states          # by slot; each holds a reference
-    cdef PyObject **numbers         # by slot, from its first use on: its number, as Python has it
     cdef Columns columns
     cdef int32_t *occupied          # by slot: 1, or 0 where nobody is
     cdef int32_t *rows              # slot by row
@@ -115,6 +116,9 @@ cdef class InputBatch:
     cdef int32_t steps_at_once
     cdef Step oldest
     cdef Step newest                        # the other one under way
+    cdef c_array keys_lent                  # of the latest commit's answer; others may still be looking at it
+    cdef c_array tokens_lent                # also that
+    cdef object all_samples                 # 0, 1, 2 …: as many as the latest step that was committed had
     cdef Record records[STEPS_AT_ONCE]
     cdef Riders riders
     # Whose turn it is, when not all can have it
@@ -206,7 +210,6 @@ cdef class InputBatch:
             for slot in range(self.slots_end):
                 if self.states[slot] != NULL:
                     let_go(self, slot)
-                Py_XDECREF(self.numbers[slot])
         PyMem_Free(self.eos)
 
     @staticmethod
@@ -273,7 +276,7 @@ cdef class InputBatch:
 
         For all or, when it raises, none.
         """
-        add_all(self, slots, tuple(states), tuple(block_ids))
+        add_all(self, slots, states, block_ids)
 
     def remove_request(self, int64_t slot) -> None:
         """Takes a sequence out of its slot; its row becomes a hole.

@@ -19,11 +19,11 @@ class Counters(NamedTuple):
 
 class Survey(NamedTuple):
     """What could be scheduled: how many slots were given their one token; the slots with more to compute, in
-    order of admission; of the former, the slots whose blocks do not hold that token, by row."""
+    order of admission; of the former, the slots whose blocks do not hold that token, by row. Both are int32."""
 
     decodes: int
-    prefills: list[int]
-    short: list[int]
+    prefills: array
+    short: array
 
 
 class Offsets(NamedTuple):
@@ -46,8 +46,8 @@ class Committed(NamedTuple):
     `keys` (int64), `tokens` and `samples` (int32) [n]: who got which token, and which of the step's samples
     that was, ascending. `finished`: (slot, reason, index among the n); reason 1: an end-of-sequence or stop
     id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the id was no token.
-    `filled`: slots in whose committed tokens a further block became full, in no particular order. They name
-    only who is still there, and leave it there.
+    `filled` (int32): slots in whose committed tokens a further block became full, in no particular order. They
+    name only who is still there, and leave it there.
     """
 
     keys: memoryview
@@ -55,7 +55,7 @@ class Committed(NamedTuple):
     samples: memoryview
     finished: list[tuple[int, int, int]]
     failed: list[tuple[int, int]]
-    filled: list[int]
+    filled: array
 
 
 cdef enum:
@@ -76,8 +76,8 @@ cdef enum:
     SMALL_PAGE = 4096
     LARGE_PAGE = 1 << 21
     AHEAD = 16              # newcomers whose memory is on its way
-    FETCHES = 4             # of so many times that a row's tokens are written, its memory is fetched once:
-    FETCHED_AHEAD = 20      # tokens ahead, more than a cache line
+    STATE_LINES = 3         # of a `SequenceState`, that a batch reads
+    FETCHED_AHEAD = 20      # tokens, more than a cache line
     MARKS_MORE = 64         # bytes that `list_marks` may look at beyond the last
     ROUNDS_AT_MOST = 1 << 29
     PHASES_AT_MOST = 256

@@ -6,25 +6,28 @@ cdef int32_t under_way(InputBatch batch) noexcept:
 
 cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
     # In the order of the step's rows: runs of those that ride, and between them the others.
-    fetch_all(sampled, step.samples)
-    cdef c_array keys = clone(INT64S, step.samples, False)
-    cdef c_array tokens = clone(INT32S, step.samples, False)
-    cdef c_array samples = clone(INT32S, step.samples, False)
-    cdef Results results = Results(
-        <int64_t *>keys.data.as_longlongs, <int32_t *>tokens.data.as_ints, <int32_t *>samples.data.as_ints, 0, 0, 0, 0
-    )
     cdef Record *record = &batch.records[step.record]
+    cdef Results results
     cdef int32_t sample = step.decodes
     cdef int32_t row = 0, i, end, rows = step.rows
     cdef bint look_closer
     cdef Run *run
     cdef Ending ending
     cdef list finished = [], failed = []
+    fetch_all(sampled, step.samples)
+    empty_ring(&batch.riders)  # until they are here
+    make_answers(batch, step.samples)
     if step is not batch.oldest:
         raise ValueError("only the oldest step under way can be committed")
+    results = Results(
+        <int64_t *>batch.keys_lent.data.as_longlongs, <int32_t *>batch.tokens_lent.data.as_ints, batch.scratch,
+        0, 0, 0, 0,
+    )
     if record.changes != batch.riders.changes:
         find_runs(batch, step)
     batch.oldest, batch.newest = batch.newest, None
+    if batch.oldest is None:
+        batch.riders.unplaced = NULL  # the next step begins with tokens, not with placeholders
     look_closer = batch.riders.closest <= batch.riders.committed or any_hit(
         sampled, step.decodes, batch.vocab_size, batch.eos, batch.eos_count
     )
@@ -44,16 +47,14 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
             else:
                 commit_riders(batch, run.row, run.place, run.count, sampled, &results)
             row += run.count
+    memcpy(results.tokens, sampled, step.samples * sizeof(int32_t))
     if look_closer:
         batch.riders.closest = least_of(batch.riders.closer, batch.rows_end)
     list_filled(batch, &results)
     batch.riders.committed += 1
     board(batch, results.boarders)
-    empty_ring(&batch.riders)
-    if results.done < step.samples:
-        resize(keys, results.done)
-        resize(tokens, results.done)
-        resize(samples, results.done)
+    samples = leave_out_lost(batch, &results, step.samples) if results.lost > 0 else batch.all_samples
+    keys, tokens = batch.keys_lent, batch.tokens_lent  # from here on they are looked at
     # Only now, with all done, are objects made that could set off the garbage collection.
     for i in range(results.ended):
         ending = batch.endings[i]
@@ -69,9 +70,45 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
             memoryview(samples),
             finished,
             failed,
-            numbers_of(batch, batch.filled, results.filled),
+            int32s(batch.filled, results.filled),
         ),
     )
+
+
+cdef int make_answers(InputBatch batch, int32_t count) except -1:
+    # Those of the step before, if nobody looks at them any more: then they are in the cache. The view comes first:
+    # it could set off the garbage collection, and so whatever.
+    cdef c_array every
+    if batch.all_samples is None or PyObject_Size(batch.all_samples) != count:
+        every = clone(INT32S, count, False)
+        count_from(<int32_t *>every.data.as_ints, 0, count)
+        batch.all_samples = memoryview(every).toreadonly()
+    if batch.keys_lent is None or (<PyObject *>batch.keys_lent).ob_refcnt > 1:
+        batch.keys_lent = clone(INT64S, count, False)
+    else:
+        resize_smart(batch.keys_lent, count)
+    if batch.tokens_lent is None or (<PyObject *>batch.tokens_lent).ob_refcnt > 1:
+        batch.tokens_lent = clone(INT32S, count, False)
+    else:
+        resize_smart(batch.tokens_lent, count)
+    return 0
+
+
+cdef c_array leave_out_lost(InputBatch batch, Results *results, int32_t count):
+    # Answers are by sample until here; the others close up. Says which samples these are.
+    cdef c_array samples = clone(INT32S, count - results.lost, False)
+    cdef int32_t sample, done = 0, gone = 0
+    for sample in range(count):
+        if gone < results.lost and results.losses[gone] == sample:
+            gone += 1
+        else:
+            results.keys[done] = results.keys[sample]
+            results.tokens[done] = results.tokens[sample]
+            samples.data.as_ints[done] = sample
+            done += 1
+    resize_smart(batch.keys_lent, done)
+    resize_smart(batch.tokens_lent, done)
+    return samples
 
 
 cdef void find_runs(InputBatch batch, Step step) noexcept:
@@ -118,27 +155,23 @@ cdef void commit_riders(
 ) noexcept:
     # None of them ends with its token.
     cdef Riders *riders = &batch.riders
-    answer_along(
-        results.keys + results.done, results.tokens + results.done, results.samples + results.done,
-        riders.keys + row, sampled + place, place, count,
-    )
+    memcpy(results.keys + place, riders.keys + row, count * sizeof(int64_t))
     memcpy(
         riders.ring + (riders.committed & (RING - 1)) * riders.ring_width + row, sampled + place,
         count * sizeof(int32_t),
     )
-    if batch.oldest is None:  # else what comes next is under way already
-        memcpy(riders.next_id + row, sampled + place, count * sizeof(int32_t))
-    results.done += count
 
 
 cdef void empty_ring(Riders *riders) noexcept:
-    # In each round other rows, all of them in as many rounds as the ring has. Of those that are written, a part has
-    # more of its memory fetched, another one the next time: a cache line lasts for so long.
+    # In each round other rows, all of them in as many rounds as the ring has.
     cdef int32_t round = riders.committed
-    cdef uint64_t part = <uint64_t>0xFFFF << (round // RING % FETCHES * (64 // FETCHES))
     cdef int32_t word = round % RING
     while word < riders.words:
-        fetch_ahead(riders.ends, riders.riding[word] & part, 64 * word, round + FETCHED_AHEAD)
+        complete_rows(
+            riders.ring, riders.ring_width, riders.ends, riders.since, riders.fresh[word] & riders.riding[word],
+            64 * word, round,
+        )
+        riders.fresh[word] = 0
         write_down(riders.ring, riders.ring_width, riders.ends, riders.riding[word], 64 * word, round)
         word += RING
 
@@ -162,6 +195,8 @@ cdef void commit_row(
     cdef Stay *stay
     cdef int32_t token, before
     if slot == NONE or batch.stays[slot].over:
+        if count > 0:
+            lose(results, sample)
         return
     stay = &batch.stays[slot]
     before = stay.committed
@@ -174,22 +209,26 @@ cdef void commit_row(
     token = sampled[sample]
     if token < 0 or token >= batch.vocab_size:
         end_stay(batch, slot, FAILED, sample, results)
+        lose(results, sample)
         return
     # In place of the placeholder; `checked_step` made room.
     stay.tokens[stay.length] = token
     stay.length += 1
     stay.pending -= 1
-    results.keys[results.done] = batch.columns.keys[slot]
-    results.tokens[results.done] = token
-    results.samples[results.done] = sample
+    results.keys[sample] = batch.columns.keys[slot]
     if stay.length >= stay.min_end and ends_with(batch, slot, token, stay.length):
-        end_stay(batch, slot, STOP, results.done, results)
+        end_stay(batch, slot, STOP, sample - results.lost, results)
     elif stay.length >= stay.limit:
-        end_stay(batch, slot, LENGTH, results.done, results)
+        end_stay(batch, slot, LENGTH, sample - results.lost, results)
     else:
         batch.boarders[results.boarders] = slot
         results.boarders += 1
-    results.done += 1
+
+
+cdef inline void lose(Results *results, int32_t sample) noexcept:
+    # It is nobody's token.
+    results.losses[results.lost] = sample
+    results.lost += 1
 
 
 cdef void end_stay(InputBatch batch, int32_t slot, int32_t reason, int32_t place, Results *results) noexcept:
@@ -220,10 +259,12 @@ cdef void board(InputBatch batch, int32_t count) noexcept:
         riders.closer[row] = round_of(stay.limit - 2, origin)
         if stay.stops or stay.length < stay.min_end:
             riders.closer[row] = INT32_MIN
-        riders.next_id[row] = -1 - stay.sample if under_way else stay.tokens[stay.length - 1]
+        if under_way:
+            riders.next_id[row] = -1 - stay.sample
+        else:
+            latest_tokens(riders)[row] = stay.tokens[stay.length - 1]
         riders.keys[row] = batch.columns.keys[slot]
         riders.ends[row] = stay.tokens + origin + 1
-        read_row(riders.ring, riders.ring_width, riders.ends[row], row, riders.committed)
         if stay.computed % batch.block_size != 0:  # else it enters a block first
             lift_row(batch, row)
         get_on(riders, row)

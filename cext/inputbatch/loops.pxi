@@ -5,6 +5,11 @@ cdef extern from *:
     """
     #if defined(__SSE2__)
     #include <emmintrin.h>
+
+    /* What was compared, a bit each. */
+    static inline uint32_t bits_of_16(__m128i a, __m128i b, __m128i c, __m128i d) {
+        return _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d)));
+    }
     #endif
 
     #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && !defined(__clang__)
@@ -13,20 +18,30 @@ cdef extern from *:
     #define WIDE
     #endif
 
-    /* Slots that are not asked for exactly what is usual there. */
-    WIDE static void mark_unlike(uint8_t *restrict marks, const int32_t *restrict counts,
-                                 const int32_t *restrict usual, int32_t n) {
-        for (int32_t i = 0; i < n; i++) marks[i] = counts[i] != usual[i];
-    }
-
-    /* The same by row, of rows that are few among the slots. */
-    static void mark_not_one(uint8_t *restrict marks, const int32_t *restrict counts,
-                             const int32_t *restrict rows, int32_t n) {
-        for (int32_t i = 0; i < n; i++) marks[i] = rows[i] >= 0 && counts[rows[i]] != 1;
-    }
-
-    WIDE static void mark_due(uint8_t *restrict marks, const int32_t *restrict due, int32_t now, int32_t n) {
-        for (int32_t i = 0; i < n; i++) marks[i] = due[i] <= now;
+    /* Slots that are not asked for exactly what is usual there: 64 in a word. */
+    static void find_unlike(uint64_t *restrict words, const int32_t *restrict counts,
+                            const int32_t *restrict usual, int32_t n) {
+        int32_t i = 0;
+    #if defined(__SSE2__)
+        for (; i + 64 <= n; i += 64) {
+            uint64_t alike = 0;
+            for (int32_t j = 0; j < 4; j++) {
+                const __m128i *some = (const __m128i *)(counts + i + 16 * j);
+                const __m128i *others = (const __m128i *)(usual + i + 16 * j);
+                __m128i a = _mm_cmpeq_epi32(_mm_loadu_si128(some), _mm_loadu_si128(others));
+                __m128i b = _mm_cmpeq_epi32(_mm_loadu_si128(some + 1), _mm_loadu_si128(others + 1));
+                __m128i c = _mm_cmpeq_epi32(_mm_loadu_si128(some + 2), _mm_loadu_si128(others + 2));
+                __m128i d = _mm_cmpeq_epi32(_mm_loadu_si128(some + 3), _mm_loadu_si128(others + 3));
+                alike |= (uint64_t)bits_of_16(a, b, c, d) << 16 * j;
+            }
+            words[i >> 6] = ~alike;
+        }
+    #endif
+        for (; i < n; i += 64) {
+            words[i >> 6] = 0;
+            for (int32_t j = i; j < n && j < i + 64; j++)
+                words[i >> 6] |= (uint64_t)(counts[j] != usual[j]) << (j - i);
+        }
     }
 
     /* Which of 64 numbers a word are not above `now`; there are as many words as begin before n. */
@@ -41,14 +56,23 @@ cdef extern from *:
                 __m128i b = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 1), limit);
                 __m128i c = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 2), limit);
                 __m128i d = _mm_cmpgt_epi32(_mm_loadu_si128(numbers + 3), limit);
-                __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
-                later |= (uint64_t)(uint32_t)_mm_movemask_epi8(bytes) << 16 * j;
+                later |= (uint64_t)bits_of_16(a, b, c, d) << 16 * j;
             }
     #else
             for (int32_t j = 0; j < 64; j++) later |= (uint64_t)(due[i + j] > now) << j;
     #endif
             words[i >> 6] = ~later;
         }
+    }
+
+    /* Rows, few among the slots, that are not asked for exactly one token. */
+    static void mark_not_one(uint8_t *restrict marks, const int32_t *restrict counts,
+                             const int32_t *restrict rows, int32_t n) {
+        for (int32_t i = 0; i < n; i++) marks[i] = rows[i] >= 0 && counts[rows[i]] != 1;
+    }
+
+    WIDE static void mark_due(uint8_t *restrict marks, const int32_t *restrict due, int32_t now, int32_t n) {
+        for (int32_t i = 0; i < n; i++) marks[i] = due[i] <= now;
     }
 
     WIDE static int32_t least_of(const int32_t *restrict numbers, int32_t n) {
@@ -104,16 +128,18 @@ cdef extern from *:
         for (int32_t i = 0; i < n; i++) target[i] = first + i;
     }
 
-    /* What a run of riders has in a step; the mapping of one group. Each will begin the next step with a
-       placeholder. */
+    WIDE static void count_down_from(int32_t *restrict target, int32_t first, int32_t n) {
+        for (int32_t i = 0; i < n; i++) target[i] = first - i;
+    }
+
+    /* What a run of riders has in a step; the mapping of one group. */
     WIDE static void write_along(int32_t *restrict ids, int32_t *restrict positions, int32_t *restrict lengths,
                                  int32_t *restrict slots, int32_t *restrict mapping,
-                                 int32_t *restrict next_id, const int32_t *restrict origin,
+                                 const int32_t *restrict next_id, const int32_t *restrict origin,
                                  const int32_t *restrict lift, const int32_t *restrict rows,
-                                 int32_t round, int32_t place, int32_t n) {
+                                 int32_t round, int32_t n) {
         for (int32_t i = 0; i < n; i++) {
             ids[i] = next_id[i];
-            next_id[i] = -1 - place - i;
             positions[i] = origin[i] + round;
             lengths[i] = origin[i] + round + 1;
             mapping[i] = lift[i] + round;
@@ -133,52 +159,55 @@ cdef extern from *:
         return hit;
     }
 
-    /* What a run of riders has of a commit. */
-    WIDE static void answer_along(int64_t *restrict to_keys, int32_t *restrict to_tokens,
-                                  int32_t *restrict to_samples, const int64_t *restrict keys,
-                                  const int32_t *restrict tokens, int32_t place, int32_t n) {
-        for (int32_t i = 0; i < n; i++) {
-            to_keys[i] = keys[i];
-            to_tokens[i] = tokens[i];
-            to_samples[i] = place + i;
+    /* The latest tokens of each rider, of RING rounds, are kept beside each other before they go to its own buffer,
+       all at once: a token a round would take a line of memory each. */
+    enum { RING = 8 };
+
+    /* What a row has in the ring of rounds from `first` on, before `round`. */
+    static void write_row(const int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t first,
+                          int32_t round) {
+        for (int32_t i = first; i < round; i++) end[i] = ring[(i & (RING - 1)) * width + row];
+    }
+
+    /* So that the ring has RING tokens of who got on since it was emptied: what is written again is what is there.
+       A buffer has room for as many before its first. */
+    static void complete_rows(int32_t *ring, ptrdiff_t width, int32_t *const *ends, const int32_t *since,
+                              uint64_t rows, int32_t row, int32_t round) {
+        for (; rows; rows &= rows - 1) {
+            int32_t k = row + __builtin_ctzll(rows);
+            for (int32_t i = round - RING; i < since[k]; i++) ring[(i & (RING - 1)) * width + k] = ends[k][i];
         }
     }
 
-    /* The latest RING tokens of each rider are kept beside each other before they go to its own buffer, all at once:
-       a token a round would take a line of memory each. The ring always has so many, of before it got on as well:
-       what is written again is what is there. A buffer has room for as many before its first. */
-    enum { RING = 4 };
-
-    static void write_row(const int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) {
-        for (int32_t i = round - RING; i < round; i++) end[i] = ring[(i & (RING - 1)) * width + row];
-    }
-
-    static void read_row(int32_t *ring, ptrdiff_t width, const int32_t *end, int32_t row, int32_t round) {
-        for (int32_t i = round - RING; i < round; i++) ring[(i & (RING - 1)) * width + row] = end[i];
+    /* Of four rows, what they have in the ring of four rounds from `round` on. */
+    static inline void write_four(const int32_t *restrict ring, ptrdiff_t width, int32_t *const *restrict ends,
+                                  int32_t row, int32_t round) {
+    #if defined(__SSE2__)
+        __m128i a = _mm_loadu_si128((const __m128i *)(ring + (round & (RING - 1)) * width + row));
+        __m128i b = _mm_loadu_si128((const __m128i *)(ring + ((round + 1) & (RING - 1)) * width + row));
+        __m128i c = _mm_loadu_si128((const __m128i *)(ring + ((round + 2) & (RING - 1)) * width + row));
+        __m128i d = _mm_loadu_si128((const __m128i *)(ring + ((round + 3) & (RING - 1)) * width + row));
+        __m128i low = _mm_unpacklo_epi32(a, b), low_after = _mm_unpacklo_epi32(c, d);
+        __m128i high = _mm_unpackhi_epi32(a, b), high_after = _mm_unpackhi_epi32(c, d);
+        _mm_storeu_si128((__m128i *)(ends[row] + round), _mm_unpacklo_epi64(low, low_after));
+        _mm_storeu_si128((__m128i *)(ends[row + 1] + round), _mm_unpackhi_epi64(low, low_after));
+        _mm_storeu_si128((__m128i *)(ends[row + 2] + round), _mm_unpacklo_epi64(high, high_after));
+        _mm_storeu_si128((__m128i *)(ends[row + 3] + round), _mm_unpackhi_epi64(high, high_after));
+    #else
+        for (int32_t j = 0; j < 4; j++) write_row(ring, width, ends[row + j], row + j, round, round + 4);
+    #endif
     }
 
     /* What the riders among 64 rows have in the ring, which has what was before `round`. */
     static void write_down(const int32_t *restrict ring, ptrdiff_t width, int32_t *const *restrict ends,
                            uint64_t riding, int32_t row, int32_t round) {
         for (; riding; riding >>= 4, row += 4) {
-    #if defined(__SSE2__)
             if ((riding & 15) == 15) {
-                __m128i a = _mm_loadu_si128((const __m128i *)(ring + (round & 3) * width + row));
-                __m128i b = _mm_loadu_si128((const __m128i *)(ring + ((round + 1) & 3) * width + row));
-                __m128i c = _mm_loadu_si128((const __m128i *)(ring + ((round + 2) & 3) * width + row));
-                __m128i d = _mm_loadu_si128((const __m128i *)(ring + ((round + 3) & 3) * width + row));
-                __m128i low = _mm_unpacklo_epi32(a, b), low_after = _mm_unpacklo_epi32(c, d);
-                __m128i high = _mm_unpackhi_epi32(a, b), high_after = _mm_unpackhi_epi32(c, d);
-                int32_t *const *targets = ends + row;
-                _mm_storeu_si128((__m128i *)(targets[0] + round - 4), _mm_unpacklo_epi64(low, low_after));
-                _mm_storeu_si128((__m128i *)(targets[1] + round - 4), _mm_unpackhi_epi64(low, low_after));
-                _mm_storeu_si128((__m128i *)(targets[2] + round - 4), _mm_unpacklo_epi64(high, high_after));
-                _mm_storeu_si128((__m128i *)(targets[3] + round - 4), _mm_unpackhi_epi64(high, high_after));
+                for (int32_t i = round - RING; i < round; i += 4) write_four(ring, width, ends, row, i);
                 continue;
             }
-    #endif
             for (int32_t j = 0; j < 4; j++)
-                if (riding >> j & 1) write_row(ring, width, ends[row + j], row + j, round);
+                if (riding >> j & 1) write_row(ring, width, ends[row + j], row + j, round - RING, round);
         }
     }
 
@@ -189,15 +218,15 @@ cdef extern from *:
             __builtin_prefetch(ends[row + __builtin_ctzll(riding)] + round, 1);
     }
 
-    /* The places of set bits, in order; how many. Written by fours, because how many there are in a word is not
-       foreseen: there must be room for three more. */
+    /* The places of set bits, in order; how many. Written by eights, because how many there are in a word is not
+       foreseen: there must be room for seven more. */
     WIDE static int32_t list_bits(const uint64_t *words, int32_t n, int32_t *places) {
         int32_t found = 0;
         for (int32_t i = 0; i < n; i++) {
             uint64_t bits = words[i];
             int32_t count = __builtin_popcountll(bits);
-            for (int32_t k = 0; k < count; k += 4)
-                for (int32_t j = 0; j < 4; j++) {
+            for (int32_t k = 0; k < count; k += 8)
+                for (int32_t j = 0; j < 8; j++) {
                     places[found + k + j] = 64 * i + __builtin_ctzll(bits | (uint64_t)1 << 63);
                     bits &= bits - 1;
                 }
@@ -206,21 +235,20 @@ cdef extern from *:
         return found;
     }
 
+    static inline PyObject **list_items(PyObject *list) { return ((PyListObject *)list)->ob_item; }
+
     static void fetch_all(const int32_t *numbers, int32_t n) {
         for (int32_t i = 0; i < n; i += 16) __builtin_prefetch(numbers + i);
-    }
-
-    static void fill_list(PyObject *list, PyObject *const *numbers, const int32_t *slots, int32_t n) {
-        for (int32_t i = 0; i < n; i++) PyList_SET_ITEM(list, i, Py_NewRef(numbers[slots[i]]));
     }
 
     static void set_ones(int32_t *restrict counts, const int32_t *restrict rows, int32_t n) {
         for (int32_t i = 0; i < n; i++) if (rows[i] >= 0) counts[rows[i]] = 1;
     }
     """
+    PyObject **list_items(object source) noexcept
     int lowest_bit "__builtin_ctzll" (uint64_t word) noexcept
     void prefetch "__builtin_prefetch" (const void *address) noexcept
-    void mark_unlike(uint8_t *marks, int32_t *counts, int32_t *usual, int32_t n) noexcept
+    void find_unlike(uint64_t *words, int32_t *counts, int32_t *usual, int32_t n) noexcept
     void mark_not_one(uint8_t *marks, int32_t *counts, int32_t *rows, int32_t n) noexcept
     void mark_due(uint8_t *marks, int32_t *due, int32_t now, int32_t n) noexcept
     void find_due(uint64_t *words, int32_t *due, int32_t now, int32_t n) noexcept
@@ -232,23 +260,23 @@ cdef extern from *:
     int32_t list_marks(uint8_t *marks, int32_t n, int32_t *places) noexcept
     void add_to_all(int32_t *target, int32_t *source, int32_t amount, int32_t n) noexcept
     void count_from(int32_t *target, int32_t first, int32_t n) noexcept
+    void count_down_from(int32_t *target, int32_t first, int32_t n) noexcept
     void write_along(
         int32_t *ids, int32_t *positions, int32_t *lengths, int32_t *slots, int32_t *mapping, int32_t *next_id,
-        int32_t *origin, int32_t *lift, int32_t *rows, int32_t round, int32_t place, int32_t n,
+        int32_t *origin, int32_t *lift, int32_t *rows, int32_t round, int32_t n,
     ) noexcept
     int32_t any_hit(int32_t *tokens, int32_t n, int32_t vocabulary, int32_t *eos, int32_t eos_count) noexcept
-    void answer_along(
-        int64_t *to_keys, int32_t *to_tokens, int32_t *to_samples, int64_t *keys, int32_t *tokens, int32_t place,
-        int32_t n,
-    ) noexcept
     int32_t RING
-    void write_row(int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) noexcept
-    void read_row(int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t round) noexcept
+    void write_row(
+        int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t first, int32_t round
+    ) noexcept
+    void complete_rows(
+        int32_t *ring, ptrdiff_t width, int32_t **ends, int32_t *since, uint64_t rows, int32_t row, int32_t round
+    ) noexcept
     void write_down(
         int32_t *ring, ptrdiff_t width, int32_t **ends, uint64_t riding, int32_t row, int32_t round
     ) noexcept
     void fetch_ahead(int32_t **ends, uint64_t riding, int32_t row, int32_t round) noexcept
     int32_t list_bits(uint64_t *words, int32_t n, int32_t *places) noexcept
     void fetch_all(int32_t *numbers, int32_t n) noexcept
-    void fill_list(list numbers_list, PyObject **numbers, int32_t *slots, int32_t n) noexcept
     void set_ones(int32_t *counts, int32_t *rows, int32_t n) noexcept

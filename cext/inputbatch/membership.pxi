@@ -1,22 +1,22 @@
 # Who comes, who leaves, and the rows they have.
 
-cdef int add_all(InputBatch batch, slots, tuple states, tuple block_ids) except -1:
+cdef int add_all(InputBatch batch, slots, new_states, new_block_ids) except -1:
     cdef int32_t rows_end = batch.rows_end
-    cdef int32_t count = read_ids(slots, batch.scratch, batch.slots, INT32_MIN, INT32_MAX, "slots")
-    cdef int32_t done = 0, i
+    cdef int32_t done = 0, i, count
+    cdef tuple states, block_ids
+    fetch_content(slots)
+    fetch_content(new_block_ids)
+    fetch_content(new_states)
+    fetch_items(new_block_ids, 1)
+    fetch_items(new_states, STATE_LINES)
+    states, block_ids = tuple(new_states), tuple(new_block_ids)
+    count = read_ids(slots, batch.scratch, batch.slots, INT32_MIN, INT32_MAX, "slots")
     if PyTuple_GET_SIZE(states) != count or PyTuple_GET_SIZE(block_ids) != count:
         raise ValueError(f"there must be a state and block ids for each of the {count} slots")
-    for i in range(min(count, AHEAD)):
-        fetch_newcomer(batch, states, block_ids, i)
     try:
         while done < count:
             if done % AHEAD == 0:
-                for i in range(done, min(count, done + AHEAD)):
-                    fetch_belongings(states, block_ids, i)
-                for i in range(done, min(count, done + AHEAD)):
-                    fetch_blocks(block_ids, i)
-            if done + AHEAD < count:
-                fetch_newcomer(batch, states, block_ids, done + AHEAD)
+                fetch_belongings(batch, states, block_ids, done, min(count, done + AHEAD))
             add_state(
                 batch,
                 batch.scratch[done],
@@ -32,35 +32,34 @@ cdef int add_all(InputBatch batch, slots, tuple states, tuple block_ids) except 
     return 0
 
 
-cdef inline void fetch_newcomer(InputBatch batch, tuple states, tuple block_ids, int32_t i) noexcept:
-    # Nobody has looked at it since it arrived, so it is in no cache: its memory is on its way while others enter.
-    cdef int32_t slot = batch.scratch[i]
-    prefetch_object(PyTuple_GET_ITEM(states, i))
-    prefetch(PyTuple_GET_ITEM(block_ids, i))
-    if 0 <= slot < batch.slots:
-        prefetch(&batch.stays[slot])
-        prefetch(batch.tables[0] + <int64_t>slot * batch.table_columns)
+cdef void fetch_belongings(InputBatch batch, tuple states, tuple block_ids, int32_t first, int32_t end) noexcept:
+    # Nobody has looked at newcomers since they arrived, so what they refer to is in no cache: first all lists of block
+    # ids are on their way, then, while those arrive, tokens, and last what is in the lists.
+    cdef object state
+    cdef int32_t i, slot
+    for i in range(first, end):
+        fetch_first(<object>PyTuple_GET_ITEM(block_ids, i))
+    for i in range(first, end):
+        slot = batch.scratch[i]
+        state = <object>PyTuple_GET_ITEM(states, i)
+        if 0 <= slot < batch.slots:
+            prefetch(&batch.stays[slot])
+            prefetch(batch.tables[0] + <int64_t>slot * batch.table_columns)
+        if type(state) is SequenceState:
+            prefetch((<SequenceState>state).ids + (<SequenceState>state).computed_outside)
+            prefetch((<SequenceState>state).ids + (<SequenceState>state).length)
+    for i in range(first, end):
+        fetch_first_content(<object>PyTuple_GET_ITEM(block_ids, i))
 
 
-cdef inline void fetch_belongings(tuple states, tuple block_ids, int32_t i) noexcept:
-    # What the former refer to; they are here by now, or nearly.
-    cdef object state = <object>PyTuple_GET_ITEM(states, i)
-    cdef object lists = <object>PyTuple_GET_ITEM(block_ids, i)
-    if type(state) is SequenceState:
-        prefetch((<SequenceState>state).ids + (<SequenceState>state).computed_outside)
-        prefetch((<SequenceState>state).ids + (<SequenceState>state).length)
+cdef inline void fetch_first(lists) noexcept:
     if type(lists) is tuple and PyTuple_GET_SIZE(lists) > 0:
         prefetch(PyTuple_GET_ITEM(lists, 0))
 
 
-cdef inline void fetch_blocks(tuple block_ids, int32_t i) noexcept:
-    # What the former's arrays refer to.
-    cdef object lists = <object>PyTuple_GET_ITEM(block_ids, i)
-    cdef PyObject *first
+cdef inline void fetch_first_content(lists) noexcept:
     if type(lists) is tuple and PyTuple_GET_SIZE(lists) > 0:
-        first = <PyObject *>PyTuple_GET_ITEM(lists, 0)
-        if type(<object>first) is array:
-            prefetch((<c_array>first).data.as_ints)
+        fetch_content(<object>PyTuple_GET_ITEM(lists, 0))
 
 
 cdef void write_counts(InputBatch batch) noexcept:
@@ -100,7 +99,6 @@ cdef int32_t add_state(InputBatch batch, int64_t slot, SequenceState state, tupl
     check_groups(batch, block_ids)
     cdef int32_t counts[GROUPS_AT_MOST]
     cdef int32_t group
-    cdef object number
     for group in range(batch.groups):
         ids = <object>PyTuple_GET_ITEM(block_ids, group)
         counts[group] = read_blocks(batch, slot, group, 0, state.committed_outside, ids)
@@ -119,11 +117,7 @@ cdef int32_t add_state(InputBatch batch, int64_t slot, SequenceState state, tupl
         raise ValueError(f"the sequence has its {state.max_tokens} tokens of output")
     if state.largest >= batch.vocab_size:
         raise ValueError(f"token id {state.largest} is outside 0...{batch.vocab_size - 1}")
-    if batch.numbers[slot] == NULL:
-        number = slot
-        Py_INCREF(number)
-        batch.numbers[slot] = <PyObject *>number
-        batch.slots_end = max(batch.slots_end, <int32_t>slot + 1)
+    batch.slots_end = max(batch.slots_end, <int32_t>slot + 1)
     return enter(batch, slot, state, counts)
 
 
@@ -298,20 +292,20 @@ cdef int32_t drop_last_holes(InputBatch batch) noexcept:
 cdef void move_row(InputBatch batch, int32_t source, int32_t target) noexcept:
     cdef int32_t slot = batch.rows[source]
     cdef Riders *riders = &batch.riders
-    cdef int32_t group, round
+    cdef int32_t group
     batch.rows[target] = slot
     batch.stays[slot].row = target
     if has_bit(riders.riding, source):
-        write_tokens(riders, source)  # the ring of its new row may have been emptied just now
+        write_tokens(riders, source)
+        write_places(riders)
         riders.origin[target] = riders.origin[source]
         riders.room[target] = riders.room[source]
         riders.late[target] = riders.late[source]
         riders.closer[target] = riders.closer[source]
         riders.next_id[target] = riders.next_id[source]
+        latest_tokens(riders)[target] = latest_tokens(riders)[source]
         riders.keys[target] = riders.keys[source]
         riders.ends[target] = riders.ends[source]
-        for round in range(RING):
-            riders.ring[round * riders.ring_width + target] = riders.ring[round * riders.ring_width + source]
         for group in range(batch.groups):
             riders.lift[group][target] = riders.lift[group][source]
         get_off(riders, source)

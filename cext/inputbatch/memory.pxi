@@ -4,6 +4,12 @@ cdef c_array INT32S = array("i")
 cdef c_array INT64S = array("q")
 
 
+cdef c_array int32s(int32_t *numbers, Py_ssize_t count):
+    cdef c_array copy = clone(INT32S, count, False)
+    memcpy(copy.data.as_voidptr, numbers, count * sizeof(int32_t))
+    return copy
+
+
 cdef object zeroed(int64_t size):
     # Pages that do not exist until they are written.
     return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
@@ -60,6 +66,24 @@ cdef inline int check_room(Py_ssize_t count, int64_t room, str what) except -1:
     if count > room:
         raise ValueError(f"{count} {what} are more than the {room} there is room for")
     return 0
+
+
+cdef inline void fetch_content(source) noexcept:
+    # Of a list or an array, on its way from now on: what several refer to is there sooner than one after the other.
+    if type(source) is list:
+        prefetch(list_items(source))
+    elif type(source) is array:
+        prefetch((<c_array>source).data.as_ints)
+
+
+cdef inline void fetch_items(source, int32_t lines) noexcept:
+    # So much of each object in a list.
+    cdef Py_ssize_t i
+    cdef int32_t line
+    if type(source) is list:
+        for i in range(PyList_GET_SIZE(source)):
+            for line in range(lines):
+                prefetch(<char *>PyList_GET_ITEM(source, i) + line * CACHE_LINE)
 
 
 cdef int32_t read_ids(

@@ -16,7 +16,6 @@ cdef int64_t lay_out(InputBatch batch, char *start) noexcept:
     cdef int32_t group, record
     batch.stays = <Stay *>place(start, &end, slots * <int64_t>sizeof(Stay))
     batch.states = <PyObject **>place(start, &end, slots * <int64_t>sizeof(void *))
-    batch.numbers = <PyObject **>place(start, &end, slots * <int64_t>sizeof(void *))
     batch.occupied = <int32_t *>place(start, &end, 4 * slots)
     batch.rows = <int32_t *>place(start, &end, 4 * slots)
     batch.holes = <uint64_t *>place(start, &end, 8 * words)
@@ -67,6 +66,8 @@ cdef int64_t lay_out_riders(InputBatch batch, char *start, int64_t end) noexcept
     # A line more than a round takes: what a row has in several rounds would else displace each other in the cache.
     riders.ring_width = 64 * riders.words + CACHE_LINE // 4
     riders.ring = <int32_t *>place(start, &end, 4 * RING * <int64_t>riders.ring_width)
+    riders.since = <int32_t *>place(start, &end, 4 * slots)
+    riders.fresh = <uint64_t *>place(start, &end, 8 * riders.words)
     return end
 
 

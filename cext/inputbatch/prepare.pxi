@@ -7,6 +7,7 @@ cdef Step prepare_step(InputBatch batch, int32_t *num_scheduled):
         raise RuntimeError(f"{batch.steps_at_once} steps are under way already")
     if batch.riders.prepared >= ROUNDS_AT_MOST:
         all_alight(batch)
+    fetch_quarter(&batch.riders, 0)
     odd_count = list_odd(batch, num_scheduled)
     step = checked_step(batch, num_scheduled, odd_count)
     if step is None:
@@ -99,13 +100,15 @@ cdef void choose_places(InputBatch batch, Step step) noexcept:
     cdef int32_t sizes[SECTIONS]
     sizes[:] = [
         step.tokens, step.tokens, step.tokens * batch.groups, step.rows + 1, step.rows, step.rows,
-        step.samples, step.samples, 0,
+        step.samples, 0 if step.samples == step.rows else step.samples, 0,
     ]
     cdef int32_t start = HEADER
     cdef int32_t section
     for section in range(SECTIONS):
         step.starts[section] = start
         start += sizes[section]
+    if step.samples == step.rows:  # then it is their slots in the same order: the words are there once
+        step.starts[7] = step.starts[5]
 
 
 cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_t odd_count) noexcept:
@@ -117,6 +120,8 @@ cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_
     cdef int32_t i, odd, slot
     cdef Stay *stay
     record.run_count = 0
+    write_places(&batch.riders)
+    fetch_quarter(&batch.riders, 1)
     enter_blocks(batch)
     for i in range(odd_count + 1):
         odd = batch.odd[i] if i < odd_count else batch.rows_end
@@ -136,13 +141,17 @@ cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_
         else:
             others[other_count] = slot
             other_count += 1
+    fetch_quarter(&batch.riders, 2)
     # Rows, tokens and samples of decodes are numbered alike.
     count_from(words + step.starts[3], 0, place + 1)
     count_from(words + step.starts[6], 0, place)
-    memcpy(words + step.starts[7], words + step.starts[5], place * sizeof(int32_t))
+    if step.samples < step.rows:
+        memcpy(words + step.starts[7], words + step.starts[5], place * sizeof(int32_t))
     write_others(batch, step, words, others, other_count, num_scheduled)
     memcpy(record.slots, words + step.starts[5], step.rows * sizeof(int32_t))
     record.changes = batch.riders.changes
+    batch.riders.unplaced, batch.riders.unplaced_count = record.runs, record.run_count
+    fetch_quarter(&batch.riders, 3)
     write_header(batch, step, words)
 
 
@@ -176,13 +185,14 @@ cdef void write_run(InputBatch batch, Step step, int32_t *words, int32_t row, in
     cdef Riders *riders = &batch.riders
     cdef Record *record = &batch.records[step.record]
     cdef int32_t *slot_mapping = words + step.starts[2] + place
+    cdef int32_t *next_id = latest_tokens(riders) if batch.oldest is None else riders.next_id
     cdef int32_t group
     record.runs[record.run_count] = Run(row, place, count)
     record.run_count += 1
     write_along(
         words + step.starts[0] + place, words + step.starts[1] + place, words + step.starts[4] + place,
-        words + step.starts[5] + place, slot_mapping, riders.next_id + row, riders.origin + row,
-        riders.lift[0] + row, batch.rows + row, riders.prepared, place, count,
+        words + step.starts[5] + place, slot_mapping, next_id + row, riders.origin + row,
+        riders.lift[0] + row, batch.rows + row, riders.prepared, count,
     )
     for group in range(1, batch.groups):
         slot_mapping += step.tokens

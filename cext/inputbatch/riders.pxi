@@ -48,6 +48,13 @@ cdef struct Columns:
     uint8_t *needs
 
 
+cdef struct Run:
+    # Of rows that ride: they are beside each other in a step, too.
+    int32_t row
+    int32_t place
+    int32_t count
+
+
 cdef struct Riders:
     # By row, what a row that is in every step as a decode advances by: nothing of it is written in a step, because
     # it is kept relative to how many steps there were. While a row rides, its stay's counts are out of date.
@@ -65,19 +72,16 @@ cdef struct Riders:
     int32_t *room           # round from which on its blocks do not hold its token
     int32_t *late           # round from which on it must be looked at before a step; INT32_MAX: it does not ride
     int32_t *closer         # round from which on its token must be looked at; INT32_MAX: it does not ride
-    int32_t *next_id        # what the next step begins with, as `Step.input_ids`
+    int32_t *next_id        # while a step is under way: what the next begins with, as `Step.input_ids`,
+    Run *unplaced           # but for who is in these runs of the latest step; NULL: nobody is
+    int32_t unplaced_count
     int32_t *lift[GROUPS_AT_MOST]   # where in the cache its tokens go, less the round
     int64_t *keys
     int32_t **ends          # where in its buffer the token of round 0 would have gone
     int32_t *ring           # the latest tokens: [RING, ring_width], by round and row
     int32_t ring_width
-
-
-cdef struct Run:
-    # Of rows that ride: they are beside each other in a step, too.
-    int32_t row
-    int32_t place
-    int32_t count
+    int32_t *since          # round from which on its tokens are in the ring,
+    uint64_t *fresh         # bits: which may be after the ring was emptied last
 
 
 cdef struct Record:
@@ -90,11 +94,11 @@ cdef struct Record:
 
 
 cdef struct Results:
-    # What a commit has done so far, and how many it has listed.
+    # What a commit answers, by sample, and how many it has listed.
     int64_t *keys
     int32_t *tokens
-    int32_t *samples
-    int32_t done
+    int32_t *losses         # samples that nobody got, ascending
+    int32_t lost
     int32_t filled
     int32_t boarders
     int32_t ended
@@ -120,6 +124,22 @@ cdef inline uint64_t *in_phase(Riders *riders, int32_t round) noexcept:
     return riders.phases + <int64_t>(round % riders.phase_count) * riders.words
 
 
+cdef void write_places(Riders *riders) noexcept:
+    # Only when they are asked for: mostly, a step is committed first, and then they never are.
+    cdef int32_t i
+    cdef Run *run
+    if riders.unplaced != NULL:
+        for i in range(riders.unplaced_count):
+            run = &riders.unplaced[i]
+            count_down_from(riders.next_id + run.row, -1 - run.place, run.count)
+        riders.unplaced = NULL
+
+
+cdef inline int32_t *latest_tokens(Riders *riders) noexcept:
+    # By row; of who has just got on as well.
+    return riders.ring + ((riders.committed - 1) & (RING - 1)) * riders.ring_width
+
+
 cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
     cdef int32_t origin
     if rides(riders, stay):
@@ -130,11 +150,14 @@ cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
         stay.pending = riders.prepared - riders.committed
         stay.last_scheduled = riders.latest
         if stay.pending:
+            write_places(riders)
             stay.sample = -1 - riders.next_id[stay.row]
 
 
 cdef inline void get_on(Riders *riders, int32_t row) noexcept:
     # What else there is of the row is written already.
+    riders.since[row] = riders.committed
+    set_bit(riders.fresh, row)
     set_bit(riders.riding, row)
     set_bit(in_phase(riders, phase_of(riders, riders.origin[row])), row)
     riders.soonest = min(riders.soonest, riders.late[row])
@@ -149,9 +172,22 @@ cdef inline void get_off(Riders *riders, int32_t row) noexcept:
     riders.changes += 1
 
 
+cdef void fetch_quarter(Riders *riders, int32_t quarter) noexcept:
+    # Where tokens will go: each round of other rows, of all of them in as many rounds as a cache line has tokens. A
+    # quarter of it at a time: more than so much at once would have to wait.
+    cdef int32_t round = riders.prepared
+    cdef uint64_t part = <uint64_t>0x0001000100010001 << (round & 15)
+    cdef int32_t word
+    for word in range(quarter, riders.words, 4):
+        fetch_ahead(riders.ends, riders.riding[word] & part, 64 * word, round + FETCHED_AHEAD)
+
+
 cdef inline void write_tokens(Riders *riders, int32_t row) noexcept:
-    # Those that are in the ring only, and maybe some that are not.
-    write_row(riders.ring, riders.ring_width, riders.ends[row], row, riders.committed)
+    # Those that are in the ring only: since it was emptied, as `empty_ring` does it, or the row got on.
+    cdef int32_t emptied = riders.committed - 1 - ((riders.committed - 1 - (row >> 6)) & (RING - 1))
+    write_row(
+        riders.ring, riders.ring_width, riders.ends[row], row, max(emptied, riders.since[row]), riders.committed
+    )
 
 
 cdef inline void alight(Riders *riders, Stay *stay) noexcept:

@@ -43,13 +43,10 @@ cdef class SequenceState:
     cdef int32_t committed_outside
     cdef int32_t slot_outside
     cdef readonly int64_t key
-    cdef readonly object sampling
     cdef readonly int32_t prompt_length
     cdef readonly int32_t max_tokens
     cdef readonly int32_t min_tokens
-    cdef int32_t *stops
     cdef int32_t stop_count
-    cdef TokenBuffer buffer
     cdef int32_t *ids       # in the buffer
     cdef int32_t capacity
     cdef int32_t largest    # of the prompt's ids
@@ -64,6 +61,10 @@ cdef class SequenceState:
     cdef uint64_t seed
     cdef bint ignore_eos
     cdef bint biased
+    # What a batch asks of a newcomer ends here.
+    cdef TokenBuffer buffer
+    cdef int32_t *stops
+    cdef readonly object sampling
 
     def __cinit__(
         self,
@@ -235,12 +236,6 @@ cdef class SequenceState:
     def __sizeof__(self) -> int:
         memory = (RING + self.buffer.capacity) * sizeof(int32_t) + self.stop_count * sizeof(int32_t)
         return object.__sizeof__(self) + memory
-
-
-cdef inline void prefetch_object(PyObject *state) noexcept:
-    cdef int32_t i
-    for i in range(4):
-        prefetch(<char *>state + i * CACHE_LINE)
 
 
 cdef uint8_t needs_of(SequenceState state, int32_t vocab_size) noexcept:

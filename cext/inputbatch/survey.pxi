@@ -48,8 +48,8 @@ cdef void mark_late(InputBatch batch) noexcept:
 cdef void mark_others(InputBatch batch, int32_t *num_scheduled) noexcept:
     cdef int32_t i, count, slot
     if is_dense(batch):
-        mark_unlike(batch.marks, num_scheduled, batch.occupied, batch.slots_end)
-        count = list_marks(batch.marks, batch.slots_end, batch.found)
+        find_unlike(batch.due, num_scheduled, batch.occupied, batch.slots_end)
+        count = list_bits(batch.due, (batch.slots_end + 63) >> 6, batch.found)
         for i in range(count):
             slot = batch.found[i]
             if batch.occupied[slot]:
@@ -135,15 +135,7 @@ cdef object survey_rows(InputBatch batch, int32_t odd_count, int32_t decodes, Tu
     sort(prefills, prefill_count)
     for i in range(prefill_count):
         batch.boarders[i] = prefills[i] & (SLOTS_AT_MOST - 1)
-    return tuple.__new__(
-        Survey, (decodes, numbers_of(batch, batch.boarders, prefill_count), numbers_of(batch, short, short_count))
-    )
-
-
-cdef list numbers_of(InputBatch batch, int32_t *slots, int32_t count):
-    cdef list numbers = PyList_New(count)
-    fill_list(numbers, batch.numbers, slots, count)
-    return numbers
+    return tuple.__new__(Survey, (decodes, int32s(batch.boarders, prefill_count), int32s(short, short_count)))
 
 
 cdef int set_counts(InputBatch batch, slots, counts) except -1:

@@ -31,6 +31,8 @@ cdef int append_one_block_each(InputBatch batch, slots, tuple block_ids) except 
     cdef Held *held
     check_groups(batch, block_ids)
     cdef int32_t counts[GROUPS_AT_MOST]
+    fetch_content(slots)
+    fetch_content(<object>PyTuple_GET_ITEM(block_ids, 0))
     for group in range(batch.groups):
         ids = batch.scratch + <int64_t>(group + 1) * batch.slots
         counts[group] = read_ids(

@@ -22,8 +22,8 @@ class Counters(NamedTuple):
 
 class Survey(NamedTuple):
     decodes: int
-    prefills: list[int]
-    short: list[int]
+    prefills: array
+    short: array
 
 
 class Offsets(NamedTuple):
@@ -44,7 +44,7 @@ class Committed(NamedTuple):
     samples: memoryview
     finished: list[tuple[int, int, int]]
     failed: list[tuple[int, int]]
-    filled: list[int]
+    filled: array
 
 
 class SequenceStateOracle:
@@ -154,14 +154,19 @@ class StepOracle:
         self.number, self.arena_index = number, arena_index
         self.members = members  # (slot, stay, count, samples) by row
         offsets, words = [], []
-        for section in sections[:-1]:
+        for section in sections[:-2]:
             offsets.append(HEADER + len(words))
             words += section
+        self.samples = len(sections[-2])
+        if self.samples == len(members):  # their slots are there already
+            offsets.append(offsets[5])
+        else:
+            offsets.append(HEADER + len(words))
+            words += sections[-2]
         offsets.append(HEADER + len(words))
         words += [word for write in sections[-1] for word in write]
         self.offsets = Offsets(*offsets)
         self.tokens, self.rows = len(sections[0]), len(members)
-        self.samples = len(sections[-3])
         self.decodes = sum(count == 1 and samples for _, _, count, samples in members)
         self.groups = len(sections[2]) // self.tokens
         sizes = [self.tokens, self.rows, self.decodes, self.samples]
@@ -451,8 +456,10 @@ class InputBatchOracle:
             self.num_scheduled[slot] = int(slot in decodes)
         return Survey(
             decodes=len(decodes),
-            prefills=sorted(prefills, key=lambda slot: self.stays[slot].serial),
-            short=[s for s in decodes if not self.holds(self.stays[s], self.stays[s].state.computed + 1)],
+            prefills=array("i", sorted(prefills, key=lambda slot: self.stays[slot].serial)),
+            short=array(
+                "i", [s for s in decodes if not self.holds(self.stays[s], self.stays[s].state.computed + 1)]
+            ),
         )
 
     def most_urgent(self, slots):
@@ -569,7 +576,7 @@ class InputBatchOracle:
         sampled = memoryview(sampled)
         check(sampled.format == "i" and sampled.shape == (step.samples,))
         self.under_way.pop(0)
-        keys, tokens, which, finished, failed, filled = array("q"), array("i"), array("i"), [], [], []
+        keys, tokens, which, finished, failed, filled = array("q"), array("i"), array("i"), [], [], array("i")
         picks = iter(enumerate(sampled))
         for slot, stay, count, samples in step.members:
             index, token = next(picks) if samples else (None, None)

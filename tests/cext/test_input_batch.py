@@ -197,6 +197,31 @@ def test_a_survey_alone_passes_no_turn_on():
     assert [0] == run(batch, max_rows=1)
 
 
+def test_an_answer_that_somebody_keeps_is_not_written_over():
+    batch = InputBatch(**OPTIONS)
+    for slot in range(4):
+        enter(batch, slot)
+    kept = [batch.commit_tokens(prepare(batch), array("i", [token] * 4)) for token in (5, 6, 7)]
+    assert [[5] * 4, [6] * 4, [7] * 4] == [answer.tokens.tolist() for answer in kept]
+    assert [[0, 1, 2, 3]] * 3 == [answer.keys.tolist() for answer in kept]
+    kept[0].samples.release()  # nobody else's view
+    assert [0, 1, 2, 3] == kept[1].samples.tolist()
+
+
+def test_slots_that_all_sample_are_in_the_arena_once():
+    batch = InputBatch(**OPTIONS)
+    for slot in range(2):
+        enter(batch, slot)
+    batch.schedule([0, 1], [3, 2])
+    step = batch.prepare_inputs()
+    assert ([0, 1], [0]) == (step.slots.tolist(), step.sample_slots.tolist())
+    assert step.offsets.slots != step.offsets.sample_slots
+    batch.commit_tokens(step, array("i", [5]))
+    step = prepare(batch)
+    assert [0, 1] == step.slots.tolist() == step.sample_slots.tolist()
+    assert step.offsets.slots == step.offsets.sample_slots
+
+
 def test_newcomers_do_not_overtake_those_who_wait():
     batch = InputBatch(**OPTIONS)
     for slot in range(3):

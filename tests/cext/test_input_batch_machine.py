@@ -1,5 +1,7 @@
 """The kernel lives as the oracle does; and batches that are wrong in one way each are found out."""
 
+from array import array
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -217,6 +219,15 @@ class OneTokenMoreThanAllowed(InputBatchOracle):
 class FailedTokenIsAToken(InputBatchOracle):
     def commit_tokens(self, step, sampled):
         return super().commit_tokens(step, memoryview(bytes(4 * len(sampled))).cast("i"))
+
+
+class AnswersAreWrittenOver(InputBatchOracle):
+    def commit_tokens(self, step, sampled):
+        committed = super().commit_tokens(step, sampled)
+        self.lent = getattr(self, "lent", None) or memoryview(array("i", [0] * self.slots))
+        tokens = self.lent[: len(committed.tokens)]
+        tokens[:] = committed.tokens
+        return committed._replace(tokens=tokens)
 
 
 MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__module__ == __name__]

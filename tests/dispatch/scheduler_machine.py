@@ -13,7 +13,7 @@ from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job,
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
-from fairlead.errors import Displaced, FairleadError, LoadFailed, QueueTimeout
+from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueTimeout
 from fairlead.job import Job, Relay
 from fairlead.nodes.node import NodeLimits
 
@@ -148,7 +148,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not higher or other.job.model not in ticket.place.node.models, "a higher class waits"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
-        assert not ticket.has_begun or isinstance(error, LoadFailed), "refused after its first delta"
+        # One that was given back may find that its model does not load any more, or that only nodes are left
+        # which can never hold it.
+        is_hopeless = isinstance(error, LoadFailed | InvalidRequest)
+        assert not ticket.has_begun or is_hopeless, "refused after its first delta"
         if not isinstance(error, Displaced):
             return
         assert self.newcomer is not None

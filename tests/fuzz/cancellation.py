@@ -198,15 +198,19 @@ def _late(done: Run, world: World) -> list[str]:
 
 def _left_behind(world: World) -> list[str]:
     """Say what is not zero, now that everybody has left and before any time has passed."""
-    statistics = world.dispatcher.statistics()
-    alarms = sum(not alarm.dropped for _, _, alarm in world.dispatcher._timer._alarms)
+    dispatcher = world.dispatcher
+    statistics = dispatcher.statistics()
+    alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
+    # The meter's, those of full nodes, and those of wishes, which go on when who made them has left.
+    wishes = [granting.alarm for granting in dispatcher._upkeep._wishes.values()]
+    alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in wishes)
     left = {
         "waiting": statistics.waiting,
         "running": statistics.running,
         "held": sum(node.held for node in world.nodes),
         "working": sum(node.working for node in world.nodes),
-        "alarms": alarms - 1 - len(world.dispatcher._full),  # the meter's, and those of full nodes
-        "tickets": _tickets(world.dispatcher, set()),
+        "alarms": alarms,
+        "tickets": _tickets(dispatcher, set()),
     }
     return [f"leak: {name} {count}" for name, count in left.items() if count]
 

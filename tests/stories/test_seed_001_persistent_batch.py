@@ -501,5 +501,5 @@ def test_a_late_result_never_reaches_the_slots_next_occupant():
     batch.remove_request(0)
     successor, _ = enter(batch, 0)
     committed = batch.commit_tokens(step, array("i", [40]))
-    assert ([], [], []) == (list(committed.keys), committed.finished, committed.filled)
+    assert ([], [], []) == (list(committed.keys), committed.finished, list(committed.filled))
     assert [10, 11, 12] == successor.token_ids().tolist()

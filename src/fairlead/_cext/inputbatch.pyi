@@ -20,8 +20,8 @@ class Counters(NamedTuple):
 
 class Survey(NamedTuple):
     decodes: int
-    prefills: list[int]
-    short: list[int]
+    prefills: array[int]
+    short: array[int]
 
 class Offsets(NamedTuple):
     input_ids: int
@@ -40,7 +40,7 @@ class Committed(NamedTuple):
     samples: memoryview[int]
     finished: list[tuple[int, int, int]]
     failed: list[tuple[int, int]]
-    filled: list[int]
+    filled: array[int]
 
 @final
 class SequenceState:

@@ -157,7 +157,7 @@ class Memory:
             self._redeem(sequence, group, count)
         return True
 
-    def hold_one_each(self, slots: list[int], sequences: Iterable[Sequence]) -> bool:
+    def hold_one_each(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
         """Take one more block for each of them in the only group; False, with nothing taken, if not."""
         if len(self._pools) > 1 or len(slots) > self.spare(0):
             return False

@@ -5,6 +5,7 @@ for a sequence that only goes on, and that every sequence gets to its end: see `
 no torch and no token's meaning.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -153,7 +154,7 @@ class Scheduler:
         for sequence in self._in_slots(survey.prefills):
             self._give_chunk(sequence)
 
-    def _extend_decodes(self, short: list[int]) -> None:
+    def _extend_decodes(self, short: "array[int]") -> None:
         """Give decodes the block that their next token begins; who gets none does without this step."""
         if len(self.memory.pools) == 1 and self.memory.hold_one_each(short, self._in_slots(short)):
             return
