@@ -230,6 +230,9 @@ def _tickets(owner: object, counted: set[int]) -> int:
 
 async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
+    with trio.move_on_after(PATIENCE_S):
+        while world.dispatcher._upkeep._wishes:  # noqa: ASYNC110  # nothing tells that there are none left
+            await trio.sleep(1)
     for node in world.nodes:
         await node.wait_back()
     await trio.sleep(2 * FULL_FOR_S)  # or those that turned somebody away just now have no seats

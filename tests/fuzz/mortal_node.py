@@ -96,8 +96,9 @@ class MortalNode:
                     await trio.sleep(self._plan.away_s)
 
     async def wait_back(self) -> None:
-        """Wait until it holds the model asked for."""
-        await self._back.wait()
+        """Wait until it holds the model asked for, also if it goes away again meanwhile."""
+        while not (back := self._back).is_set():
+            await back.wait()
 
     def die(self) -> None:
         """Lose all jobs now, and the seats with them; come back later."""
@@ -195,7 +196,9 @@ class MortalNode:
     def _go_away(self, future: list[str | None]) -> None:
         self._future = future
         self._struck.set()  # nobody waits for it if it is on its way up
+        back = self._back
         self._struck, self._back = trio.Event(), trio.Event()
+        back.set()  # who waits for it waits for the new one now
 
     def _go_down(self) -> None:
         if self.is_up:
