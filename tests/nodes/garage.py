@@ -1,5 +1,6 @@
 """What tests of the fleet share: a real fleet under a real desk, models and commands, and their jobs."""
 
+import gc
 import itertools
 import socket
 import sys
@@ -52,6 +53,14 @@ def command(name: str, port: int, *options: str, **settings: object) -> CommandC
         proxy=f"http://127.0.0.1:{port}",
         **{"unload_timeout_s": 5.0, **settings},
     )
+
+
+def memory_bytes() -> int:
+    """What this process takes for itself: of what it shares, its part grows when another process ends."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text().splitlines()
+    (anonymous,) = [line for line in status if line.startswith("RssAnon:")]
+    return int(anonymous.split()[1]) * 1024
 
 
 def free_port(count: int = 1) -> int:

@@ -9,8 +9,7 @@ import trio
 
 from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
 from fairlead.errors import Draining, InvalidRequest, LoadFailed, ModelLoading, ModelNotFound, NodeFailed
-from fairlead.nodes.memory import memory_of
-from nodes.garage import command, engine, free_port, garage, question, sleeper
+from nodes.garage import command, engine, free_port, garage, memory_bytes, question, sleeper
 from nodes.listening import relayed_job
 from nodes.stub_server import text
 
@@ -256,14 +255,14 @@ async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behin
     async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
         for model in "xyx":  # what is imported and made once is there after this
             await opened.fleet.load(model)
-        before, before_bytes, pids = files(), memory_of(os.getpid()), set()
+        before, before_bytes, pids = files(), memory_bytes(), set()
         for _ in range(25):
             for model in "yx":
                 await opened.fleet.load(model)
                 pids.add(opened.pid(model))
         assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         assert before == files()
-        assert memory_of(os.getpid()) - before_bytes < 5 * 2**20
+        assert memory_bytes() - before_bytes < 5 * 2**20
         assert 26 == opened.status("y").evictions
         assert 1 == len(opened.desk._scheduler._places)
 

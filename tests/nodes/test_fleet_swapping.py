@@ -1,6 +1,5 @@
 """Many swaps of real processes and what they leave behind; and what those of a llama-swap file evict."""
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -11,9 +10,8 @@ import trio
 
 from fairlead.config import CommandConfig, LruSwap, ModelConfig, demonstration_model
 from fairlead.configfile import read_config
-from fairlead.nodes.memory import memory_of
 from fairlead.worker.client import COMMAND
-from nodes.garage import FAKE_CHILD, Garage, engine, free_port, garage, question
+from nodes.garage import FAKE_CHILD, Garage, engine, free_port, garage, memory_bytes, question
 from nodes.listening import relayed_job
 from nodes.tiny_server import TEXT
 
@@ -35,11 +33,6 @@ def children() -> set[int]:
     """The processes that are ours, the ended ones that nobody has waited for included."""
     tasks = Path("/proc/self/task").glob("*/children")
     return {int(pid) for task in tasks for pid in task.read_text().split()}
-
-
-def memory_bytes() -> int:
-    gc.collect()
-    return memory_of(os.getpid())
 
 
 # Again and again ---------------------------------------------------------------------------------------
