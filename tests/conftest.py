@@ -1,16 +1,24 @@
 """For all tests, before anything imports torch: its threads must not spin while they wait.
 
 Where there is no GPU, Triton is asked to interpret our kernels, which it is when it is imported.
+
+Hypothesis makes up the same examples in each run, so that a commit that passed once passes again, and a busy
+machine does not trouble it; `--hypothesis-profile explore` has it look for new ones.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

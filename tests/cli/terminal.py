@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Self
 
 PATIENCE_S = 60.0
+AGAIN_S = 2.0  # when a person would press the key once more
 
 # A terminal's Ctrl-C reaches the session that the terminal controls, so the program must adopt it first; and
 # tests that were started in the background have taught their children to ignore it.
@@ -55,6 +56,21 @@ class Terminal:
             assert self._read(deadline), f"{text!r} was not shown, but {self.shown!r}"
         before, _, self.shown = self.shown.partition(text)
         return before
+
+    def press(self, keys: str, *, until: str) -> str:
+        """Type `keys` until `until` shows up; return what was shown up to there and go on behind it.
+
+        For Ctrl-C, which is a signal: one that comes after readline has shown its prompt and before it waits
+        for a key is only seen with the next key.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while until not in self.shown:
+            assert time.monotonic() < deadline, f"{until!r} was not shown, but {self.shown!r}"
+            self.type(keys)
+            again = time.monotonic() + AGAIN_S
+            while until not in self.shown and self._read(again):
+                pass
+        return self.expect(until)
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""

@@ -65,6 +65,39 @@ def test_pytests_own_summary_is_recognized(line):
     assert check.PYTEST_SUMMARY.search(line)
 
 
+FAILS_AT_FIRST = """
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_something(number):
+    seen = Path(__file__).with_name(f"{{number}}")
+    attempt = len(seen.read_text()) if seen.exists() else 0
+    seen.write_text("x" * (attempt + 1))
+    assert attempt >= {failures}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "failures", "passed", "attempts"),
+    [(2, 0, True, 1), (2, 1, True, 2), (2, 2, False, 2), (check.SECOND_CHANCES + 1, 1, False, 1)],
+    ids=["none failed", "failed once", "failed again", "too many failed"],
+)
+def test_a_few_tests_that_failed_are_run_once_more_alone(
+    tmp_path, monkeypatch, tests, failures, passed, attempts
+):
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "test_it.py").write_text(FAILS_AT_FIRST.format(tests=tests, failures=failures))
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    outcome = check._run_tests(["-q"])
+    assert passed == outcome.passed
+    assert attempts == len(
+        [line for line in outcome.output.splitlines() if check.PYTEST_SUMMARY.search(line)]
+    )
+    assert ["x" * attempts] * tests == [(tmp_path / str(number)).read_text() for number in range(tests)]
+
+
 def run_ci(root: Path, readme: str) -> subprocess.CompletedProcess[str]:
     (root / ".ci").mkdir()
     shutil.copy(CI, root / ".ci" / "run")

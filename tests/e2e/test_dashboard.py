@@ -192,8 +192,9 @@ def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, se
         answer = page.locator("#transcript .turn:not(.mine)")
         with slowed(server.child_pid()) as held:
             page.keyboard.press("Enter")
-            seen = {page.wait_for_function(grown, arg=n).json_value() for n in (2, 8, 16)}
-            assert 3 == len(seen)  # it grew while we looked
+            seen = ""
+            for _ in range(3):  # it grows while we look
+                seen = page.wait_for_function(grown, arg=len(seen)).json_value()
             held.set()  # so that the answer cannot come to its end by itself
             assert 1 == server.queue()["running"]
             page.keyboard.press("Escape")
@@ -202,7 +203,7 @@ def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, se
         server.wait_until_at_rest()
         assert page.evaluate("document.activeElement.id") == "question"
         cut = answer.locator(".text").inner_text()
-        assert "1, 2, 3" in cut
+        assert cut.startswith(seen.strip())
 
         page.keyboard.type("What is Fairlead?")
         page.keyboard.press("Enter")
@@ -213,7 +214,7 @@ def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, se
 
 grown = """n => {
   const text = document.querySelector("#transcript .turn:not(.mine) .text")?.textContent ?? "";
-  return text.length >= n && text;
+  return text.length > n && text;
 }"""
 
 
