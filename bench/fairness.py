@@ -130,7 +130,7 @@ def contention_rows() -> list[Row]:
             0.05,
         ),
         Row(
-            "504s a request, all admitted | refused above 30 s of estimated wait",
+            "504s a request at 2.25 x overload, all admitted | queue.maxEstimatedWait 30 s",
             overload(retrying_timeouts=False).timeouts,
             overload(retrying_timeouts=False, refused_above_s=30.0).timeouts,
             None,

@@ -7,6 +7,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 from fairlead.dispatch.estimate import MeanEstimate, retry_after_s
+from fairlead.errors import QueueFull
 from simulation.clock import Clock
 from simulation.desk import Desk
 from simulation.measures import percentile, share_refused, waits_s
@@ -113,7 +114,7 @@ def overload(
     """Twenty tenants ask for 2.25 times what 8 seats can do; clients come back when `Retry-After` says so.
 
     `retrying_timeouts`: also after a 504, as without `x-should-retry: false`. A newcomer whose estimated wait
-    is above `refused_above_s` is refused at once.
+    is above `refused_above_s` is refused at once (`queue.maxEstimatedWait`).
     """
     clock, random = Clock(), Random(seed)
     shape, timeout_s = Shape(500, 300), 60.0
@@ -121,16 +122,13 @@ def overload(
     attempts: dict[Request, int] = {}
     wanted = answers = timeouts = refusals = 0
 
-    def estimated_s() -> int:
-        return estimate.wait_s(ahead=len(desk.waiting), seats=desk.seats, oldest_running_s=0.0)
+    def estimated_s(ahead: int) -> int:
+        return estimate.wait_s(ahead=ahead, seats=desk.seats, oldest_running_s=0.0)
 
     def submit(request: Request, attempt: int) -> None:
         attempts[request] = attempt
-        if estimated_s() > refused_above_s:
-            request.refused = "queue_full"
-            ended(request)
-        else:
-            desk.submit(request)
+        is_too_long = estimated_s(desk.ahead_of_newcomer(request.tenant)) > refused_above_s
+        desk.submit(request, too_long=QueueFull("the wait would be too long") if is_too_long else None)
 
     def ended(request: Request) -> None:
         nonlocal answers, timeouts, refusals
@@ -144,7 +142,8 @@ def overload(
         refusals += not timed_out
         if attempt < RETRIES and (retrying_timeouts or not timed_out):
             again = Request(request.tenant, request.prompt_tokens, request.output_tokens)
-            clock.after(retry_after_s(estimated_s(), random), partial(submit, again, attempt + 1))
+            after_s = retry_after_s(estimated_s(len(desk.waiting)), random)
+            clock.after(after_s, partial(submit, again, attempt + 1))
 
     desk = Desk(clock, order="roundRobin", timeout_s=timeout_s, ended=ended)
     rate = 2.25 * desk.seats / shape.mean_service_s(desk.speed)

@@ -14,7 +14,7 @@ from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, Wish
-from fairlead.errors import FairleadError, QueueTimeout
+from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
 from simulation.clock import Clock
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fairlead.nodes.sink import Sink
 
 MODEL = "model"
+PRIORITY = 1  # of a job that asks for none
 METER_S = 0.25
 WEIGHTS = TokenWeights()
 
@@ -81,8 +82,8 @@ class Desk:
 
     # What a client does ------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, model: str = MODEL) -> None:
-        """A request arrives now."""
+    def submit(self, request: Request, *, model: str = MODEL, too_long: QueueFull | None = None) -> None:
+        """A request arrives now; rather than wait it is refused with `too_long`, if given."""
         request.submitted_s = self.clock.now_s
         self.requests.append(request)
         ticket = self._ticket(request, model)
@@ -92,7 +93,7 @@ class Desk:
         if not self._displacing and len(self.waiting) > self._capacity and len(self.running) == self.seats:
             self._refused(request, "queue_full")
             return
-        self._scheduler.submit(ticket)
+        self._scheduler.submit(ticket, too_long=too_long)
         if self._timeout_s is not None and request in self.waiting:
             self.clock.after(self._timeout_s, partial(self._deadline, request))
 
@@ -101,6 +102,10 @@ class Desk:
     def ahead_of(self, request: Request) -> list[Request]:
         """Return the waiting requests that leave before this one, in that order."""
         return [self._by_id[job.id] for job in self._scheduler.jobs_ahead(self.waiting[request])]
+
+    def ahead_of_newcomer(self, tenant: str) -> int:
+        """Return how many would leave before a request of this tenant that came now."""
+        return len(self._scheduler.foretell(MODEL, tenant, PRIORITY) or ())
 
     def service(self) -> dict[str, float]:
         """Return the weighted tokens each tenant has been served until now."""

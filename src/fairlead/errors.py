@@ -88,7 +88,7 @@ class BodyTooLarge(FairleadError):
 
 
 class QueueFull(FairleadError):
-    """The queue holds `queue.capacity` jobs already."""
+    """The queue holds `queue.capacity` jobs already, or more than the job may be made to wait for."""
 
     status = 429
     code = "queue_full"

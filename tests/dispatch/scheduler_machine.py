@@ -13,7 +13,7 @@ from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job,
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
-from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueTimeout
+from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueFull, QueueTimeout
 from fairlead.job import Job, Relay
 from fairlead.nodes.node import NodeLimits
 
@@ -246,8 +246,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         no_queue=st.sampled_from([False, False, False, True]),
         cost=st.sampled_from([1.0, 10.0]),
         relay=st.sampled_from([None, RELAY]),
+        too_long=st.sampled_from([None, None, None, QueueFull("too long")]),
     )
-    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost, relay) -> None:
+    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost, relay, too_long) -> None:
         ticket = job(
             tenant,
             model=model,
@@ -259,10 +260,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             relay=relay,
         )
         self.order[ticket] = len(self.order)
+        refused = set(self.effects.refused)
         self.newcomer = ticket
-        self.subject.submit(ticket)
+        self.subject.submit(ticket, too_long=too_long)
         self.newcomer = None
         assert ticket.state is not TicketState.NEW
+        if too_long is not None:
+            assert ticket.state is not TicketState.QUEUED
+            assert set(self.effects.refused) <= refused | {ticket}, "displaced by one that did not stay"
 
     @precondition(lambda self: self.order)
     @rule(data=st.data(), cost=st.floats(0, 30))

@@ -45,8 +45,15 @@ def test_of_several_reasons_the_one_is_told_that_waiting_would_help_least(option
     assert refusal is (None if told is None else type(told))
 
 
+def test_that_the_wait_would_be_too_long_is_told_last():
+    subject, too_long = admission(seats=0), QueueFull("too long")
+    assert too_long is subject.refusal(job().job, too_long=too_long)
+    assert isinstance(subject.refusal(job(no_queue=True).job, too_long=too_long), NoQueue)
+
+
 def test_who_finds_a_free_seat_is_let_in_whether_it_could_wait_or_not():
-    assert admission(seats=1).refusal(job(no_queue=True, relay=HUGE).job) is None
+    too_long = QueueFull("too long")
+    assert admission(seats=1).refusal(job(no_queue=True, relay=HUGE).job, too_long=too_long) is None
 
 
 def test_a_job_waits_for_a_load_unless_loads_are_not_waited_for():

@@ -47,6 +47,7 @@ class Plan:
     capacity: int = 100
     queue_timeout_s: float = NEVER_S
     request_timeout_s: float = NEVER_S
+    most_wait_s: float = 0.0
     swapping: bool = False
     starvation_s: float = 60.0
 
@@ -55,6 +56,7 @@ class Plan:
         """The errors that a visitor may get although nobody struck."""
         return {
             *([QueueFull, Displaced] if self.capacity < len(self.visits) else []),
+            *([QueueFull] if self.most_wait_s else []),
             *([QueueTimeout] if self.queue_timeout_s < NEVER_S else []),
             *([RequestTimeout] if self.request_timeout_s < NEVER_S else []),
         }
@@ -62,7 +64,7 @@ class Plan:
 
 def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan:
     """Return the seed's plan. Without `tight` there is room and time enough for everybody."""
-    random, repeatable = Random(seed), Random(f"repeatable {seed}")
+    random, repeatable, patience = Random(seed), Random(f"repeatable {seed}"), Random(f"patience {seed}")
     visits = tuple(
         Visit(
             name=f"{number}",
@@ -88,6 +90,7 @@ def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan
         capacity=random.choice([0, 1, 2, 100]),
         queue_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
         request_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
+        most_wait_s=patience.choice([0, 0, 0, 1, 2]),
         swapping=swapping,
         starvation_s=random.choice([0, 1, 2, 60]),
     )

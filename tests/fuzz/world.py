@@ -54,6 +54,7 @@ class World:
         queue = QueueConfig(
             capacity=plan.capacity,
             timeout_s=plan.queue_timeout_s,
+            max_estimated_wait_s=plan.most_wait_s,
             starvation_bound_s=plan.starvation_s,
         )
         self.dispatcher = dispatcher_type(queue, random=Random(plan.seed))

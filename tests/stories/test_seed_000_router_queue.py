@@ -139,6 +139,23 @@ async def test_story_6_with_nobody_waiting_there_is_no_wait_to_tell(autojump_clo
     assert "x-estimated-wait" not in reply.headers
 
 
+async def test_story_6_who_would_wait_too_long_is_told_so_at_once_and_displaces_nobody(
+    autojump_clock, nursery
+):
+    desk = Desk(nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20)
+    await finished(desk, "A")
+    await desk.come("A", "A", "A", "A")
+    too_long = await desk.ask("A")
+    assert (429, "queue_full") == (too_long.status, too_long.error["code"])
+    assert "the wait would be about 30 s" in too_long.error["message"]
+    assert "30" == too_long.headers["x-estimated-wait"]
+    assert 15 <= int(too_long.headers["retry-after"]) <= 30
+    assert 3 == (await desk.queue())["waiting"]
+    await desk.come("B")  # whose turn is next: the full queue has a place for it, at A's cost
+    await trio.sleep(20.5)
+    assert ["A", "A", "A", "A", "B"] == desk.answered, "served, refused, displaced, served, served"
+
+
 # Story 7: fairness between users -------------------------------------------------------------------
 
 

@@ -67,6 +67,8 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Bytes of the requests that wait to be passed on elsewhere; the next large one is answered 429."""
     timeout_s: Seconds = 60.0
     """How long a job may wait for a seat, and a stream for its first token, before it is answered 504."""
+    max_estimated_wait_s: SecondsOrNone = 0.0
+    """A job that would wait longer than this, by the estimate, is answered 429 at once; 0: it may wait."""
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
     """What tenants get equal shares of: turns, or tokens."""
     estimate: Literal["mean", "quantile"] = "mean"

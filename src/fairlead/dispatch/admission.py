@@ -31,8 +31,11 @@ class Admission:
         """Let nobody in any more."""
         self._draining = True
 
-    def refusal(self, job: Job) -> FairleadError | None:
-        """Return why the job may not wait, if it has to. That the queue has no place for it is none yet."""
+    def refusal(self, job: Job, *, too_long: FairleadError | None = None) -> FairleadError | None:
+        """Return why the job may not wait, if it has to. That the queue has no place for it is none yet.
+
+        `too_long` is what it is told if nothing else is wrong with it, when its wait would be too long.
+        """
         if self._draining:
             return shutting_down()
         if (misfit := self._places.misfit(job)) is not None:
@@ -45,7 +48,7 @@ class Admission:
             return NoQueue("no seat is free, and the request does not want to wait")
         if not self._queue.has_bytes_for(job):
             return QueueFull("the queue is full: the requests that wait are too large together")
-        return None
+        return too_long
 
     def refusal_of_wish(self, wish: Wish) -> FairleadError | None:
         """Return why a model that is not there will not be loaded."""

@@ -95,7 +95,7 @@ class Dispatcher:
         self._waiters[ticket] = self._by_id[job.request_id] = waiter
         with waiter.scope:
             try:
-                self._scheduler.submit(ticket)
+                self._scheduler.submit(ticket, too_long=self._too_long(job))
                 if ticket.state is TicketState.QUEUED:
                     waiter.forecast = self._outlook.on_arrival(ticket)
                 self._set_alarms(waiter, arrived)
@@ -276,6 +276,21 @@ class Dispatcher:
         self._upkeep.idle(place)
 
     # Clocks and costs --------------------------------------------------------------------------------
+
+    def _too_long(self, job: Job) -> QueueFull | None:
+        """Return why a job should come again later, if it would wait longer than it may be made to.
+
+        A 429 now is kinder than a 504 in a minute. It is the job's own wait that counts, by its tenant's
+        turn: who floods the queue is refused, and the others still come soon.
+        """
+        most_s = self._queue.max_estimated_wait_s
+        if not most_s:
+            return None
+        wait_s = self.forecast(job.model, job.tenant, job.priority).estimated_wait_s
+        if wait_s <= most_s:
+            return None
+        message = f"the wait would be about {wait_s} s, and nobody is let in for more than {most_s:g} s"
+        return QueueFull(message, estimated_wait_s=wait_s)
 
     def _set_alarms(self, waiter: Waiter, arrived: float) -> None:
         ticket = waiter.ticket

@@ -99,9 +99,10 @@ class Outlook:
     def with_estimate(self, error: FairleadError) -> FairleadError:
         """Return the error; one that another try may avoid says when to try."""
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
-            waiting = self._scheduler.statistics().waiting
-            told = self._foretell(waiting, self._scheduler.waiting_jobs)
-            error.estimated_wait_s = told.estimated_wait_s
+            if error.estimated_wait_s is None:
+                waiting = self._scheduler.statistics().waiting
+                told = self._foretell(waiting, self._scheduler.waiting_jobs)
+                error.estimated_wait_s = told.estimated_wait_s
             error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
         return error
 

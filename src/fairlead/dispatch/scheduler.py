@@ -68,10 +68,13 @@ class Scheduler:
 
     # Events of a job ---------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
-        """A job arrives: it is granted, queued or refused before this returns."""
+    def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
+        """A job arrives: it is granted, queued or refused before this returns.
+
+        It is refused with `too_long`, if given, rather than have it wait.
+        """
         assert ticket.state is TicketState.NEW
-        refusal = self._admission.refusal(ticket.job) or self._make_room(ticket.job)
+        refusal = self._admission.refusal(ticket.job, too_long=too_long) or self._make_room(ticket.job)
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
