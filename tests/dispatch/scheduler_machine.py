@@ -18,6 +18,7 @@ from fairlead.job import Job, Relay
 from fairlead.nodes.node import NodeLimits
 
 CAPACITY = 5
+LATE = 16  # jobs that have come before the server may be told to stop
 RELAY = Relay("/v1/completions", b"{}")
 SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None)
 
@@ -224,15 +225,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.dying.remove(model)
         self.subject.gone(frozenset({model}))
 
-    @precondition(lambda self: self.effects.idle_places)
+    def idle(self) -> list[Place]:
+        """Of the places that were idle once, those that are there, and idle."""
+        places = self.effects.idle_places
+        return [place for place in places if not place.busy and self.subject.place(place.node.id) is place]
+
+    @precondition(lambda self: self.idle())
     @rule(data=st.data(), used=st.booleans())
     def expire(self, data, used) -> None:
-        place = data.draw(st.sampled_from(self.effects.idle_places))
-        (model,) = place.node.models
-        if used and place.used and not place.busy and self.subject.place(place.node.id) is place:
+        place = data.draw(st.sampled_from(self.idle()))
+        if used and place.used:
             self.subject.expired(place, place.used - 1)  # it had a job since
             assert self.subject.place(place.node.id) is place
-        elif not place.busy and self.subject.place(place.node.id) is place:
+        else:
+            (model,) = place.node.models
             self.leaving.add(model)
             self.subject.expired(place, place.used)
             assert self.subject.place(place.node.id) is not place
@@ -329,6 +335,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def starve(self, data) -> None:
         self.subject.starved(data.draw(st.sampled_from(self.tickets(TicketState.QUEUED))))
 
+    @precondition(lambda self: len(self.order) >= LATE)
+    @rule()
+    def drain(self) -> None:
+        self.subject.drain()
+        assert all(ticket.attempts for ticket in self.tickets(TicketState.QUEUED))
+
     @rule(name=st.sampled_from(["one", "two", "far"]), seats=st.integers(1, 3))
     def node_up(self, name, seats) -> None:
         self.seats[name] = seats
@@ -385,6 +397,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for ticket in self.tickets(TicketState.QUEUED):
             taking = self.taking(ticket.job)
             assert not any(place.free > 0 for place in taking - {self.failed_at.get(ticket)} or taking)
+
+    @invariant()
+    def a_place_makes_room_only_while_somebody_starves(self) -> None:
+        if any(place.draining for place in self.subject._places.values()):
+            waiting = self.tickets(TicketState.QUEUED)
+            assert any(wish.starved for wish in self.wishes) or any(ticket.starved for ticket in waiting)
 
     @invariant()
     def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:

@@ -129,7 +129,14 @@ def expires_although_it_was_used(self: Scheduler, place: Place, used: int) -> No
     _expired(self, place, place.used)
 
 
+def goes_on_making_room_when_it_drains(self: Scheduler) -> None:
+    self._pump = lambda: None
+    _drain(self)
+    del self._pump
+
+
 _let_go = Scheduler._let_go
+_drain = Scheduler.drain
 _expired = Scheduler.expired
 _return = Scheduler._return
 _vacate = Places.vacate
@@ -163,6 +170,7 @@ _add = Queue._add
         (Swaps, "_is_spare", evicts_for_a_spare_wish),
         (Scheduler, "_end_wish", never_ends_a_wish),
         (Scheduler, "expired", expires_although_it_was_used),
+        (Scheduler, "drain", goes_on_making_room_when_it_drains),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

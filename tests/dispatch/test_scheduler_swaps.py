@@ -254,3 +254,15 @@ def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
             subject.leave(ticket)
     submit(subject, job(model="w"))
     assert [("w", ["z", "y", "x"])] == asked
+
+
+def test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved():
+    subject, effects = swapping()
+    up(subject, "x", seats=2)
+    failed, working, starving = submit(subject, job(model="x"), job(model="x"), job(model="y"))
+    subject.starved(starving)
+    subject.returned(failed)
+    assert TicketState.QUEUED is failed.state, "its place makes room"
+    subject.drain()
+    assert starving in effects.refused
+    assert [TicketState.GRANTED] * 2 == [failed.state, working.state]

@@ -267,6 +267,7 @@ class Scheduler:
         for ticket in self._queue:
             if not ticket.attempts:
                 self._withdraw(ticket, shutting_down())
+        self._pump()
 
     # Questions ---------------------------------------------------------------------------------------
 
@@ -379,6 +380,7 @@ class Scheduler:
         self._note_idle(place)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
             self._withdraw(ticket, NoQueue("the node failed, no other seat is free, and it is not to wait"))
+            self._pump()
 
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
         self._queue.remove(ticket)
