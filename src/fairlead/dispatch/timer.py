@@ -7,13 +7,16 @@ from math import inf
 
 import trio
 
+FEW = 100  # dropped alarms are not worth a look
+
 
 class Alarm:
     """Something to do at a time. `drop` it, and it will not be done."""
 
-    __slots__ = ("_action",)
+    __slots__ = ("_action", "_timer")
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, timer: "Timer", action: Callable[[], None]) -> None:
+        self._timer = timer
         self._action: Callable[[], None] | None = action
 
     @property
@@ -22,8 +25,10 @@ class Alarm:
         return self._action is None
 
     def drop(self) -> None:
-        """Forget it."""
-        self._action = None
+        """Forget it, if it has not gone off."""
+        if self._action is not None:
+            self._action = None
+            self._timer.note_dropped()
 
     def go_off(self) -> None:
         """Do it, once."""
@@ -33,16 +38,21 @@ class Alarm:
 
 
 class Timer:
-    """Alarms by time. `run` must run somewhere for them to go off."""
+    """Alarms by time. `run` must run somewhere for them to go off.
+
+    Dropped alarms lie in the heap until most of those there are dropped: few deadlines are ever met, and on a
+    busy server each would lie there for a minute.
+    """
 
     def __init__(self) -> None:
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._numbers = itertools.count()
+        self._dropped = 0
         self._sleep = trio.CancelScope()
 
     def at(self, time_s: float, action: Callable[[], None]) -> Alarm:
         """Have `action` called, synchronously and from the timer's task, when Trio's clock says `time_s`."""
-        alarm = Alarm(action)
+        alarm = Alarm(self, action)
         heapq.heappush(self._alarms, (time_s, next(self._numbers), alarm))
         if self._alarms[0][2] is alarm:
             self._sleep.deadline = min(self._sleep.deadline, time_s)
@@ -54,14 +64,23 @@ class Timer:
             with trio.CancelScope(deadline=self._next()) as self._sleep:
                 await trio.sleep_forever()
             now = trio.current_time()
-            while self._alarms and (self._alarms[0][2].dropped or self._alarms[0][0] <= now):
+            while self._next() <= now:
                 heapq.heappop(self._alarms)[2].go_off()
 
+    def note_dropped(self) -> None:
+        """One of the alarms has been dropped; tidy up when more than half of them are."""
+        self._dropped += 1
+        if self._dropped > FEW and 2 * self._dropped > len(self._alarms):
+            self._alarms = [entry for entry in self._alarms if not entry[2].dropped]
+            heapq.heapify(self._alarms)
+            self._dropped = 0
+
     def __len__(self) -> int:
-        """Alarms that have not gone off, dropped ones too until their time comes."""
+        """Alarms that have not gone off, and as many dropped ones at most, or a few."""
         return len(self._alarms)
 
     def _next(self) -> float:
         while self._alarms and self._alarms[0][2].dropped:
             heapq.heappop(self._alarms)
+            self._dropped -= 1
         return self._alarms[0][0] if self._alarms else inf
