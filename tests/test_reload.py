@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,13 @@ def writing(tmp_path: Path) -> Writing:
     return Writing(file)
 
 
-async def read_again() -> None:
-    """Send ourselves the signal, and wait until it was dealt with, a thread's work included."""
+async def read_again(done: Callable[[], object]) -> None:
+    """Send ourselves the signal, and wait until it was dealt with, which `done` shows."""
     os.kill(os.getpid(), signal.SIGHUP)
-    for _ in range(20):
-        await wait_all_tasks_blocked(0.005)
+    with trio.fail_after(60):
+        while not done():  # noqa: ASYNC110  # a thread reads the file, and takes as long as it takes
+            await trio.sleep(0.001)
+    await wait_all_tasks_blocked()
 
 
 async def test_a_hangup_has_the_file_read_again(writing, nursery):
@@ -64,7 +67,7 @@ async def test_a_hangup_has_the_file_read_again(writing, nursery):
     await wait_all_tasks_blocked()
     assert [] == server.configs
     writing.says = Config(models=(), port=2)
-    await read_again()
+    await read_again(lambda: server.configs)
     assert [writing.says] == server.configs
 
 
@@ -81,11 +84,11 @@ async def test_a_file_that_is_wrong_changes_nothing_and_the_log_says_why(writing
     await wait_all_tasks_blocked()
     writing.says = wrong
     with structlog.testing.capture_logs() as logs:
-        await read_again()
+        await read_again(lambda: logs)
     assert str(wrong).splitlines() == [line["reason"] for line in logs]
     assert [] == server.configs
     writing.says = FIRST
-    await read_again()
+    await read_again(lambda: server.configs)
     assert [FIRST] == server.configs
 
 
@@ -94,7 +97,7 @@ async def test_a_file_that_is_gone_is_said_to_be_in_words(writing, nursery):
     await wait_all_tasks_blocked()
     writing.says = FileNotFoundError(2, "No such file or directory", str(writing.file))
     with structlog.testing.capture_logs() as logs:
-        await read_again()
+        await read_again(lambda: logs)
     assert [(str(writing.file), "No such file or directory")] == [
         (line["file"], line["reason"]) for line in logs
     ]
@@ -106,7 +109,7 @@ async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nurs
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     with structlog.testing.capture_logs() as logs:
-        await read_again()
+        await read_again(lambda: logs)
     assert ["models.new: there are no weights"] == [line["reason"] for line in logs]
 
 
@@ -116,8 +119,8 @@ async def test_settings_that_need_a_restart_are_named_each_time_they_change(writ
     await wait_all_tasks_blocked()
     writing.says = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
     with structlog.testing.capture_logs() as logs:
-        await read_again()
-        await read_again()
+        await read_again(lambda: server.configs)
+        await read_again(lambda: len(server.configs) == 2)
     (warning,) = [line["settings"] for line in logs if line["log_level"] == "warning"]
     assert ["port", "queue", "requestTimeout"] == warning
 

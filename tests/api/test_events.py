@@ -344,7 +344,7 @@ def served(watched: Events) -> QuartTrio:
 
 
 async def until(condition) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # a listener's own state tells nobody when it changes
             await trio.sleep(0.01)
 

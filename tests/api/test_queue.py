@@ -134,9 +134,7 @@ async def test_an_id_with_anything_in_it_can_be_cancelled(client, chat, given):
     async with serving(app) as server:
         asking = await server.connect()
         await asking.send(post(json.dumps(chat(stream=True)).encode(), CHAT, f"X-Request-Id: {given}"))
-        begun = b""
-        while b"Hello" not in begun:
-            begun += await asking.chunk()
+        await asking.until(b"Hello")
         reply = await server.ask(post(b"", f"/v1/requests/{quote(given, safe='')}/cancel"))
         assert b'"code":"cancelled"' in await asking.end()
     assert (200, given) == (reply.status, json.loads(reply.body)["id"])

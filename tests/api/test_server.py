@@ -1,16 +1,15 @@
 """The listener through real sockets: what it serves, what it refuses, and how it ends."""
 
 import errno
-import os
 import resource
 import socket
-from contextlib import ExitStack, suppress
 
 import pytest
 import structlog
 import trio
 
-from api.raw_http import SHORT, Apps, get, post, serving
+from api.raw_http import Apps, Client, get, post, serving
+from fairlead.api import server as listener
 from fairlead.api.server import bind, serve_http
 from fairlead.config import ConfigError, Limits
 
@@ -28,6 +27,25 @@ def test_port_0_picks_one_port_for_all_addresses_of_the_host():
     close_all(sockets)
     assert 1 == len(ports)
     assert 0 not in ports
+
+
+def test_a_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(monkeypatch):
+    two = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.6.1.8")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: two)
+    listen, taken = listener._listen, []
+
+    def late(family, address):
+        if address[0] == "127.6.1.8" and len(taken) < 3:
+            taken.append(listen(family, address))
+        return listen(family, address)
+
+    monkeypatch.setattr(listener, "_listen", late)
+    sockets = bind("localhost", 0)
+    ports = [{sock.getsockname()[1] for sock in these} for these in (sockets, taken)]
+    close_all(sockets + taken)
+    assert (1, 3, set()) == (len(ports[0]), len(ports[1]), ports[0] & ports[1])
 
 
 def test_a_taken_port_is_an_error_that_names_host_and_port():
@@ -60,6 +78,7 @@ def test_an_ipv6_host_is_bound_with_and_without_brackets(host):
 def test_accepted_connections_send_at_once_and_notice_a_dead_machine():
     (listening,) = bind("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):
+        listening.settimeout(60)  # the connection may not be here yet
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -150,7 +169,7 @@ async def test_a_stream_for_http_1_0_ends_with_its_file():
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 async def test_a_stream_that_is_always_ready_leaves_others_their_turn(method):
-    async with serving(Apps(), SHORT) as server:
+    async with serving(Apps()) as server:
         greedy = await server.connect()
         await greedy.send(get("/flood").replace(b"GET", method))
         async with trio.open_nursery() as nursery:
@@ -165,11 +184,12 @@ async def test_an_app_that_does_not_start_leaves_no_port_taken():
         await receive()
         await send({"type": "lifespan.startup.failed", "message": "no model"})
 
-    sockets = bind("127.0.0.1", 0)
+    own = "127.6.1.8"  # where no other process may come between
+    sockets = bind(own, 0)
     port = sockets[0].getsockname()[1]
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="no model"), flatten_subgroups=True):
-        await serve_http(app, sockets, limits=SHORT, shutdown=trio.Event())
-    (again,) = bind("127.0.0.1", port)
+        await serve_http(app, sockets, limits=Limits(), shutdown=trio.Event())
+    (again,) = bind(own, port)
     again.close()
     assert [-1] == [sock.fileno() for sock in sockets]
 
@@ -236,10 +256,10 @@ H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: A
 )
 async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_app(request_, status, code):
     apps = Apps()
-    async with serving(apps, SHORT) as server:
+    async with serving(apps, Limits(header_bytes=4096, headers=20)) as server:
         client = await server.connect()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send, request_)
+            nursery.start_soon(client.send_in_vain, request_)
             answer = await client.answer()
         assert (status, code, "close") == (answer.status, answer.error["code"], answer.headers["connection"])
         assert b"" == await client.end()
@@ -248,7 +268,7 @@ async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_a
 
 
 async def test_an_offer_of_http2_is_declined_by_an_answer_in_http_1():
-    async with serving(Apps(), SHORT) as server:
+    async with serving(Apps()) as server:
         client = await server.connect()
         for _ in range(2):
             await client.send(get("/", *H2C))
@@ -307,26 +327,19 @@ async def test_over_the_limit_of_connections_new_ones_are_refused_and_old_ones_u
     assert {"too many connections"} == {entry["event"] for entry in logs}
 
 
-def occupy_all_descriptors_but_one(files):
-    last = os.dup(0)
-    with suppress(OSError):
-        while True:
-            files.callback(os.close, os.dup(0))
-    os.close(last)
-
-
 async def test_running_out_of_descriptors_is_a_pause_and_no_end():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
-            with ExitStack() as files:
-                files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-                resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-                occupy_all_descriptors_but_one(files)
-                client = await server.connect()
-                while not logs:  # noqa: ASYNC110  # a log line is no event
-                    await trio.sleep(0.01)
-            assert b"hello" == (await client.ask(get())).body
+            with trio.socket.socket() as sock:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # none, whatever is closed meanwhile
+                try:
+                    await sock.connect(server.address)
+                    while not logs:  # noqa: ASYNC110  # a log line is no event
+                        await trio.sleep(0.01)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert b"hello" == (await Client(sock).ask(get())).body
     assert ["cannot accept connections"] == [entry["event"] for entry in logs]
 
 

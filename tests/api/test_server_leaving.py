@@ -3,6 +3,7 @@
 import pytest
 import structlog
 import trio
+import trio.testing
 
 from api.raw_http import SHORT, Apps, get, post, reply, serving
 from fairlead.config import Limits
@@ -138,7 +139,7 @@ async def test_an_idle_client_that_closes_leaves_nothing_behind():
 async def test_a_client_that_does_not_read_is_cut_off_and_the_app_told():
     apps = Apps()
     with structlog.testing.capture_logs() as logs:
-        async with serving(apps, SHORT) as server:
+        async with serving(apps, Limits(stall_s=0.3)) as server:
             client = await server.connect(receive_buffer=4096)
             await client.send(get("/flood"))
             await apps.told.wait()
@@ -154,58 +155,63 @@ async def test_an_answer_given_up_in_the_middle_of_a_chunk_is_cut_not_continued(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         with trio.move_on_after(0.1):
             await send({"type": "http.response.body", "body": bytes(10_000_000), "more_body": True})
+        given_up.set()
         await send({"type": "http.response.body", "body": b"sorry", "more_body": False})
 
+    given_up = trio.Event()
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
             client = await server.connect(receive_buffer=4096)
             await client.send(get())
-            await trio.sleep(0.3)  # not reading is what this is about
+            await given_up.wait()  # not reading is what this is about
             received = await client.end()
     assert (False, []) == (b"sorry" in received, logs)
 
 
-async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off():
-    size = 3_000_000
+async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(mock_clock):
+    step = 1_000_000  # more than the kernel keeps: some of each is sent after the step before
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": bytes(size), "more_body": False})
+            await send({"type": "http.response.body", "body": bytes(5 * step), "more_body": False})
 
     async with serving(app, Limits(stall_s=1.0)) as server:
         client = await server.connect(receive_buffer=65536)
         await client.send(get())
-        received = 0
-        begun = trio.current_time()
-        while received < size:
-            received += len(await client.socket.recv(65536))
-            if trio.current_time() < begun + 1.5:  # longer than stall_s in all, but never without a read
-                await trio.sleep(0.05)
+        for _ in range(5):
+            left = step
+            while left:
+                data = await client.socket.recv(min(left, 65536))
+                assert data, "cut off"
+                left -= len(data)
+            mock_clock.jump(0.6)  # in all longer than stall_s, but never without a read
 
 
-async def test_a_head_that_does_not_come_to_its_end_is_refused_in_time_however_steadily_it_comes():
+async def test_a_head_that_does_not_come_to_its_end_is_refused_in_time_however_steadily_it_comes(mock_clock):
     async with serving(Apps(), SHORT) as server:
         client = await server.connect()
 
         async def drip():
             await client.send(b"GET / HTTP/1.1\r\nX-Slow: ")
             while True:
-                await client.send(b"x")
-                await trio.sleep(0.02)
+                await trio.testing.wait_all_tasks_blocked(0.001)
+                mock_clock.jump(0.02)
+                await client.send_in_vain(b"x")
 
-        begun = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drip)
             answer = await client.answer()
             nursery.cancel_scope.cancel()
     assert (408, "header_timeout") == (answer.status, answer.error["code"])
-    assert trio.current_time() - begun >= SHORT.header_timeout_s
+    assert trio.current_time() >= SHORT.header_timeout_s
 
 
-@pytest.mark.parametrize("first", [b"", b"\r\n", get()])
-async def test_a_client_that_says_nothing_is_closed_on(first):
-    async with serving(Apps(), SHORT) as server:
+@pytest.mark.parametrize(
+    ("first", "limit"), [(b"", "header_timeout_s"), (b"\r\n", "header_timeout_s"), (get(), "idle_timeout_s")]
+)
+async def test_a_client_that_says_nothing_is_closed_on(first, limit):
+    async with serving(Apps(), Limits(**{limit: 0.3})) as server:
         client = await server.connect()
         await client.send(first)
         rest = await client.end()
@@ -213,28 +219,32 @@ async def test_a_client_that_says_nothing_is_closed_on(first):
     assert b"408" not in rest
 
 
-async def test_a_body_that_never_comes_ends_the_wait_of_an_app_that_has_no_clock():
+async def test_a_body_that_never_comes_ends_the_wait_of_an_app_that_has_no_clock(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()
         await client.send(post(b"0123456789", "/echo")[:-5])
+        while not apps.requests:
+            await trio.lowlevel.checkpoint()
+        mock_clock.jump(10)
         assert b"" == await client.end()
     assert ["/echo"] == apps.requests
 
 
-async def test_a_long_wait_for_an_answer_is_no_timeout():
+async def test_a_long_wait_for_an_answer_is_no_timeout(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()
         await client.send(get("/wait"))
         await apps.waiting.wait()
-        await trio.sleep(3 * SHORT.idle_timeout_s)  # a test that nothing happens
+        mock_clock.jump(10)
+        await trio.testing.wait_all_tasks_blocked()  # a test that nothing happens
         apps.go.set()
         assert b"waited" == (await client.answer()).body
 
 
 async def test_a_thousand_idle_connections_do_not_keep_others_waiting():
-    async with serving(Apps()) as server:
+    async with serving(Apps(), Limits(header_timeout_s=3600)) as server:
         idle = [await server.connect() for _ in range(1000)]
         answers = [await server.ask(get()) for _ in range(20)]
         last = await idle[-1].ask(get())
@@ -252,7 +262,7 @@ async def test_stopping_closes_idle_connections_at_once_and_lets_answers_finish(
         await busy.send(get("/wait"))
         await apps.waiting.wait()
         await streaming.send(get("/drip"))
-        assert b"first" in await streaming.chunk()
+        await streaming.until(b"first")
         server.shutdown.set()
         assert b"" == await idle.end()
         with pytest.raises(ConnectionError):

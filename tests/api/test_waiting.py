@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from api.conftest import FakeWaiting
 from api.raw_http import post, serving
 from fairlead.config import QueueConfig
 from fairlead.errors import Cancelled, NodeFailed, QueueFull, QueueTimeout
@@ -162,18 +163,16 @@ async def test_what_is_not_streamed_is_never_answered_early(client, chat, autoju
 async def test_comments_and_a_cut_come_through_the_real_listener(client_with, chat):
     client = client_with(queue=QueueConfig(keep_alive_s=0.001))
     client.gateway.wait_s = 1000.0
+    client.gateway.waiting = lambda _: FakeWaiting(1000, 8000)  # however late it is asked
     request = post(json.dumps(chat(stream=True)).encode(), CHAT, "X-Request-Id: mine")
     async with serving(client.app) as server:
         stream = await server.connect()
         await stream.send(request)
-        begun = b""
-        while b": queued position=1000 estimated_wait=8000\n\n" not in begun:
-            begun += await stream.chunk()
-        assert begun.startswith(b"HTTP/1.1 200")
+        await stream.until(b": queued position=1000 estimated_wait=8000\n\n")
         assert 200 == (await server.ask(post(b"", "/v1/requests/mine/cancel"))).status
-        end = await stream.end()
-    assert b'"code":"cancelled"' in end
-    assert not end.endswith(b"0\r\n\r\n")
+        answer = await stream.answer()
+    assert (200, False) == (answer.status, answer.whole)
+    assert b'"code":"cancelled"' in answer.body
 
 
 async def test_a_499_comes_through_the_real_listener(client, chat):

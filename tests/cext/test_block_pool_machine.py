@@ -264,4 +264,6 @@ def test_a_broken_pool_is_found_out(mutant):
 @pytest.mark.parametrize("mutant", BlockHashesOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
 def test_broken_hashes_are_found_out(mutant):
     with pytest.raises(AssertionError):
-        run_machine(BlockPoolOracle, mutant, phases=[Phase.generate], report_multiple_bugs=False)
+        run_machine(
+            BlockPoolOracle, mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000
+        )

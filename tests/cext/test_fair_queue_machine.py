@@ -335,4 +335,4 @@ MUTANTS = FairQueueOracle.__subclasses__()
 def test_a_broken_queue_is_found_out(mutant):
     with pytest.raises(AssertionError):
         # That there is a failure is enough; how small it could be is not asked.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=600)
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

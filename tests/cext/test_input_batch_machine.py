@@ -238,4 +238,4 @@ MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__mo
 def test_a_batch_that_is_wrong_is_found_out(mutant):
     with pytest.raises(AssertionError):
         # That there is a failure is enough; how small it could be is not asked.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=600)
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

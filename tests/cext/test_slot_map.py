@@ -207,4 +207,4 @@ class HandlesAreTheIdsOfOthers(SlotMapOracle):
 def test_a_broken_map_is_found_out(mutant):
     with pytest.raises(AssertionError):
         # That there is a failure is enough; how small it could be is not asked.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False)
+        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ class FakeServer(ThreadingHTTPServer):
         self.told: dict[str, object] = {}  # what else there is to GET, by path
         self.posted: list[tuple[str, dict]] = []
         self.events: list[tuple[str, object]] = []
+        self.rounds: Iterable[int] = range(2)  # of all events: the first at once, the others when released
 
     @property
     def url(self) -> str:
@@ -77,12 +78,12 @@ class _Exchange(BaseHTTPRequestHandler):
         self.end_headers()
         self._chunk(FIRST_OF_ALL)
         if misfortune == "queue":
-            self.server.released.wait(30)
+            self.server.released.wait()
         pieces = ["Hello", " the\x1b[2Jre"] if misfortune == "controls" else ["Hello", " there"]
         for piece in pieces:
             self._event({"choices": [{"delta": {"content": piece}} if is_chat else {"text": piece}]})
             if misfortune == "hang":
-                self.server.released.wait(30)
+                self.server.released.wait()
         if misfortune == "fail":
             self._event({"error": {"message": "the node\nfailed"}})
         elif misfortune != "cut":
@@ -95,9 +96,9 @@ class _Exchange(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for released in (False, True):
-            if released:
-                self.server.released.wait(30)
+        for number in self.server.rounds:
+            if number:
+                self.server.released.wait()
             for name, data in self.server.events:
                 self._chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n")
         self._chunk("")

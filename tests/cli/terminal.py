@@ -1,5 +1,6 @@
 """A person at a terminal: a program behind a pseudo-terminal, typed to and read."""
 
+import codecs
 import os
 import pty
 import select
@@ -7,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 PATIENCE_S = 60.0
-AGAIN_S = 2.0  # when a person would press the key once more
 
 # A terminal's Ctrl-C reaches the session that the terminal controls, so the program must adopt it first; and
 # tests that were started in the background have taught their children to ignore it.
@@ -36,6 +37,7 @@ class Terminal:
             env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **environment},
         )
         os.close(screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.shown = ""
 
     def __enter__(self) -> Self:
@@ -57,20 +59,11 @@ class Terminal:
         before, _, self.shown = self.shown.partition(text)
         return before
 
-    def press(self, keys: str, *, until: str) -> str:
-        """Type `keys` until `until` shows up; return what was shown up to there and go on behind it.
-
-        For Ctrl-C, which is a signal: one that comes after readline has shown its prompt and before it waits
-        for a key is only seen with the next key.
-        """
-        deadline = time.monotonic() + PATIENCE_S
-        while until not in self.shown:
-            assert time.monotonic() < deadline, f"{until!r} was not shown, but {self.shown!r}"
-            self.type(keys)
-            again = time.monotonic() + AGAIN_S
-            while until not in self.shown and self._read(again):
-                pass
-        return self.expect(until)
+    def interrupt(self) -> None:
+        """Type Ctrl-C once the program sleeps: while it is about to, Python sees a signal only after that."""
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            os.sched_yield()
+        self.type("\x03")
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""
@@ -86,5 +79,5 @@ class Terminal:
             piece = os.read(self._keyboard, 4096) if ready else b""
         except OSError:  # Linux's way to say that the other side is closed
             piece = b""
-        self.shown += piece.decode(errors="replace")
+        self.shown += self._decoder.decode(piece)  # a piece may end within a character
         return bool(piece)

@@ -102,7 +102,7 @@ def run_ci(root: Path, readme: str) -> subprocess.CompletedProcess[str]:
     (root / ".ci").mkdir()
     shutil.copy(CI, root / ".ci" / "run")
     (root / "README.md").write_text(readme)
-    return subprocess.run([root / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([root / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.slow

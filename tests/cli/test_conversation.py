@@ -2,7 +2,6 @@
 
 from cli.terminal import Terminal
 
-CTRL_C = "\x03"
 CTRL_D = "\x04"
 
 
@@ -35,12 +34,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server):
         terminal.expect("> ")
         terminal.type("please hang\n")
         terminal.expect("Hello")
-        terminal.press(CTRL_C, until="(stopped)")
+        terminal.interrupt()
+        terminal.expect("(stopped)")
         terminal.expect("> ")
         terminal.type("Again\n")
         terminal.expect("Hello there")
         terminal.expect("> ")
-        terminal.press(CTRL_C, until="Ctrl-D or /bye ends.")
+        terminal.interrupt()
+        terminal.expect("Ctrl-D or /bye ends.")
         terminal.expect("> ")
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
@@ -93,5 +94,5 @@ def test_a_model_cannot_steer_the_terminal(server):
 def test_ctrl_c_ends_a_single_question(server):
     with Terminal(["run", "first", "please hang", "--url", server.url]) as terminal:
         terminal.expect("Hello")
-        terminal.type(CTRL_C)
+        terminal.interrupt()
         assert terminal.wait() == 130

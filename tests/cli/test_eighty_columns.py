@@ -1,5 +1,6 @@
 """What people look at fits a terminal of eighty columns: nothing is wider, and no row is broken."""
 
+import itertools
 import json
 import re
 
@@ -17,8 +18,8 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[=>])")
 
 
 def shown(text: str) -> list[str]:
-    """The lines of what a program wrote on a terminal, without colours."""
-    return [line.rstrip() for line in ESCAPES.sub("", text).replace("\r", "").split("\n")]
+    """The lines of what a program wrote on a terminal, also those written over others, without colours."""
+    return [line.rstrip() for line in re.split("\r*\n|\r", ESCAPES.sub("", text))]
 
 
 def look(*arguments: str, code: int = 0) -> list[str]:
@@ -57,6 +58,7 @@ def test_ps(telling):
 
 
 def test_top(telling):
+    telling.rounds = itertools.count()
     with Terminal(["top", "--url", telling.url], COLUMNS=str(COLUMNS), LINES="40") as terminal:
         for _ in range(150):
             terminal.expect(HOME)

@@ -25,7 +25,7 @@ import sys, time, types
 app = types.ModuleType("fairlead.app")
 def run(config, announcer, source):
     print("serving", flush=True)
-    time.sleep(60)
+    time.sleep(600)
     return 0
 app.run = run
 sys.modules["fairlead.app"] = app
@@ -224,7 +224,7 @@ def test_a_server_on_a_lifeline_ends_with_its_standard_input(model):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"serving\n"
         process.stdin.close()
-        assert process.wait(30) == -15
+        assert process.wait(60) == -15
 
 
 def test_the_module_is_the_command():

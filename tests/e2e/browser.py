@@ -12,7 +12,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 
-PATIENCE_MS = 30_000  # on a loaded machine
+PATIENCE_MS = 60_000  # on a loaded machine
 playwright.expect.set_options(timeout=PATIENCE_MS)
 
 expect = playwright.expect
@@ -80,7 +80,7 @@ def browser(pictures: Path) -> Iterator[Browser]:
         pytest.skip("no Chromium is on the path, and FAIRLEAD_CHROMIUM names none")
     with playwright.sync_playwright() as driver:
         # Without its sandbox, because tests may run as root in a container; it only ever sees our own pages.
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
         try:
             yield Browser(started, pictures)
         finally:
@@ -92,7 +92,9 @@ def number(page, total: str):
 
 
 def live(page) -> None:
+    """Wait until the page is connected, and has the first snapshot: only then is there a model to talk to."""
     expect(page.locator("#link")).to_have_attribute("data-state", "live")
+    expect(page.locator("#chat-model option")).not_to_have_count(0)
 
 
 def serious(page) -> list[str]:

@@ -1,6 +1,7 @@
 """A real server in its own process, as a user starts it, and a few plain HTTP calls to it."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -8,22 +9,39 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 
+from fairlead.config import demonstration_model
+
 START_S = 90.0  # with torch's first import from a cold disk on a loaded machine
+PATIENCE_S = 60.0  # with anything else, on such a machine
 READY = re.compile(r"(http://[\w.\[\]:]+)")
 
 
-class RealServer:
-    """`fairlead serve` on a free port of loopback. `log` is what it wrote on stderr so far."""
+def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)
 
-    def __init__(self, process: subprocess.Popen[str], url: str, log: list[str]) -> None:
+
+class RealServer:
+    """`fairlead serve` on a free port of loopback. `log` is what it wrote on stderr so far.
+
+    `reader` is the thread that reads that, to the end.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[str], url: str, log: list[str], reader: threading.Thread
+    ) -> None:
         self.process = process
         self.url = url
         self.log = log
+        self.reader = reader
         self.http = httpx.Client(base_url=url, timeout=60)
 
     @property
@@ -35,9 +53,10 @@ class RealServer:
         return self.http.get("/queue").json()
 
     def running(self) -> dict[str, float]:
-        """What `GET /running` says of the one model."""
-        answer = self.http.get("/running").json()
-        return answer[0]
+        """What `GET /running` says of the one model. Between two lives it is not there, and waited for."""
+        found: list[dict[str, float]] = []
+        until(lambda: found.extend(self.http.get("/running").json()) or found)
+        return found[0]
 
     def counts(self) -> dict[str, float]:
         """Everything that must be back at rest when nobody asks for anything."""
@@ -50,7 +69,7 @@ class RealServer:
             "blocks_taken": running["blocks_total"] - running["blocks_free"],
         }
 
-    def wait_until_at_rest(self, within_s: float = 20.0) -> dict[str, float]:
+    def wait_until_at_rest(self, within_s: float = PATIENCE_S) -> dict[str, float]:
         """Return the counts once they are all zero, or as they are when time is up."""
         deadline = time.monotonic() + within_s
         while any((counts := self.counts()).values()) and time.monotonic() < deadline:
@@ -58,24 +77,51 @@ class RealServer:
         return counts
 
     def child_pids(self) -> set[int]:
-        """The models' processes, whichever of the server's threads started them."""
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return {int(pid) for thread in threads for pid in thread.read_text().split()}
+        """The models' processes.
+
+        Asked of them, not of the server's threads: a thread that ends leaves its children to another.
+        """
+        children = set()
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has just ended
+                _, parent, *_ = status.read_text().rpartition(")")[2].split()
+                if int(parent) == self.process.pid:
+                    children.add(int(status.parent.name))
+        return children
 
     def child_pid(self) -> int:
         """The model's process, where there is but one."""
         (pid,) = self.child_pids()
         return pid
 
-    def stop(self, within_s: float = 20.0) -> int:
-        """Ask it to end, as a service manager does; return its exit code."""
+    def stop(self, within_s: float = PATIENCE_S) -> int:
+        """Ask it to end, as a service manager does; return its exit code. Its log is whole then."""
         self.http.close()
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(within_s)
+            code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        self.reader.join(PATIENCE_S)
+        return code
+
+
+def configured(
+    folder: Path, model: dict[str, object], *, queue: dict[str, object] | None = None, **more: object
+) -> tuple[str, str]:
+    """Return the arguments for a server with the demonstration model and these settings of a file's.
+
+    The model's process can be stopped for as long as a test needs: no watchdog wakes, and who waits may wait.
+    """
+    demonstration = {"path": str(demonstration_model()), "preload": True, "watchdog": "1h"}
+    file = folder / "fairlead.yaml"
+    settings = {
+        "models": {"fairlead-demo": demonstration | model},
+        "queue": {"timeout": "1h"} | (queue or {}),
+    }
+    file.write_text(json.dumps(settings | more))
+    return "--config", str(file)
 
 
 @contextlib.contextmanager
@@ -110,17 +156,17 @@ def real_server(*arguments: str, environment: dict[str, str] | None = None) -> I
     try:
         ready.wait(START_S)
         assert found, "".join(log)
-        server = RealServer(process, found[0], log)
+        server = RealServer(process, found[0], log, reader)
         yield server
     finally:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
-        reader.join(5)
+        reader.join(PATIENCE_S)
         process.stdout.close()
         if server is not None:
             server.http.close()

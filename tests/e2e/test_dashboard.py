@@ -5,37 +5,49 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from e2e.browser import expect, live, number, serious, tab_to
-from e2e.real_server import RealServer, real_server
+from e2e.own_copy import load_held_up, own_copy
+from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped
 
 SEATS = 3
-FRESH_S = 1.0  # the oldest that the totals on the page may be
-LOOKS = 3
+FRESH_S = 1.0  # how soon the page is to show totals after they came about
 
-# Notes, for each snapshot that the page shows: when the server took it, how old it was then, and the totals.
-NOTE_WHAT_IS_SHOWN = """async () => {
-  const { times } = await import("/dashboard/timeline.js");
+# Notes which totals the page shows, and since when, in seconds since 1970.
+NOTE_WHAT_IS_SHOWN = """() => {
   const numbers = ["running", "waiting"].map(
     (total) => document.querySelector(`[data-total="${total}"] .number`));
   globalThis.seen = [];
   const look = () => {
-    const at_s = times().at(-1);
-    if (at_s !== seen.at(-1)?.at_s) {
-      seen.push({ at_s, age_s: Date.now() / 1000 - at_s, totals: numbers.map((n) => n.textContent).join() });
-    }
+    const totals = numbers.map((n) => n.textContent).join();
+    if (totals !== seen.at(-1)?.totals) seen.push({ totals, shown_s: Date.now() / 1000 });
     requestAnimationFrame(look);
   };
   look();
 }"""
+# From now on the page counts down only when `tick` is called, and it is as late there as `ahead_ms` says.
+COUNT_DOWN_WHEN_TOLD = """() => {
+  const now = performance.now.bind(performance);
+  globalThis.ahead_ms = 0;
+  performance.now = () => now() + ahead_ms;
+  globalThis.setInterval = (tick) => { globalThis.tick = tick; };
+}"""
 
 
 @pytest.fixture(scope="module")
-def server(chromium) -> Iterator[RealServer]:
-    with real_server("--slots", str(SEATS)) as running:
+def model(tmp_path_factory) -> Path:
+    return own_copy(tmp_path_factory.mktemp("dashboard") / "model")
+
+
+@pytest.fixture(scope="module")
+def server(chromium, model: Path) -> Iterator[RealServer]:
+    # Who waits is told of it only once.
+    arguments = configured(model.parent, {"path": str(model), "slots": SEATS}, queue={"keepAlive": "0s"})
+    with real_server(*arguments) as running:
         yield running
 
 
@@ -62,7 +74,7 @@ def jobs(server: RealServer, count: int) -> Iterator[None]:
 
 def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> float:
     """Return when the counts were others still, in seconds since 1970."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     asked_at = before = time.time()
     while (counts := server.queue()) and (counts["running"], counts["waiting"]) != (running, waiting):
         assert time.monotonic() < deadline, counts
@@ -72,41 +84,45 @@ def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> float:
     return before
 
 
-def assert_fresh(page, totals: str, since: float) -> None:
-    """The page shows the totals, which were true from `since` on, when they are a second old at most.
-
-    That is the time until the server took its snapshot, and the age at which the page showed one: the least
-    of several, because a busy machine may hold up a browser now and then, but not every time.
-    """
-    page.wait_for_function(
-        "([totals, n]) => seen.filter((each) => each.totals === totals).length >= n", arg=[totals, LOOKS]
-    )
-    seen = [each for each in page.evaluate("seen") if each["totals"] == totals and each["at_s"] >= since]
-    late_s = seen[0]["at_s"] - since
-    assert late_s + min(each["age_s"] for each in seen) <= FRESH_S
+def seconds_until_shown(page, totals: str, since: float) -> float:
+    """How long after `since`, from when on the totals were true, the page showed them."""
+    page.wait_for_function("totals => seen.at(-1)?.totals === totals", arg=totals)
+    return page.evaluate("seen.at(-1).shown_s") - since
 
 
 # What it shows --------------------------------------------------------------------------------------
 
 
 def test_the_totals_are_the_servers_own(chromium, server):
-    with chromium.open(server.url) as page:
+    """A busy machine may hold up anybody now and then, but not always: of many changes one is shown soon."""
+    with chromium.open(server.url) as page, stopped(server.child_pid()):
         live(page)
         expect(number(page, "running")).to_have_text("0")
         page.evaluate(NOTE_WHAT_IS_SHOWN)
-        with stopped(server.child_pid()), jobs(server, SEATS + 5):
-            assert_fresh(page, "3,5", wait_for_queue(server, running=SEATS, waiting=5))
+        deadline = time.monotonic() + PATIENCE_S
+        more_s = less_s = float("inf")
+        while more_s > FRESH_S or less_s > FRESH_S:
+            assert time.monotonic() < deadline, (more_s, less_s)
+            with jobs(server, SEATS + 5):
+                since = wait_for_queue(server, running=SEATS, waiting=5)
+                more_s = min(more_s, seconds_until_shown(page, "3,5", since))
+            since = wait_for_queue(server, running=0, waiting=0)
+            less_s = min(less_s, seconds_until_shown(page, "0,0", since))
+        with jobs(server, SEATS + 5):
             expect(page.locator('[data-model="fairlead-demo"] .seats')).to_contain_text(f"{SEATS} / {SEATS}")
             chromium.picture(page, "load-light")
-        page.evaluate("seen.length = 0")
-        assert_fresh(page, "0,0", wait_for_queue(server, running=0, waiting=0))
+    wait_for_queue(server, running=0, waiting=0)
 
 
 def test_the_events_name_nobody(chromium, server):
     with stopped(server.child_pid()), jobs(server, SEATS + 1):
         wait_for_queue(server, running=SEATS, waiting=1)
+        told = ""
         with server.http.stream("GET", "/events") as events:
-            told = next(events.iter_text())
+            for piece in events.iter_text():
+                told += piece
+                if "event: snapshot" in told and told.endswith("\n\n"):
+                    break
     assert "event: history" in told
     assert "somebody-else" not in told
     wait_for_queue(server, running=0, waiting=0)
@@ -165,7 +181,7 @@ def test_a_connection_that_is_lost_is_said_and_made_again(chromium, server):
 # What can be done with it ---------------------------------------------------------------------------
 
 
-def test_a_model_is_unloaded_and_loaded_by_click(chromium, server):
+def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
     with chromium.open(server.url) as page:
         line = page.locator('[data-model="fairlead-demo"]')
         button, state = line.locator("button"), line.locator(".state")
@@ -174,9 +190,11 @@ def test_a_model_is_unloaded_and_loaded_by_click(chromium, server):
         expect(state).to_have_attribute("data-state", "stopped")
         assert [] == server.http.get("/running").json()
         expect(button).to_have_text("Load")
-        button.click()
-        expect(state).to_have_attribute("data-state", "loading")
-        expect(line.locator("progress")).to_be_visible()
+        expect(button).not_to_have_attribute("aria-disabled", "true")
+        with load_held_up(model):
+            button.click()
+            expect(state).to_have_attribute("data-state", "loading")
+            expect(line.locator("progress")).to_be_visible()
         expect(state).to_have_attribute("data-state", "ready")
         assert "ready" == server.running()["state"]
         expect(page.locator("#fleet-status")).to_have_text("fairlead-demo: Ready")
@@ -221,6 +239,7 @@ grown = """n => {
 def test_who_waits_is_told_the_place_and_may_leave_the_queue(chromium, server):
     with chromium.open(server.url) as page:
         live(page)
+        page.evaluate(COUNT_DOWN_WHEN_TOLD)
         with stopped(server.child_pid()), jobs(server, SEATS + 2):
             wait_for_queue(server, running=SEATS, waiting=2)
             page.locator("#question").fill("What is Fairlead?")
@@ -231,6 +250,7 @@ def test_who_waits_is_told_the_place_and_may_leave_the_queue(chromium, server):
             expect(page.locator("#chat-status")).to_contain_text("Waiting in place")
             wait_for_queue(server, running=SEATS, waiting=3)
             chromium.picture(page, "waiting")
+            page.evaluate("ahead_ms = 3600_000; tick()")
             expect(note).to_have_text("Waiting longer than expected")  # nobody is told "1s" for ever
             tab_to(page, "#chat-button")
             expect(page.locator("#chat-button")).to_have_text("Stop")

@@ -1,7 +1,9 @@
 """The child dies or is stuck in the middle of its work: clients have their answers all the same."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -12,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import RealServer, real_server
-from fairlead.config import demonstration_model
+from e2e.own_copy import own_copy
+from e2e.real_server import PATIENCE_S, RealServer, configured, real_server, until
 
 LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_eos": True}
 GREEDY = LONG | {"temperature": 0}
 SEEDED = LONG | {"temperature": 1.5, "seed": 7}
 RANDOM = LONG | {"temperature": 1.5}
+CONTEXT = 200_000
+ENDLESS = {"max_tokens": 20_000}  # minutes: never over before the child can be struck
 
 
 class Stream:
@@ -29,14 +33,15 @@ class Stream:
         self.is_whole = False
 
     def read(self, server: RealServer, body: dict[str, Any], on_text=lambda: None) -> "Stream":
-        options = {"json": body | {"stream": True}, "timeout": 60}
+        options = {"json": body | {"stream": True}, "timeout": PATIENCE_S}
         with httpx.stream("POST", f"{server.url}/v1/completions", **options) as response:
             assert 200 == response.status_code, response.read()
             try:
                 for line in response.iter_lines():
-                    self.lines += [line] if line else []
-                    if 1 == len(self.lines) and line:
-                        on_text()
+                    if line.startswith("data:"):
+                        self.lines.append(line)
+                        if 1 == len(self.lines):
+                            on_text()
                 self.is_whole = True
             except httpx.RemoteProtocolError:
                 pass
@@ -63,12 +68,14 @@ def blow(request) -> signal.Signals:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RealServer]:
-    """A server for each test, because a child that dies often comes back late; its watchdog is quick."""
-    file = tmp_path / "fairlead.yaml"
-    model = {"path": str(demonstration_model()), "watchdog": "500ms", "preload": True}
-    file.write_text(json.dumps({"models": {"fairlead-demo": model}}))
-    with real_server("--config", str(file)) as server:
+def server(tmp_path: Path, blow: signal.Signals) -> Iterator[RealServer]:
+    """A server for each test, because a child that dies often comes back late.
+
+    Its watchdog is quick where a test waits for it, but not so quick that a slow machine wakes it, too.
+    """
+    model = {"path": str(own_copy(tmp_path / "model", max_position_embeddings=CONTEXT))}
+    quick = {"watchdog": "4s"} if blow is signal.SIGSTOP else {}
+    with real_server(*configured(tmp_path, model | quick)) as server:
         yield server
 
 
@@ -77,14 +84,18 @@ def strike(server: RealServer, blow: signal.Signals) -> None:
 
 
 def wait_until_ready(server: RealServer) -> None:
-    deadline = time.monotonic() + 60
-    while server.http.get("/ready").status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: server.http.get("/ready").status_code == 200)
 
 
 def ask(server: RealServer, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=2 * PATIENCE_S)
+
+
+def retries(server: RealServer) -> float:
+    """How many jobs were begun anew."""
+    metrics = server.http.get("/metrics").text
+    (count,) = re.findall(r"^fairlead_retries_total\{.*\} (.+)$", metrics, re.MULTILINE)
+    return float(count)
 
 
 @pytest.mark.parametrize("body", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -97,7 +108,7 @@ def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(serv
 
 
 def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, blow):
-    struck = Stream().read(server, RANDOM, lambda: strike(server, blow))
+    struck = Stream().read(server, RANDOM | ENDLESS, lambda: strike(server, blow))
     assert not struck.is_whole
     assert "node_failed" == struck.events[-1]["error"]["code"]
     assert "data: [DONE]" not in struck.lines
@@ -105,25 +116,42 @@ def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, blow):
     assert not any(server.wait_until_at_rest().values())
 
 
+def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) -> httpx.Response:
+    """Ask, and strike the child before it is done. Where we came too late, do it once more."""
+    with ThreadPoolExecutor(1) as pool:
+        for late in itertools.count(1):
+            answer: Future[httpx.Response] = pool.submit(ask, server, body)
+            until(lambda answer=answer: server.running()["sequences"] or answer.done())
+            victim = server.child_pid()
+            os.kill(victim, blow)
+            result = answer.result()
+            if retries(server):
+                break
+            if blow is signal.SIGSTOP:
+                os.kill(victim, signal.SIGCONT)
+            else:
+                until(lambda late=late: server.running()["restarts"] == late)
+    return result
+
+
 @pytest.mark.parametrize("body", [GREEDY, RANDOM], ids=["greedy", "random"])
 def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, blow):
-    with ThreadPoolExecutor(1) as pool:
-        answer: Future[httpx.Response] = pool.submit(ask, server, body)
-        while not server.running()["sequences"]:
-            time.sleep(0.002)
-        strike(server, blow)
-        assert 200 == answer.result().status_code
-    assert 450 == answer.result().json()["usage"]["completion_tokens"]
-    assert 1 == server.running()["restarts"]
+    answer = struck_amid(server, body, blow)
+    assert 200 == answer.status_code
+    assert 450 == answer.json()["usage"]["completion_tokens"]
+    assert 1 == retries(server)
     assert not any(server.wait_until_at_rest().values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("blow", [signal.SIGSTOP], indirect=True, ids=["stuck"])
 def test_a_request_that_comes_to_a_child_that_does_not_answer_is_answered_by_the_next(
-    server: RealServer, stream
+    server: RealServer, blow, stream
 ):
+    # One that has never answered is given twice the time.
+    assert 1 == ask(server, GREEDY | {"max_tokens": 1}).json()["usage"]["completion_tokens"]
     victim = server.child_pid()
-    strike(server, signal.SIGSTOP)
+    strike(server, blow)
     if stream:
         answer = Stream().read(server, RANDOM | {"max_tokens": 5})
         assert "data: [DONE]" == answer.lines[-1]
@@ -150,13 +178,14 @@ def test_every_choice_of_several_streams_goes_on_where_it_broke_off(server: Real
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_a_request_that_kills_every_child_is_given_up_after_two(server: RealServer):
+@pytest.mark.parametrize("blow", [signal.SIGKILL], indirect=True, ids=["killed"])
+def test_a_request_that_kills_every_child_is_given_up_after_two(server: RealServer, blow):
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, server, GREEDY)
+        answer = pool.submit(ask, server, GREEDY | ENDLESS)
         for restarts in range(2):
             while (child := server.running())["restarts"] < restarts or not child["sequences"]:
                 time.sleep(0.002)
-            strike(server, signal.SIGKILL)
+            strike(server, blow)
         told = answer.result()
     assert (502, "node_failed") == (told.status_code, told.json()["error"]["code"])
     wait_until_ready(server)

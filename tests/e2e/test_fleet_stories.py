@@ -15,25 +15,34 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import RealServer, real_server
-from e2e.test_relaying import until
-from nodes.garage import STUB, free_port
+from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from nodes.garage import STUB
 from nodes.stub_server import text
 
 NODES = ("a", "b", "c")
 CAPACITY = 2
-LONG = {"delay_s": 60}
+LONG = {"delay_s": 600}
 WORDS = 6
 
 
 class House:
     """Fairlead, the servers behind it, and clients. An answer takes as long as its request says."""
 
-    def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]]) -> None:
+    def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
         self.server = server
         self.servers = servers
+        self._hold = folder / "hold"
         self._pool = ThreadPoolExecutor(16)
-        self._client = httpx.Client(timeout=60)
+        self._client = httpx.Client(timeout=2 * PATIENCE_S)
+
+    @contextmanager
+    def held(self) -> Iterator[dict[str, Any]]:
+        """Yield what a request says whose answer, or all but its beginning, comes when the block is over."""
+        self._hold.touch()
+        try:
+            yield {"held": str(self._hold), "after": 3}
+        finally:
+            self._hold.unlink()
 
     def ask(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
         """Ask for a greedy answer, beside others."""
@@ -69,39 +78,48 @@ class House:
 
     def close(self) -> None:
         self._client.close()
-        for process in self.servers.values():
-            process.kill()
-            process.wait()
+        _end(self.servers)
         self._pool.shutdown()
+
+
+def _end(servers: dict[str, subprocess.Popen[bytes]]) -> None:
+    for process in servers.values():
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @contextmanager
 def house(folder: Path, **queue: Any) -> Iterator[House]:
-    ports = {name: free_port() for name in NODES}
-    servers = {
-        name: subprocess.Popen([*STUB, str(port)], stdout=subprocess.DEVNULL) for name, port in ports.items()
-    }
-    configuration = {
-        "nodes": [
-            {"id": name, "url": f"http://127.0.0.1:{port}", "models": ["m"]} for name, port in ports.items()
-        ],
-        "healthCheck": {"interval": "50ms", "timeout": "500ms"},
-        "queue": {"capacity": CAPACITY} | queue,
-    }
-    file = folder / "fairlead.yaml"
-    file.write_text(json.dumps(configuration))
+    servers = {name: subprocess.Popen([*STUB, "0"], stdout=subprocess.PIPE) for name in NODES}
     try:
+        configuration = {
+            "nodes": [
+                {"id": name, "url": f"http://127.0.0.1:{_port(process)}", "models": ["m"]}
+                for name, process in servers.items()
+            ],
+            # Three in a row are too many for one that is only slow.
+            "healthCheck": {"interval": "50ms", "timeout": "3s"},
+            "queue": {"capacity": CAPACITY, "timeout": "1h"} | queue,
+        }
+        file = folder / "fairlead.yaml"
+        file.write_text(json.dumps(configuration))
         with real_server("--config", str(file)) as server:
-            opened = House(server, servers)
+            opened = House(server, servers, folder)
             opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
             try:
                 yield opened
             finally:
                 opened.close()
     finally:
-        for process in servers.values():
-            process.kill()
-            process.wait()
+        _end(servers)
+
+
+def _port(process: subprocess.Popen[bytes]) -> int:
+    """Where a stub says that it listens."""
+    assert process.stdout is not None
+    return int(process.stdout.readline().split()[3].rstrip(b","))
 
 
 @pytest.fixture(scope="module")
@@ -116,24 +134,26 @@ def content(response: httpx.Response) -> str:
     assert 200 == response.status_code, response.text
     if response.headers["content-type"].startswith("application/json"):
         return response.json()["choices"][0]["message"]["content"]
-    *events, done = [line[6:] for line in response.text.splitlines() if line]
+    # Who waits long is told so in between, which is no event.
+    *events, done = [line[6:] for line in response.text.splitlines() if line.startswith("data:")]
     assert "[DONE]" == done
     choices = [json.loads(event)["choices"] for event in events]
     return "".join(choice["delta"].get("content", "") for (choice,) in filter(None, choices))
 
 
 def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House):
-    # Story 5: each request goes to a node that has none.
-    opened.take_all(delay_s=1.5)
-    assert "abc" == opened.busy()
-    # Story 4: no node has two, and what they cannot take is shown as waiting.
-    waiting = [opened.ask(delay_s=0) for _ in range(CAPACITY)]
-    opened.until(lambda: opened.queue() == (len(NODES), CAPACITY))
-    assert [(1, 1)] * 3 == [(node["busy"], node["seats"]) for node in opened.nodes().values()]
-    # Story 5: all busy and the queue full.
-    refused = opened.ask().result()
-    assert (429, "queue_full") == (refused.status_code, refused.json()["error"]["code"])
-    assert int(refused.headers["retry-after"]) >= 1
+    with opened.held() as held:
+        # Story 5: each request goes to a node that has none.
+        opened.take_all(**held)
+        assert "abc" == opened.busy()
+        # Story 4: no node has two, and what they cannot take is shown as waiting.
+        waiting = [opened.ask(delay_s=0) for _ in range(CAPACITY)]
+        opened.until(lambda: opened.queue() == (len(NODES), CAPACITY))
+        assert [(1, 1)] * 3 == [(node["busy"], node["seats"]) for node in opened.nodes().values()]
+        # Story 5: all busy and the queue full.
+        refused = opened.ask().result()
+        assert (429, "queue_full") == (refused.status_code, refused.json()["error"]["code"])
+        assert int(refused.headers["retry-after"]) >= 1
     # Story 4: who waited is served when a node is free, and told of the wait.
     for future in waiting:
         response = future.result()
@@ -144,14 +164,15 @@ def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House)
 
 
 def test_edge_a_node_that_stands_still_is_given_up_and_its_jobs_with_it(opened: House):
-    asked = [opened.ask(stream=stream, delay_s=0.3) for stream in (True, False, True)]
-    opened.until(lambda: opened.busy() == "abc")
-    opened.servers["b"].send_signal(signal.SIGSTOP)
+    with opened.held() as held:
+        asked = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
+        opened.until(lambda: opened.busy() == "abc")
+        opened.servers["b"].send_signal(signal.SIGSTOP)
     assert [text(WORDS)] * 3 == [content(future.result()) for future in asked]
     assert "down" == opened.nodes()["b"]["state"]
     opened.servers["b"].send_signal(signal.SIGCONT)
     opened.until(lambda: opened.nodes()["b"]["state"] == "up")
-    assert (0, 0) == opened.queue()
+    opened.until(lambda: opened.queue() == (0, 0))
 
 
 def test_edge_when_no_node_is_left_jobs_wait_for_one_to_come_back(opened: House):
@@ -167,29 +188,35 @@ def test_edge_when_no_node_is_left_jobs_wait_for_one_to_come_back(opened: House)
     opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
 
 
-def test_edges_of_the_queues_timeout(tmp_path: Path):
-    with house(tmp_path, timeout="1s") as opened:
-        # A node that is free in time serves who waits; the time ends with the grant, not with the answer.
-        opened.take_all(delay_s=0.6)
-        in_time = opened.ask(delay_s=1.2)
+def test_edge_the_queues_timeout_ends_with_the_grant_and_not_with_the_answer(tmp_path: Path):
+    timeout_s = 8  # a node is free long before
+    with house(tmp_path, timeout=f"{timeout_s}s") as opened:
+        with opened.held() as held:
+            opened.take_all(**held)
+            in_time = opened.ask(delay_s=timeout_s + 1)
+            opened.until(lambda: opened.queue() == (len(NODES), 1))
         assert text(WORDS) == content(in_time.result())
-        opened.until(lambda: opened.queue() == (0, 0))
-        # A stream's time ends with its first chunk: on a node that is slow, or before it has one.
+
+
+def test_edge_a_streams_time_in_the_queue_ends_with_its_first_chunk(tmp_path: Path):
+    with house(tmp_path, timeout="1s") as opened:
+        # On a node that is slow, or before it has one.
         for busy in (0, len(NODES)):
             late = opened.ask(stream=True, **LONG).result()
             assert (504, "queue_timeout") == (late.status_code, late.json()["error"]["code"])
-            assert (busy, 0) == opened.queue()
+            opened.until(lambda busy=busy: opened.queue() == (busy, 0))
             if not busy:
                 opened.take_all()
 
 
 def test_edge_the_jobs_of_a_node_that_dies_and_who_waits_for_it_go_to_the_others(opened: House):
-    streams = [opened.ask(stream=True, delay_s=0.3) for _ in NODES]
-    opened.until(lambda: opened.busy() == "abc")
-    waiting = [opened.ask(stream=stream, delay_s=0.02) for stream in (True, False)]
-    opened.until(lambda: opened.queue()[1] == CAPACITY)
-    opened.servers["a"].kill()
+    with opened.held() as held:
+        streams = [opened.ask(stream=True, **held) for _ in NODES]
+        opened.until(lambda: opened.busy() == "abc")
+        waiting = [opened.ask(stream=stream, delay_s=0.02) for stream in (True, False)]
+        opened.until(lambda: opened.queue()[1] == CAPACITY)
+        opened.servers["a"].kill()
     assert [text(WORDS)] * 5 == [content(future.result()) for future in (*streams, *waiting)]
     opened.until(lambda: opened.nodes()["a"]["state"] == "down")
     assert text(WORDS) == content(opened.ask().result())
-    assert (0, 0) == opened.queue()
+    opened.until(lambda: opened.queue() == (0, 0))

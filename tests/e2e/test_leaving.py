@@ -4,20 +4,24 @@ import json
 import random
 import socket
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
 
-from e2e.real_server import RealServer, real_server
+from e2e.real_server import RealServer, configured, real_server, until
+from e2e.slow_motion import slowed, stopped
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset instead of a FIN
 
 
-def request(*, stream: bool, max_tokens: int = 300, prompt: str = "Count from 1 to 90.") -> bytes:
+def request(*, stream: bool, max_tokens: int = 300, n: int = 1) -> bytes:
     body = json.dumps(
         {
             "model": "fairlead-demo",
-            "prompt": prompt,
+            "prompt": "Count from 1 to 90.",
+            "n": n,
             "stream": stream,
             "max_tokens": max_tokens,
             "ignore_eos": True,
@@ -78,20 +82,20 @@ async def test_two_thousand_clients_that_leave_at_random_moments_leave_nothing(s
     assert 200 == server.http.get("/health").status_code
 
 
-async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_answer():
-    with real_server("--slots", "1") as server:
-        holder = await trio.open_tcp_stream(*server.address)
-        await holder.send_all(request(stream=True, max_tokens=450))
-        await holder.receive_some(100)
-        waiters = [await trio.open_tcp_stream(*server.address) for _ in range(5)]
-        for waiter in waiters:
-            await waiter.send_all(request(stream=False, max_tokens=5))
-        with trio.fail_after(10):
-            while (await trio.to_thread.run_sync(server.queue))["waiting"] < 5:
-                await trio.sleep(0.005)
-        for waiter in waiters:
-            await waiter.aclose()
-        assert 0 == (await trio.to_thread.run_sync(server.queue))["waiting"]
+async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_answer(tmp_path: Path):
+    with real_server(*configured(tmp_path, {"slots": 1})) as server:
+        with stopped(server.child_pid()):  # there is no next answer yet
+            holder = await trio.open_tcp_stream(*server.address)
+            await holder.send_all(request(stream=True, max_tokens=450))
+            await reached(lambda: server.queue()["running"] == 1)
+            waiters = [await trio.open_tcp_stream(*server.address) for _ in range(5)]
+            for waiter in waiters:
+                await waiter.send_all(request(stream=False, max_tokens=5))
+            await reached(lambda: server.queue()["waiting"] == 5)
+            for waiter in waiters:
+                await waiter.aclose()
+            await reached(lambda: server.queue()["waiting"] == 0)
+            assert 1 == server.queue()["running"]
         await holder.aclose()
         assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
 
@@ -99,11 +103,14 @@ async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_an
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_leaves_while_running_frees_its_slot_and_blocks(server: RealServer, stream):
     assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
-    connection = await trio.open_tcp_stream(*server.address)
-    await connection.send_all(request(stream=stream, max_tokens=450))
-    with trio.fail_after(10):
-        while not (await trio.to_thread.run_sync(server.running))["sequences"]:
-            await trio.sleep(0.002)
-    await connection.aclose()
-    counts = await trio.to_thread.run_sync(server.wait_until_at_rest, 2.0)
+    with slowed(server.child_pid()):  # it would take minutes if nobody ended it
+        connection = await trio.open_tcp_stream(*server.address)
+        await connection.send_all(request(stream=stream, max_tokens=900, n=64))
+        await reached(lambda: server.running()["sequences"])
+        await connection.aclose()
+        counts = await trio.to_thread.run_sync(server.wait_until_at_rest)
     assert not any(counts.values())
+
+
+async def reached(holds: Callable[[], object]) -> None:
+    await trio.to_thread.run_sync(until, holds)

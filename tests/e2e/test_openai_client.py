@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
 
-from e2e.real_server import RealServer, real_server
+from e2e.real_server import RealServer, configured, real_server, until
+from e2e.slow_motion import stopped
 
 MODEL = "fairlead-demo"
 ASK = [{"role": "user", "content": "Count from 1 to 5."}]
@@ -149,25 +151,32 @@ def test_a_wrong_key_raises_authentication_error_and_the_right_one_does_not():
         assert 200 == server.http.get("/health").status_code
 
 
-def test_a_full_queue_raises_rate_limit_and_a_timeout_raises_status_504():
-    options = {"model": MODEL, "messages": ASK, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-    limits = ("--slots", "1", "--queue-capacity", "1", "--queue-timeout", "0.3")
-    with real_server(*limits) as server, open_client(server) as client:
+def test_a_full_queue_raises_rate_limit(tmp_path: Path):
+    arguments = configured(tmp_path, {"slots": 1}, queue={"capacity": 1, "timeout": "1h"})
+    with real_server(*arguments) as server, open_client(server) as client, ThreadPoolExecutor(2) as pool:
+        with stopped(server.child_pid()):
+            served = []
+            for counts in ((1, 0), (1, 1)):
+                served.append(pool.submit(client.chat.completions.create, model=MODEL, messages=ASK))
+                until(lambda counts=counts: (server.queue()["running"], server.queue()["waiting"]) == counts)
+            for _ in range(4):
+                with pytest.raises(openai.RateLimitError) as full:
+                    client.chat.completions.create(model=MODEL, messages=ASK)
+                assert "queue_full" == full.value.code
+                assert 1 <= int(full.value.response.headers["retry-after"]) <= 60
+        assert ["stop"] * 2 == [each.result().choices[0].finish_reason for each in served]
+        assert not any(server.wait_until_at_rest().values())
 
-        def ask(_number: int) -> object:
-            try:
-                return client.chat.completions.create(**options)
-            except openai.APIStatusError as error:
-                return error
 
-        with ThreadPoolExecutor(6) as pool:
-            results = list(pool.map(ask, range(6)))
-        full = [result for result in results if isinstance(result, openai.RateLimitError)]
-        late = [result for result in results if isinstance(result, openai.InternalServerError)]
-        served = [result for result in results if not isinstance(result, openai.APIStatusError)]
-        assert (1, 4, 1) == (len(served), len(full), len(late))
-        assert {"queue_full"} == {error.code for error in full}
-        assert all(1 <= int(error.response.headers["retry-after"]) <= 60 for error in full)
-        assert (504, "queue_timeout") == (late[0].status_code, late[0].code)
-        assert "false" == late[0].response.headers["x-should-retry"]
+def test_a_wait_that_takes_too_long_raises_status_504(tmp_path: Path):
+    arguments = configured(tmp_path, {"slots": 1}, queue={"timeout": "300ms"})
+    with real_server(*arguments) as server, open_client(server) as client, ThreadPoolExecutor(1) as pool:
+        with stopped(server.child_pid()):
+            served = pool.submit(client.chat.completions.create, model=MODEL, messages=ASK)
+            until(lambda: server.queue()["running"] == 1)
+            with pytest.raises(openai.InternalServerError) as late:
+                client.chat.completions.create(model=MODEL, messages=ASK)
+        assert (504, "queue_timeout") == (late.value.status_code, late.value.code)
+        assert "false" == late.value.response.headers["x-should-retry"]
+        assert "stop" == served.result().choices[0].finish_reason
         assert not any(server.wait_until_at_rest().values())

@@ -2,8 +2,7 @@
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import RealServer, real_server
+from e2e.real_server import PATIENCE_S, RealServer, real_server, until
 from e2e.slow_motion import slowed
 from fairlead.config import demonstration_model
 
 STREAMS = 50
-PATIENCE_S = 60.0
 STAYING, LEAVING, COMING = "sk-staying", "sk-leaving", "sk-coming"
 # Each is asked of both models: the same words come from both, for they have the same weights.
 BODIES = [
@@ -37,15 +35,19 @@ class File:
     def write(self, *, key: str, slots: str = "25", server: RealServer | None = None) -> None:
         """Write it anew; `slots` are those of the model that is to change."""
         folder = json.dumps(str(demonstration_model()))
-        self.path.write_text(
+        again = self.path.with_suffix(".again")
+        again.write_text(
             f"apiKeys: [{STAYING}, {key}]\n"
             "models:\n"
-            f"  steady: {{path: {folder}, slots: 25, preload: true}}\n"
+            f"  steady: {{path: {folder}, slots: 25, preload: true, watchdog: 1h}}\n"
             "  changing:\n"
             f"    path: {folder}\n"
             "    preload: true\n"
+            "    watchdog: 1h\n"
             f"    slots: {slots}\n"
+            "queue: {timeout: 1h}\n"
         )
+        again.replace(self.path)  # in one go, however slow we are: half a file is another configuration
         if server is not None and not self.is_watched:
             server.process.send_signal(signal.SIGHUP)
 
@@ -65,20 +67,15 @@ def server(file: File) -> Iterator[RealServer]:
         yield server
 
 
-def until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, is_so
-        time.sleep(0.01)
-
-
 def stream(server: RealServer, body: dict[str, Any], key: str, begun: list[str]) -> str:
     """Return the text of a whole answer. Its request is among the `begun` once it has said something."""
     options = {"json": body | {"stream": True}, "headers": {"Authorization": f"Bearer {key}"}}
     pieces: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", timeout=PATIENCE_S, **options) as response:
         assert 200 == response.status_code, response.read()
-        lines = [line for line in _noting(response.iter_lines(), begun) if line]
+        # Who waits long is told so in between, which is no event.
+        events = (line for line in response.iter_lines() if line.startswith("data:"))
+        lines = list(_noting(events, begun))
     assert "data: [DONE]" == lines[-1]
     for line in lines[:-1]:
         pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
@@ -93,7 +90,8 @@ def _noting(lines: Iterator[str], begun: list[str]) -> Iterator[str]:
 
 
 def is_let_in(server: RealServer, key: str) -> bool:
-    reply = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    headers = {"Authorization": f"Bearer {key}"}
+    reply = httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE_S)
     assert reply.status_code in (200, 401)
     return reply.status_code == 200
 
@@ -121,9 +119,15 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
             pool.map(lambda body: stream(server, body | {"model": "steady"}, STAYING, []), BODIES)
         )
         with ExitStack() as slow:
-            # Held up from the first words on, so that all of them run while the configuration changes.
+            # Held up until all are there, and from their first words on: so all of them run, and none is
+            # over, while the configuration changes.
             held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
+            for each in held:
+                each.set()
             answers = [pool.submit(stream, server, body, key, begun) for body, key in asked]
+            until(lambda: server.queue()["running"] == STREAMS)
+            for each in held:
+                each.clear()
             until(lambda: len(begun) == STREAMS)
             for each in held:
                 each.set()
@@ -132,7 +136,7 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
             file.write(key=COMING, slots="-3", server=server)
             until(lambda: reasons(server))
             (reason,) = reasons(server)
-            assert f"{file.path}:7: models.changing.slots: " in reason
+            assert f"{file.path}:8: models.changing.slots: " in reason
             assert (True, False) == (is_let_in(server, LEAVING), is_let_in(server, COMING))
 
             file.write(key=COMING, slots="7", server=server)

@@ -460,6 +460,6 @@ MUTANTS = [
 )
 def test_the_machine_finds_an_engine_that(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
-    hunt = settings(MACHINE_SETTINGS, max_examples=400, phases=[Phase.generate], report_multiple_bugs=False)
+    hunt = settings(MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):
         run_state_machine_as_test(EngineMachine, settings=hunt)

@@ -147,7 +147,7 @@ def test_the_machine_sees_notes_that_are_wrong(monkeypatch, mutate):
     mutate(monkeypatch)
     quickly = settings(
         deadline=None,
-        max_examples=300,
+        max_examples=3000,
         stateful_step_count=25,
         database=None,
         phases=[Phase.generate],

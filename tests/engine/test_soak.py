@@ -107,6 +107,7 @@ class Soak:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute's work, on half a core of a machine without wide registers
 def test_twenty_thousand_random_steps_change_no_answer():
     path = demonstration_model()
     loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)

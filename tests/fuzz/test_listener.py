@@ -29,8 +29,9 @@ from fairlead.nodes.deltas import Deltas
 from fuzz.mutations import conversation, pieces
 
 AT_ONCE = 32
+CANARY_S = 60.0  # generous: its turn comes within a second
 # Visitors are to meet these; the canary is not, however slow the machine.
-LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=2.0, drain_s=0.3)
+LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=2.0)
 
 
 def quart_app() -> QuartTrio:
@@ -145,7 +146,8 @@ async def visit(app, seed: int, count: int) -> None:
     expected = {"request failed"}, {"the client does not read"}
     unexpected = [e for e in logs if e["event"] not in expected[0] and e.get("reason") not in expected[1]]
     assert [] == unexpected
-    assert {"/fail", "/fail_later"} >= {e["path"] for e in logs if e["event"] == "request failed"}
+    # Some ask for //fail; it depends on when they leave whether they are heard.
+    assert {"fail", "fail_later"} >= {e["path"].strip("/") for e in logs if e["event"] == "request failed"}
 
 
 async def sing(server) -> None:
@@ -153,7 +155,7 @@ async def sing(server) -> None:
     old = await server.connect()
     while True:
         for client in (old, await server.connect()):
-            with trio.fail_after(10):
+            with trio.fail_after(CANARY_S):
                 assert b"hello" == (await client.ask(get())).body
             if client is not old:
                 client.socket.close()

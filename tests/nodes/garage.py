@@ -2,10 +2,13 @@
 
 import gc
 import itertools
+import os
+import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -56,23 +59,89 @@ def command(name: str, port: int, *options: str, **settings: object) -> CommandC
 
 
 def memory_bytes() -> int:
-    """What this process takes for itself: of what it shares, its part grows when another process ends."""
+    """What this process takes for itself: of what it shares, its part grows when another process ends.
+
+    What was written to a disk counts, too: it comes back when it is used.
+    """
     gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
-    (anonymous,) = [line for line in status if line.startswith("RssAnon:")]
-    return int(anonymous.split()[1]) * 1024
+    return sum(int(line.split()[1]) * 1024 for line in status if line.startswith(("RssAnon:", "VmSwap:")))
+
+
+class OpenFiles:
+    """What this process has open, to see later whether that has become more.
+
+    It is compared by what it is, a pipe, a socket or which file, so that a failure says what was left open.
+    What only waits to be collected is collected first: it would be at any time.
+    """
+
+    def __init__(self) -> None:
+        self._before = _open_files()
+
+    def more(self) -> Counter[str]:
+        """What is open now and was not then. What has gone since was an earlier test's."""
+        return _open_files() - self._before
+
+    async def are_no_more(self) -> None:
+        """Wait until there is nothing more: a thread may just read a file of /proc."""
+        with trio.move_on_after(60):
+            while self.more():  # noqa: ASYNC110  # it tells no event
+                await trio.sleep(0.01)
+        assert not (more := self.more()), f"open besides: {dict(more)}"
+
+
+def _open_files() -> Counter[str]:
+    gc.collect()
+    targets: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(FileNotFoundError):  # that of this very look
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # it need not be a path
+            targets[re.sub(r":\[\d+\]$", "", target)] += 1  # which pipe or socket it is does not matter
+    return targets
+
+
+def children() -> set[int]:
+    """The processes that are ours, the ended ones that nobody has waited for included."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):  # it has gone meanwhile
+            # By their parent: the lists of our threads change while they are read, when one of them ends.
+            if process.name.isdecimal() and _parent(process) == os.getpid():
+                found.add(int(process.name))
+    return found
+
+
+def _parent(process: Path) -> int:
+    return int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def free_port(count: int = 1) -> int:
-    """A port that nobody has, and so many behind it.
+    """A port that nobody has, and so many behind it. It is given once only, as there is time till it is used.
 
     Below those that the system gives to whoever connects: beside a storm of clients in another test, those
-    are gone again at once.
+    are gone again at once. Tests that run at the same time have ports of their own.
     """
     while True:
-        port = SystemRandom().randrange(10_000, 32_000)
+        if _ports.next + count > _ports.stop:
+            _ports.next = _ports.start
+        port, _ports.next = _ports.next, _ports.next + count
         if all(map(_is_free, range(port, port + count))):
             return port
+
+
+class _Ports:
+    """Those of this process, beginning anywhere: other programs may look for ports here, too."""
+
+    def __init__(self) -> None:
+        processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        share = (32_000 - 10_000) // processes
+        self.start = 10_000 + share * (number % processes)  # one that replaces another has a higher number
+        self.stop = self.start + share
+        self.next = SystemRandom().randrange(self.start, self.stop)
+
+
+_ports = _Ports()
 
 
 def _is_free(port: int) -> bool:
@@ -109,7 +178,7 @@ class Garage:
         assert pid is not None
         return pid
 
-    async def until(self, reached: Callable[[], bool], within_s: float = 30.0) -> None:
+    async def until(self, reached: Callable[[], bool], within_s: float = 60.0) -> None:
         """Wait until something has come about."""
         with trio.fail_after(within_s):
             while not reached():  # noqa: ASYNC110  # a process tells no event

@@ -156,7 +156,7 @@ def ready_node(server: StubServer, listener: Listening | None = None, **options:
 
 def quick_health(**options: Any) -> HealthConfig:
     """Probing as often as a test without a virtual clock can wait for."""
-    return HealthConfig(**{"interval_s": 0.05, "timeout_s": 1.0, **options})
+    return HealthConfig(**{"interval_s": 0.05, "timeout_s": 60.0, **options})
 
 
 async def generated(node: RemoteNode, job: Job) -> Collected:

@@ -14,7 +14,9 @@ its body named `stub`: {"words", "chunk_words", "delay_s", "how", "after"}. `how
     bad_chunk   a chunk size that is none         endless     never ends, as fast as it can
     slow_end    all at once, but the body's end comes 60 s later
 
-`after` 0 with a streaming `how` comes after the head. Standing settings are attributes of the server.
+`after` 0 with a streaming `how` comes after the head. With "waits", what is to come after `after` events, or
+as a whole, waits for a `release` of the server's `go`; with "held", as long as there is a file of that name.
+Standing settings are attributes of the server.
 
     python stub_server.py --port N [--healthy-after S] [--fairlead] [--exit-after S]
 """
@@ -27,6 +29,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -64,7 +67,7 @@ class StubServer:
     `behaviour` is what `stub` is where a request has none. `healthy` False: `/health` answers 503; `health`
     False: it answers 404; else 200, and `says` something. `seats` not None: it looks like Fairlead, with that
     many seats and `load` of them taken, true or not. `refuses`: every connection is closed as soon as it
-    comes.
+    comes. `go`: see "waits".
     """
 
     def __init__(self) -> None:
@@ -81,6 +84,7 @@ class StubServer:
         self.load = 0
         self.models = ["m"]
         self.port = 0
+        self.go = trio.Semaphore(0)
 
     @property
     def url(self) -> str:
@@ -132,7 +136,7 @@ class StubServer:
             return
         document = asked.document
         asked.stub = {**self.behaviour, **document.get("stub", {})}
-        await _Misbehaviour(stream, asked.stub).answer(asked.path, document)
+        await _Misbehaviour(stream, asked.stub, self.go).answer(asked.path, document)
 
     async def _about_itself(self, stream: trio.SocketStream, path: str) -> None:
         if self.stalls_probes:
@@ -151,8 +155,11 @@ class StubServer:
 class _Misbehaviour:
     """One answer, as its request wants it."""
 
-    def __init__(self, stream: trio.SocketStream, stub: dict[str, Any]) -> None:
+    def __init__(self, stream: trio.SocketStream, stub: dict[str, Any], go: trio.Semaphore) -> None:
         self.stream = stream
+        self.go = go
+        self.waits = stub.get("waits", False)
+        self.held = stub.get("held")
         self.how = stub.get("how", "well")
         self.after = stub.get("after", 0)
         self.words = stub.get("words", WORDS)
@@ -179,6 +186,7 @@ class _Misbehaviour:
             await self._whole(path, document)
 
     async def _whole(self, path: str, document: dict[str, Any]) -> None:
+        await self._turn()
         if self.delay_s:
             await trio.sleep(self.delay_s)
         body = json.dumps(whole_answer(path, document, self.words)).encode()
@@ -225,7 +233,14 @@ class _Misbehaviour:
         while self.how == "endless":
             await self.stream.send_all(self._framed(events[1]) * 1000)
 
+    async def _turn(self) -> None:
+        if self.waits:
+            await self.go.acquire()
+        while self.held and Path(self.held).exists():  # noqa: ASYNC110  # a file tells no event
+            await trio.sleep(0.01)
+
     async def _strike(self, event: bytes) -> None:
+        await self._turn()
         if self.how == "stall":
             await trio.sleep_forever()
         if self.how == "reset":
@@ -393,11 +408,11 @@ async def _main(options: argparse.Namespace) -> None:
     server = StubServer()
     server.healthy = options.healthy_after <= 0
     server.seats = 4 if options.fairlead else None
-    say(f"stub on port {options.port}, process {os.getpid()}")
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve, options.port)
+        port = await nursery.start(server.serve, options.port)
+        say(f"stub on port {port}, process {os.getpid()}")
         if not server.healthy:
             await trio.sleep(options.healthy_after)
             server.healthy = True

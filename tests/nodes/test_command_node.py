@@ -1,5 +1,7 @@
 """A server that a command starts: loaded, used, stopped, and gone without a trace."""
 
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ import trio
 from fairlead.config import CommandConfig, FiltersConfig
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.nodes.command_node import CommandNode
-from nodes.listening import Collected, Listening, generated, relayed_job
+from nodes.garage import OpenFiles, free_port
+from nodes.listening import Collected, Listening, generated, relayed_job, stub
 from nodes.stub_server import text
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
@@ -18,9 +21,7 @@ STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port
 
 def command(*options, **settings):
     """A stub as a command on a free port."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     given = {
         "cmd": (*STUB, str(port), *options),
         "proxy": f"http://127.0.0.1:{port}",
@@ -67,17 +68,19 @@ async def test_it_loads_serves_and_stops():
 
 
 async def test_it_is_ready_only_when_its_server_says_so():
-    node = CommandNode(command("--healthy-after", "0.3"), Listening())
-    async with trio.open_nursery() as nursery:
+    async with stub() as server, trio.open_nursery() as nursery:
+        server.healthy = False
+        node = CommandNode(command(cmd=("sleep", "1000"), proxy=server.url), Listening())
         nursery.start_soon(node.run)
-        with trio.fail_after(10):
-            while not node.status().output:  # noqa: ASYNC110
+        with trio.fail_after(60):
+            while len(server.requests) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         assert "loading" == node.status().state
         with pytest.raises(NodeFailed, match="is down"):
             async with node.generate(relayed_job(), Collected()):
                 pass
-        with trio.fail_after(10):
+        server.healthy = True
+        with trio.fail_after(60):
             while not node.is_ready:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
@@ -85,7 +88,7 @@ async def test_it_is_ready_only_when_its_server_says_so():
 
 async def _fails(node) -> FairleadError:
     """What the node's life ends with."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         try:
             await node.run()
         except FairleadError as error:
@@ -103,9 +106,17 @@ async def test_one_that_ends_while_loading_says_its_last_words():
     assert [] == listener.reports
 
 
-async def test_one_that_never_answers_has_so_much_time():
+async def test_one_that_never_answers_has_so_much_time(mock_clock):
     node = CommandNode(command("--healthy-after", "100", health_check_timeout_s=1.0), Listening())
-    error = await _fails(node)
+
+    async def let_time_pass_when_it_has_printed():
+        while not node.status().output:
+            await trio.lowlevel.checkpoint()
+        mock_clock.rate = 1.0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(let_time_pass_when_it_has_printed)
+        error = await _fails(node)
     assert isinstance(error, LoadFailed)
     assert error.message.startswith("m did not answer /health within 1 s\nstub on port")
     assert not Path(f"/proc/{node.pid}").exists()
@@ -139,9 +150,6 @@ async def test_one_that_dies_takes_its_jobs_along_and_tells_the_listener_first()
         await nursery.start(live)
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
-            import os
-            import signal
-
             os.kill(node.pid, signal.SIGKILL)
             await into.over.wait()
     assert isinstance(into.error, NodeFailed)
@@ -181,10 +189,6 @@ async def test_one_that_is_never_asked_is_ready_at_once():
     assert ["up", "down"] == [report[0] for report in listener.reports]
 
 
-def _open_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
     async def one_life(number):
         node = CommandNode(sleeping(), Listening())
@@ -197,7 +201,7 @@ async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
         return node.pid is not None
 
     await one_life(0)
-    before = _open_files()
+    files = OpenFiles()
     started = [await one_life(number) for number in range(200)]
     assert sum(started) > 60
-    assert before == _open_files()
+    await files.are_no_more()

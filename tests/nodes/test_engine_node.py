@@ -46,7 +46,7 @@ class Reports:
         self.news = trio.Event()
 
     async def until(self, *heard: str) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while tuple(self.heard) != heard:
                 await self.news.wait()
 
@@ -63,7 +63,7 @@ async def running(
     spec = WorkerSpec(path=f"fake:{options}", **limits)
     node = EngineNode(model, spec, reports, isolate_tenants=isolate_tenants, command=FAKE_CHILD)
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await nursery.start(node.run)
         yield node
         nursery.cancel_scope.cancel()
@@ -92,7 +92,7 @@ async def generating(node: EngineNode, asked: Job) -> AsyncIterator[Deltas]:
 
 async def whole(deltas: Deltas) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while taken := await deltas.take():
             for delta in taken:
                 tokens.setdefault(delta.index, []).extend(delta.token_ids)
@@ -148,16 +148,17 @@ async def test_the_child_ends_with_the_node(model: TextModel):
 
 
 async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: TextModel, monkeypatch):
-    told = []
+    told, left_s = [], []
     submit = Worker.submit
 
     def spy(worker, prompt, sampling, receiver, **options):
         told.append(options)
+        left_s.append(trio.current_effective_deadline() - trio.current_time())
         return submit(worker, prompt, sampling, receiver, **options)
 
     monkeypatch.setattr(Worker, "submit", spy)
     async with running(model, Reports()) as node:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with generating(node, job(1, n=2, priority=2)) as deltas:
                 await whole(deltas)
         async with generating(node, job(1)) as deltas:
@@ -165,7 +166,7 @@ async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: Text
     first, second, alone = told
     assert first == second
     assert (2, b"") == (first["priority"], first["salt"])
-    assert 29 < first["timeout_s"] <= 30
+    assert left_s[0] <= first["timeout_s"] <= 60
     assert (1, None) == (alone["priority"], alone["timeout_s"])
 
 
@@ -201,19 +202,20 @@ async def test_a_prompt_over_the_limit_is_refused_and_an_answer_is_cut_at_it(mod
 
 async def test_the_status_shows_what_the_engine_does(model: TextModel):
     async with running(model, Reports(), "delay_ms=2,slots=2") as node:
+        async with generating(node, job(100_000, n=3)):
+            with trio.fail_after(60):  # they come one by one, and are told with a step
+                while _sequences(node) != (3, 1, 0):  # noqa: ASYNC110
+                    await trio.sleep(0.002)
+            assert 0 < node.status().cache_usage < 1
+        await _until_idle(node)
+        before = node.statistics().engine
         async with generating(node, job(50, n=3)) as deltas:
-            await deltas.started()
-            with trio.fail_after(30):
-                while (status := node.status()).sequences < 3:  # they are told with the step they came in
-                    await trio.lowlevel.checkpoint()
-            assert (3, 1, 0) == (status.sequences, status.waiting, status.slots_free)
-            assert 0 < status.cache_usage < 1
             await whole(deltas)
         await _until_idle(node)
         status, counts = node.status(), node.statistics()
     assert (0, 0, 0.0, 0) == (status.sequences, status.waiting, status.cache_usage, status.preemptions)
-    assert counts.engine.steps >= 100
-    assert 150 == counts.engine.generated_tokens
+    assert counts.engine.steps - before.steps >= 100
+    assert 150 == counts.engine.generated_tokens - before.generated_tokens
     assert status.mean_step_ms >= 2
     assert "torch" == status.kernel
     assert 1 <= status.mean_step_tokens <= 20
@@ -252,16 +254,21 @@ def test_every_limit_of_the_configuration_reaches_the_models_process():
     assert expected == worker_spec(model)
 
 
+def _sequences(node: EngineNode) -> tuple[int, int, int]:
+    status = node.status()
+    return status.sequences, status.waiting, status.slots_free
+
+
 async def _take_all(deltas: Deltas) -> list:
     taken = []
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while more := await deltas.take():
             taken += more
     return taken
 
 
 async def _until_idle(node: EngineNode) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         for _ in itertools.count():
             status = node.status()
             if not status.sequences and status.blocks_free == status.blocks_total:

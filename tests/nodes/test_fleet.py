@@ -1,6 +1,7 @@
 """Models that come and go: real processes under a real desk. What happens to them by accident: see deaths."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import trio
 
 from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
 from fairlead.errors import Draining, InvalidRequest, LoadFailed, ModelLoading, ModelNotFound, NodeFailed
-from nodes.garage import command, engine, free_port, garage, memory_bytes, question, sleeper
+from nodes.garage import OpenFiles, command, engine, free_port, garage, memory_bytes, question, sleeper
 from nodes.listening import relayed_job
 from nodes.stub_server import text
 
@@ -117,20 +118,16 @@ async def test_loading_by_hand_does_not_stop_what_works():
 
 
 async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
-    async with garage(engine(behaviour="delay_ms=2")) as opened:
-        begun = trio.Event()
+    async with garage(engine()) as opened:
+        await opened.fleet.load("m")
+        pid = opened.pid()
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, question(tokens=100), begun)
-            await begun.wait()
-            pid = opened.pid()
-            unloading = trio.CancelScope()
-
-            async def unload() -> None:
-                with unloading:
-                    await opened.fleet.unload("m")
-
-            clients.start_soon(unload)
+            os.kill(pid, signal.SIGSTOP)  # or the job might be over before anybody has looked
+            clients.start_soon(opened.ask_and_keep_error, question(tokens=100))
+            await opened.until(lambda: opened.status().busy == 1)
+            clients.start_soon(opened.fleet.unload, "m")
             await opened.state("m", "draining")
+            os.kill(pid, signal.SIGCONT)
             await opened.fleet.unload("m")
         assert [] == opened.errors
         assert not Path(f"/proc/{pid}").exists()
@@ -152,7 +149,8 @@ async def test_unloading_by_force_fails_the_jobs_it_runs():
 
 
 async def test_a_model_that_is_unloaded_while_it_loads_is_stopped_and_loaded_again_for_who_waits():
-    async with garage(command("x", free_port(), "--healthy-after", "0.4")) as opened:
+    port = free_port()
+    async with garage(command("x", port, "--healthy-after", "1000")) as opened:
         async with trio.open_nursery() as unloading:
             unloading.start_soon(_unload_when_loading, opened)
             with pytest.raises(LoadFailed, match="unloaded before it was ready"):
@@ -160,13 +158,15 @@ async def test_a_model_that_is_unloaded_while_it_loads_is_stopped_and_loaded_aga
         assert "stopped" == opened.status("x").state
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
-            await _unload_when_loading(opened)
+            await _unload_when_loading(opened, next_life=command("x", port))
         assert ([], 1) == (opened.errors, opened.status("x").loads)
 
 
-async def _unload_when_loading(opened) -> None:
+async def _unload_when_loading(opened, next_life=None) -> None:
     await opened.state("x", "loading")
     await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+    if next_life is not None:
+        opened.fleet._residents["x"].config = next_life
     await opened.fleet.unload("x")
 
 
@@ -249,19 +249,16 @@ async def test_a_model_is_measured_as_soon_as_it_is_loaded():
 
 
 async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behind():
-    def files() -> int:
-        return len(os.listdir(f"/proc/{os.getpid()}/fd"))  # noqa: PTH208
-
     async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
         for model in "xyx":  # what is imported and made once is there after this
             await opened.fleet.load(model)
-        before, before_bytes, pids = files(), memory_bytes(), set()
+        files, before_bytes, pids = OpenFiles(), memory_bytes(), set()
         for _ in range(25):
             for model in "yx":
                 await opened.fleet.load(model)
                 pids.add(opened.pid(model))
         assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        assert before == files()
+        await files.are_no_more()
         assert memory_bytes() - before_bytes < 5 * 2**20
         assert 26 == opened.status("y").evictions
         assert 1 == len(opened.desk._scheduler._places)
@@ -279,7 +276,7 @@ async def test_another_configuration_leaves_what_did_not_change_alone():
         for model in "xyz":
             await opened.fleet.load(model)
         x, y = opened.pid("x"), opened.pid("y")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             changes = await opened.fleet.reload(
                 Config(
                     models=(sleeper("x"), sleeper("y", cmd=("sleep", "2000")), sleeper("new", aliases=("n",)))
@@ -302,19 +299,22 @@ async def test_another_configuration_leaves_what_did_not_change_alone():
 
 
 async def test_a_model_that_is_taken_away_finishes_its_jobs_and_who_waits_for_it_is_told():
-    async with garage(engine(behaviour="delay_ms=2,slots=1")) as opened:
-        begun = trio.Event()
+    async with garage(engine(behaviour="slots=1")) as opened:
+        await opened.fleet.load("m")
+        pid = opened.pid()
         async with trio.open_nursery() as clients:
             answers = []
 
             async def ask() -> None:
-                answers.append(await opened.ask(question(tokens=60), begun=begun))
+                answers.append(await opened.ask(question(tokens=60)))
 
+            os.kill(pid, signal.SIGSTOP)  # or the first might be answered before the second is there
             clients.start_soon(ask)
-            await begun.wait()
+            await opened.until(lambda: opened.status().busy == 1)
             clients.start_soon(opened.ask_and_keep_error, question())
             await opened.until(lambda: opened.desk.statistics().waiting == 1)
             await opened.fleet.reload(Config(models=()))
+            os.kill(pid, signal.SIGCONT)
         assert [True] == list(map(bool, answers))
         assert [ModelNotFound] == list(map(type, opened.errors))
         await opened.until(lambda: not opened.fleet.models())

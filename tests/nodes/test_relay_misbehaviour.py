@@ -1,5 +1,7 @@
 """A server that misbehaves costs its job, with an error that says what happened, and nothing else."""
 
+import socket
+
 import pytest
 import trio
 
@@ -7,7 +9,7 @@ from fairlead.errors import NodeFailed, NodeFull, NodeRefused
 from fairlead.nodes import relay
 from fairlead.nodes.upstream import UpstreamFailed
 from nodes.listening import Collected, generated, ready_node, relayed_job, stub
-from nodes.stub_server import text, word
+from nodes.stub_server import StubServer, text, word
 
 SICK = [
     ("gone", 0, "closed the connection unanswered"),
@@ -130,10 +132,11 @@ async def test_a_server_that_never_answers_is_not_waited_for(autojump_clock):
 
 
 async def test_a_server_that_is_not_there_is_named_with_the_reason():
-    async with stub() as server:
-        node = ready_node(server)
-        server.port = 0
-    got = await generated(node, relayed_job())
+    server = StubServer()
+    with socket.socket() as taken:  # so that nobody else comes to listen there
+        taken.bind(("127.0.0.1", 0))
+        server.port = taken.getsockname()[1]
+        got = await generated(ready_node(server), relayed_job())
     assert isinstance(got.error, UpstreamFailed)
     assert "stub cannot be reached: Connection refused" in got.error.message
 

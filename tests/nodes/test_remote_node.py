@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed
 from fairlead.nodes.process import CommandProcess
 from fairlead.nodes.remote_node import RemoteNode, remote_node
-from fairlead.nodes.upstream import Upstream
+from fairlead.nodes.upstream import Upstream, UpstreamTimeouts
 from nodes.listening import (
     Collected,
     Listening,
@@ -122,15 +123,16 @@ async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_that_answers_others_is_not_ill_when_it_has_no_time_for_a_probe():
+async def test_a_server_that_answers_others_is_not_ill_when_it_has_no_time_for_a_probe(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
     listener = Listening()
-    health = HealthConfig(interval_s=0.25, timeout_s=0.05, failures=1)
+    health = HealthConfig(interval_s=5.0, timeout_s=1.0, failures=1)
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"}, health=health)
         nursery.start_soon(node.run)
         await listener.until("up")
         into = Collected()
-        async with node.generate(relayed_job(stub={"delay_s": 0.02, "words": 40}), into):
+        async with node.generate(relayed_job(stub={"delay_s": 1.0, "words": 12}), into):
             await into.first.wait()
             server.stalls_probes = True
             await into.over.wait()
@@ -139,9 +141,10 @@ async def test_a_server_that_answers_others_is_not_ill_when_it_has_no_time_for_a
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_that_dies_fails_its_jobs_when_it_is_taken_out():
+async def test_a_server_that_dies_fails_its_jobs_when_it_is_taken_out(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
     listener = Listening()
-    health = HealthConfig(interval_s=0.05, timeout_s=0.02, failures=2)
+    health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"}, health=health)
         nursery.start_soon(node.run)
@@ -194,26 +197,36 @@ async def test_the_configuration_says_names_key_and_filters():
     assert "top_k" not in asked.document
 
 
-async def test_a_server_that_is_stopped_and_goes_on_leaves_and_comes_back():
+@contextmanager
+def held_port():
+    """A port on which the stub can listen, and nobody else comes to."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+async def test_a_server_that_is_stopped_and_goes_on_leaves_and_comes_back(mock_clock):
+    mock_clock.rate = 1.0  # time goes by, and faster while probes are not answered
     listener = Listening()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
     program = Path(__file__).with_name("stub_server.py")
-    upstream = Upstream(f"http://127.0.0.1:{port}", name="far")
-    health = HealthConfig(interval_s=0.05, timeout_s=0.3, failures=2)
-    node = RemoteNode("far", upstream, listener, names={"m": "m"}, health=health)
-    async with trio.open_nursery() as nursery:
-        process = CommandProcess("far", (sys.executable, str(program), "--port", str(port)))
-        await nursery.start(process.run)
-        nursery.start_soon(node.run)
-        with trio.fail_after(20):
+    health = HealthConfig(interval_s=0.05, timeout_s=60.0, failures=2)
+    with held_port() as port:
+        timeouts = UpstreamTimeouts(between_bytes_s=float("inf"))
+        upstream = Upstream(f"http://127.0.0.1:{port}", name="far", timeouts=timeouts)
+        node = RemoteNode("far", upstream, listener, names={"m": "m"}, health=health)
+        async with trio.open_nursery() as nursery:
+            process = CommandProcess("far", (sys.executable, str(program), "--port", str(port)))
+            await nursery.start(process.run)
+            nursery.start_soon(node.run)
             await listener.until("up")
             into = Collected()
             async with node.generate(relayed_job(stub={"delay_s": 0.05, "words": 1000}), into):
                 await into.first.wait()
                 os.kill(process.pid, signal.SIGSTOP)
-                await into.over.wait()
+                while not into.over.is_set():
+                    await trio.sleep(0.1)
+                    mock_clock.jump(health.timeout_s)
             assert isinstance(into.error, NodeFailed)
             assert ["up", "down"] == [report[0] for report in listener.reports]
             os.kill(process.pid, signal.SIGCONT)
@@ -222,4 +235,4 @@ async def test_a_server_that_is_stopped_and_goes_on_leaves_and_comes_back():
             assert text() == got.text()
             os.kill(process.pid, signal.SIGKILL)
             await listener.until("down", 2)
-        nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()

@@ -117,7 +117,7 @@ def test_threads_that_push_and_pop_lose_nothing(queue):
     for thread in (*pushers, *poppers):
         thread.start()
     for thread in (*pushers, *poppers):
-        thread.join(30)
+        thread.join(60)
     assert sorted(pushed) == sorted(popped)
 
 

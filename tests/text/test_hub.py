@@ -53,6 +53,7 @@ def find(name, hub, home, **environment):
     """In a process of its own: the library reads its environment once."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    own |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     own |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, name],

@@ -2,10 +2,11 @@
 
 The spec's `path` says how it (mis)behaves: `fake:delay_ms=5,die_after=3`. A step takes `delay_ms`; the one
 numbered `die_after` is its last, `stuck_in` takes for ever, `raise_in_step` raises, and so do the following
-ones, `raise_times` in all. `stuck_once=3` takes for ever in step 3 and leaves a mark, the file that is named
-behind `;`: when that is there, it does not. Loading: `fail_load`, `crash_load`, `die_in_load`, `slow_load`;
-`fail_again` fails when the mark is there. And: `slots`, `batched` tokens in a step; with `overlap` a launch
-returns before its step is done; with `embeds` it makes vectors of prompts: their sum and their length.
+ones, `raise_times` in all; with `rows=2`, a step of fewer sequences has no number. `stuck_once=3` takes for
+ever in step 3 and leaves a mark, the file that is named behind `;`: when that is there, it does not. Loading:
+`fail_load`, `crash_load`, `die_in_load`, `slow_load`; `fail_again` fails when the mark is there. And:
+`slots`, `batched` tokens in a step; with `overlap` a launch returns before its step is done; with `embeds` it
+makes vectors of prompts: their sum and their length.
 """
 
 import os
@@ -56,9 +57,11 @@ class FakeRunner:
 
     def launch(self, step, batch) -> "FakeStep":
         """Work out the answers at once, as a device would in order; whether they are late is `wait`'s."""
-        self._steps += 1
+        number = 0
+        if step.rows >= self._options.get("rows", 1):
+            self._steps = number = self._steps + 1
         first = self._options.get("raise_in_step", 0)
-        if first and first <= self._steps < first + self._options.get("raise_times", 1):
+        if first and first <= number < first + self._options.get("raise_times", 1):
             raise RuntimeError("the fake device is on fire")
         token_ids = array("i")
         vectors = {}
@@ -76,7 +79,7 @@ class FakeRunner:
                 vectors[len(token_ids)] = struct.pack("<2f", total, length)
                 token_ids.append(1 + (31 * total + length) % MODULUS)
         self._latest = token_ids
-        return FakeStep(self, self._steps, Picks(token_ids, vectors=vectors))
+        return FakeStep(self, number, Picks(token_ids, vectors=vectors))
 
     def _sum_before(self, state, slot: int, start: int) -> int:
         key, length, total = self._sums.get(slot, (0, 0, 0))

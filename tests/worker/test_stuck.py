@@ -1,27 +1,73 @@
-"""A child that makes no progress: real processes, stopped or in a step that takes for ever."""
+"""A child that makes no progress: real processes, stopped or in a step that takes for ever.
+
+The clock is virtual and moved by hand: a child that this machine delays is not to be taken for a stuck one.
+"""
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Sampling
+from fairlead.worker import client
+from fairlead.worker.watchdog import TICKS
 from worker import fake_child
-from worker.children import ENDLESS, Stream, dying, is_gone, running, scripted, submit, worker
+from worker.children import ENDLESS, Stream, dying, is_gone, running, scripted, submit, until, worker
 
-WATCHDOG_S = 0.5  # real time: these children are real
+WATCHDOG_S = 0.5
 
 
-async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(capfd):
+async def pass_time(clock: trio.testing.MockClock, ticks: int = 1) -> None:
+    """Let the watchdog look so many times."""
+    for _ in range(ticks):
+        clock.jump(WATCHDOG_S / TICKS)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def until_given_up(tested: client.Worker, clock: trio.testing.MockClock) -> None:
+    for _ in range(3 * TICKS):
+        await pass_time(clock)
+        if tested.stuck is not None:
+            return
+    raise AssertionError("it was not given up")
+
+
+async def until_ended(clock: trio.testing.MockClock) -> None:
+    """Let a child that was given up have had its time to say something, and to obey SIGTERM."""
+    for wait_s in (client.LAST_WORDS_S, client.END_WAIT_S):
+        clock.jump(wait_s)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def until_next_step(tested: client.Worker) -> None:
+    steps = tested.statistics.steps
+    while steps == tested.statistics.steps:
+        await trio.lowlevel.checkpoint()
+
+
+def stop(pid: int | None) -> None:
+    """Stop a child, and wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        os.sched_yield()
+
+
+async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(mock_clock, capfd):
     tested = worker("stuck_in=3", watchdog_s=WATCHDOG_S)
     async with dying(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(3)]
-        for stream in streams:
-            await stream.ended.wait()
+        await until(tested, steps=2)
+        await until_given_up(tested, mock_clock)
+        assert all(stream.ended.is_set() for stream in streams)
         with pytest.raises(NodeFailed):
             submit(tested, [9], ENDLESS)  # nobody is given a seat there any more
+        while not any("in finish" in line for line in tested._log):  # its last words: the stack of the step
+            await trio.lowlevel.checkpoint()
+        await until_ended(mock_clock)
     reason = "the model's process made no progress for 0.5 s"
     (error,) = errors
     assert (NodeFailed, reason) == (type(error), error.message)
@@ -31,61 +77,65 @@ async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(
     assert 2 == max(len(stream.token_ids) for stream in streams)
     assert reason == tested.stuck
     assert is_gone(tested.pid)
-    assert "in finish" in capfd.readouterr().err  # its last words: the stack of the step
+    assert "in finish" in capfd.readouterr().err
 
 
-async def test_the_first_step_has_twice_the_time():
+async def test_the_first_step_has_twice_the_time(mock_clock):
     tested = worker("stuck_in=1", watchdog_s=WATCHDOG_S)
     async with dying(tested):
         _, stream = submit(tested, [1], ENDLESS)
-        await stream.ended.wait()
+        await pass_time(mock_clock, TICKS + 1)
+        assert not stream.ended.is_set()
+        await until_given_up(tested, mock_clock)
+        assert stream.ended.is_set()
+        await until_ended(mock_clock)
     assert tested.stuck == "the model's process made no progress for 1 s"
 
 
-async def test_a_stopped_child_is_killed(monkeypatch):
-    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 0.1)  # it cannot act on SIGTERM
+async def test_a_stopped_child_is_killed(mock_clock):
     tested = worker(watchdog_s=WATCHDOG_S)
     async with dying(tested):
         _, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
-        os.kill(tested.pid, signal.SIGSTOP)
-        await stream.ended.wait()
+        stop(tested.pid)
+        await until_given_up(tested, mock_clock)
+        await until_ended(mock_clock)  # it cannot act on SIGTERM
     (end,) = stream.ends
     assert isinstance(end, NodeFailed)
     assert is_gone(tested.pid)
 
 
-async def test_a_submit_that_is_never_answered_is_noticed_too(monkeypatch):
-    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 0.1)
+async def test_a_submit_that_is_never_answered_is_noticed_too(mock_clock):
     tested = worker(watchdog_s=WATCHDOG_S)
     async with dying(tested):
         _, first = submit(tested, [1], Sampling(max_tokens=1))
         await first.ended.wait()
-        os.kill(tested.pid, signal.SIGSTOP)
+        stop(tested.pid)
         _, second = submit(tested, [1], Sampling(max_tokens=1))
-        await second.ended.wait()
+        await until_given_up(tested, mock_clock)
+        await until_ended(mock_clock)
     assert first.ends == ["length"]
     assert isinstance(second.ends[0], NodeFailed)
     assert is_gone(tested.pid)
 
 
-async def test_clients_that_give_up_do_not_hide_a_child_that_is_stuck():
+async def test_clients_that_give_up_do_not_hide_a_child_that_is_stuck(mock_clock):
     tested = worker("stuck_in=2", watchdog_s=WATCHDOG_S)
-    with trio.fail_after(60):
-        async with dying(tested) as errors:
+    async with dying(tested) as errors:
+        key, stream = submit(tested, [1], ENDLESS)
+        await stream.begun.wait()
+        for _ in range(3 * TICKS):
+            tested.abort(key)
             key, stream = submit(tested, [1], ENDLESS)
-            await stream.begun.wait()
-            while tested.stuck is None:
-                tested.abort(key)
-                try:
-                    key, stream = submit(tested, [1], ENDLESS)
-                except NodeFailed:
-                    break
-                await trio.sleep(0.05)  # real time: each stays for much less than the bound
+            await pass_time(mock_clock)  # each stays for much less than the bound
+            if tested.stuck is not None:
+                break
+        assert stream.ended.is_set()
+        await until_ended(mock_clock)
     assert "made no progress" in errors[0].message
 
 
-async def test_a_child_that_reads_nothing_at_all_is_stuck():
+async def test_a_child_that_reads_nothing_at_all_is_stuck(mock_clock):
     tested = scripted(
         """
         from fairlead.worker import wire
@@ -93,29 +143,35 @@ async def test_a_child_that_reads_nothing_at_all_is_stuck():
         connection.sendall(wire.encode_frame(wire.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)))
         time.sleep(600)
         """,
-        watchdog_s=0.2,
+        watchdog_s=WATCHDOG_S,
     )
     async with dying(tested) as errors:
         _, stream = submit(tested, [1] * 4000, ENDLESS)
-        await stream.ended.wait()
-    assert "made no progress for 0.4 s" in errors[0].message
+        await until_given_up(tested, mock_clock)
+        assert stream.ended.is_set()
+        await until_ended(mock_clock)
+    assert "made no progress for 1 s" in errors[0].message
     assert is_gone(tested.pid)
 
 
-async def test_slow_steps_are_progress():
-    tested = worker("delay_ms=100", watchdog_s=1.0)
+async def test_slow_steps_are_progress(mock_clock):
+    tested = worker("delay_ms=5", watchdog_s=WATCHDOG_S)
     async with running(tested):
-        _, stream = submit(tested, [1], Sampling(max_tokens=15))
-        await stream.ended.wait()
-    assert (["length"], None) == (stream.ends, tested.stuck)
+        submit(tested, [1], ENDLESS)
+        for _ in range(15):
+            await until_next_step(tested)
+            await pass_time(mock_clock, TICKS // 2)
+    assert tested.stuck is None
 
 
-async def test_a_long_prefill_in_chunks_is_progress_before_it_has_an_output():
-    tested = worker("delay_ms=30,batched=16", watchdog_s=1.0)
+async def test_a_long_prefill_in_chunks_is_progress_before_it_has_an_output(mock_clock):
+    tested = worker("delay_ms=5,batched=16", watchdog_s=WATCHDOG_S)
     prompt = [1 + number % 900 for number in range(16 * 60)]
     async with running(tested):
         _, stream = submit(tested, prompt, Sampling(max_tokens=1))
-        await stream.ended.wait()
+        while not stream.ended.is_set():
+            await until_next_step(tested)
+            await pass_time(mock_clock, TICKS // 2)
     assert (fake_child.answer(prompt, 1), None) == (stream.token_ids, tested.stuck)
 
 

@@ -35,6 +35,7 @@ ACCEPTS_A_TURN = 32
 BEGINNINGS_A_TURN = 4
 REFUSALS = 64  # clients over the limit that are being told so; the others are just closed on
 OUT_OF_FILES_S = 0.1
+PORTS_TRIED = 16  # what is free on one address of the host may be taken on the next
 
 # What the kernel may hold for a client that does not read; left to itself it takes megabytes. It also calls a
 # socket writable only when a third is free again, so this is what makes progress of a slow client visible.
@@ -59,23 +60,14 @@ def bind(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError, OverflowError) as error:
         raise ConfigError(f"host: cannot listen on {host!r}, port {port}: {error}") from error
-    sockets: list[socket.socket] = []
-    failure: OSError | None = None
-    for family, _, _, _, address in dict.fromkeys(found):
-        chosen = sockets[0].getsockname()[1] if sockets else port
+    tries = 1 if port else PORTS_TRIED
+    while True:
         try:
-            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+            return _listen_on_all(host, port, found)
         except OSError as error:
-            failure = OSError(error.errno, f"cannot listen on {host}, port {chosen}: {error.strerror}")
-            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # a machine without IPv6, say
-                break
-    else:
-        if sockets:
-            return sockets
-    for sock in sockets:
-        sock.close()
-    assert failure is not None
-    raise failure
+            tries -= 1
+            if not tries or error.errno != errno.EADDRINUSE:
+                raise
 
 
 async def serve_http(
@@ -207,6 +199,26 @@ class Listener:
             self._refusals -= 1
             trio.lowlevel.notify_closing(sock)
             sock.close()
+
+
+def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    failure: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        chosen = sockets[0].getsockname()[1] if sockets else port
+        try:
+            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+        except OSError as error:
+            failure = OSError(error.errno, f"cannot listen on {host}, port {chosen}: {error.strerror}")
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # a machine without IPv6, say
+                break
+    else:
+        if sockets:
+            return sockets
+    for sock in sockets:
+        sock.close()
+    assert failure is not None
+    raise failure
 
 
 def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:

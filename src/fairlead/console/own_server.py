@@ -37,16 +37,19 @@ def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
         env={**os.environ, "FAIRLEAD_API_KEY": key},
         start_new_session=True,  # Ctrl-C is for the answer, not for the server
     )
+    # A pipe that nobody reads would stop the child once it is full of log lines.
+    drain = threading.Thread(target=deque, args=(child.stdout, 0), name="drain", daemon=True)
     with child:
         try:
             assert child.stdout is not None
             with open_announcer(key_needed=True) as announcer:
                 url = _wait_until_ready(child.stdout, announcer)
-            # A pipe that nobody reads would stop the child once it is full of log lines.
-            threading.Thread(target=deque, args=(child.stdout, 0), name="drain", daemon=True).start()
+            drain.start()
             yield url, key
         finally:
             _stop(child)
+            if drain.ident is not None:
+                drain.join(STOP_S)  # before what it reads is closed
 
 
 def _wait_until_ready(lines: Iterable[str], announcer: Announcer) -> str:

@@ -6,6 +6,7 @@ one: every second, and up to four times as often while something changes.
 
 import json
 import math
+import os
 import select
 import sys
 from collections import deque
@@ -173,7 +174,7 @@ class _WantsToLeave:
 
     def __call__(self) -> bool:
         while self._reads and select.select([sys.stdin], [], [], 0)[0]:
-            typed = sys.stdin.read(1)
-            if typed in ("q", "Q", ""):
+            typed = os.read(sys.stdin.fileno(), 1024)  # all of it: `select` does not know what Python keeps
+            if not typed or b"q" in typed.lower():
                 return True
         return False

@@ -113,6 +113,7 @@ def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]
     """Draw the distributions of both latencies and the throughput over time."""
     import matplotlib as mpl
 
+    mpl.set_loglevel("error")  # that it looks through the fonts, where that takes long, is no news
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

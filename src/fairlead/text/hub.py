@@ -8,6 +8,7 @@ HF_HUB_OFFLINE. Only weights in safetensors, JSON and the tokenizer's files are 
 import fnmatch
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -117,6 +118,7 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
     """A progress bar's class that shows nothing and reports: the library has no other way to be asked."""
     tqdm: Any = import_module("tqdm.std").tqdm  # which comes with the library, and without types
     reached = 0.0
+    one_at_a_time = threading.Lock()  # or what is reported would fall back now and then
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -130,8 +132,9 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
             total = total_bytes or self.total
             if self._counts_bytes and total:
                 # Retries count twice, and a library that counts sent and written bytes has two bars.
-                reached = max(reached, min(1.0, self.n / total))
-                report(reached)
+                with one_at_a_time:
+                    reached = max(reached, min(1.0, self.n / total))
+                    report(reached)
             return shown
 
     return Bar

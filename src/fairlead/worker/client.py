@@ -34,6 +34,7 @@ from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
+KILLED_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
 LAST_WORDS_S = 0.3
 # Telling a step to 500 sequences takes several milliseconds; as often as this, everybody else gets a turn.
@@ -348,11 +349,11 @@ def _ending(process: trio.Process) -> str:
 
 
 async def _end(process: trio.Process) -> None:
-    """End the process if it has not, and reap it. Shielded; takes at most twice `END_WAIT_S`."""
+    """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`."""
     with trio.CancelScope(shield=True):
-        for end in (process.terminate, process.kill):
+        for end, wait_s in ((process.terminate, END_WAIT_S), (process.kill, KILLED_WAIT_S)):
             end()
-            with trio.move_on_after(END_WAIT_S):
+            with trio.move_on_after(wait_s):
                 await process.wait()
                 break
         for stream in (process.stdin, process.stdout):
