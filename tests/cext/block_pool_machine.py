@@ -15,9 +15,6 @@ from fairlead._cext.blockpool import OutOfBlocks
 MACHINE_SETTINGS = settings(
     max_examples=250,
     stateful_step_count=40,
-    deadline=None,  # a loaded machine is not a bug
-    derandomize=True,
-    database=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

@@ -11,9 +11,6 @@ from cext.fair_queue_oracle import FairQueueOracle
 MACHINE_SETTINGS = settings(
     max_examples=300,
     stateful_step_count=40,
-    deadline=None,  # a loaded machine is not a bug
-    derandomize=True,
-    database=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

@@ -9,9 +9,6 @@ from cext.slot_map_oracle import LAST_GENERATION, SlotMapOracle
 MACHINE_SETTINGS = settings(
     max_examples=200,
     stateful_step_count=40,
-    deadline=None,  # a loaded machine is not a bug
-    derandomize=True,
-    database=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

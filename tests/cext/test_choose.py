@@ -90,7 +90,7 @@ def kept(row, temperature, top_k, top_p, least):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.sampled_from(SIZES),
     seed=st.integers(0, 2**32),

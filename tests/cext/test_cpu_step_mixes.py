@@ -40,7 +40,7 @@ def run_mix(world, speakers, plan, oracle, tolerance):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(prompts=prompts, plan=steps, seed=st.integers(0, 1000), threads=st.integers(1, 3))
 def test_any_mix_of_decodes_and_chunks_says_what_the_network_says(kernel, prompts, plan, seed, threads):
     dtype, variant = kernel

@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cext.fair_queue_oracle import FairQueueOracle
@@ -103,7 +103,6 @@ def test_a_tenant_has_one_line_in_each_class(new_queue):
 
 
 @both
-@settings(deadline=None, derandomize=True, database=None)
 @given(arrival=st.text("ABCDE", min_size=1, max_size=60))
 def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
     queue = new_queue(capacity=len(arrival))
@@ -116,7 +115,6 @@ def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
 
 
 @both
-@settings(deadline=None, derandomize=True, database=None)
 @given(arrivals=st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 2)), max_size=30))
 def test_positions_foretell_the_order_of_leaving(new_queue, arrivals):
     queue = new_queue(capacity=30)

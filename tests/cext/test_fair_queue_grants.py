@@ -233,7 +233,7 @@ def test_a_batch_less_than_nothing_is_refused(new_queue, count, budget):
 
 
 @both
-@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+@settings(max_examples=30)
 @given(min_share=st.sampled_from([0.05, 0.1, 0.25, 0.33]), lengths=st.tuples(*[st.integers(1, 60)] * 3))
 def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, lengths):
     queue = new_queue(capacity=200, min_share=min_share)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cext.fair_queue_oracle import FairQueueOracle
@@ -236,7 +236,6 @@ def test_counters_of_backlogged_tenants_stay_together(estimate, seats):
         assert max(counters) - min(counters) <= largest_estimate + seats * largest_underestimate + 1e-6
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(
     arrivals=st.lists(
         st.tuples(st.sampled_from("ABCD"), st.integers(0, 2), st.sampled_from([0.0, 1.0, 3.0])), max_size=60

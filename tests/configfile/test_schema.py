@@ -128,7 +128,7 @@ _FILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_FILES)
 def test_what_the_reader_takes_the_schema_takes(tmp_path_factory, said):
     file = tmp_path_factory.mktemp("config") / "config.yaml"

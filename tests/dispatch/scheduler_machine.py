@@ -20,7 +20,7 @@ from fairlead.nodes.node import NodeLimits
 CAPACITY = 5
 LATE = 16  # jobs that have come before the server may be told to stop
 RELAY = Relay("/v1/completions", b"{}")
-SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=150, stateful_step_count=50)
 
 
 class OneAtATime:

@@ -131,7 +131,7 @@ def test_a_wish_has_its_models_priority():
     assert [("z", frozenset("x"))] == effects.swaps
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(
     arrivals=st.permutations("wyz"),
     starving=st.lists(st.sampled_from("wyz"), unique=True),

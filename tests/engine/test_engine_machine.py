@@ -316,9 +316,6 @@ MACHINE_SETTINGS = settings(
     report_multiple_bugs=False,
     max_examples=150,
     stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
 )
 
 

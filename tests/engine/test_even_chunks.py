@@ -4,7 +4,7 @@ import struct
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.engine.engine import Engine
@@ -87,7 +87,6 @@ def prompt_of(length, key):
     return [(7 * key + place) % 50 for place in range(length)]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     slots=st.integers(1, 5),
@@ -104,7 +103,6 @@ def test_where_a_text_is_cut_does_not_depend_on_who_shares_its_steps(lengths, sl
         assert alone.cuts[0] == runner.cuts[key]
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=2, max_size=10),
     blocks=st.integers(11, 20),

@@ -132,7 +132,7 @@ class RememberedSequences(RuleBasedStateMachine):
 
 
 TestRememberedSequences = RememberedSequences.TestCase
-TestRememberedSequences.settings = settings(deadline=None, max_examples=150, stateful_step_count=25)
+TestRememberedSequences.settings = settings(max_examples=150, stateful_step_count=25)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,8 @@ TestRememberedSequences.settings = settings(deadline=None, max_examples=150, sta
 def test_the_machine_sees_notes_that_are_wrong(monkeypatch, mutate):
     mutate(monkeypatch)
     quickly = settings(
-        deadline=None,
         max_examples=3000,
         stateful_step_count=25,
-        database=None,
         phases=[Phase.generate],
         report_multiple_bugs=False,
     )

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead._cext.inputbatch import InputBatch
@@ -181,7 +181,6 @@ MANY = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(parameters=st.lists(MANY, min_size=2, max_size=32), seed=st.integers(0, 2**64 - 1))
 def test_a_row_is_chosen_the_same_alone_and_in_a_batch(parameters, seed):
     generator = torch.Generator().manual_seed(seed % 2**63)
@@ -372,7 +371,6 @@ PENALTIES = {
 }
 
 
-@settings(deadline=None)
 @given(
     output=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
     late=st.lists(st.booleans(), min_size=3, max_size=3),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import LoadFailed
@@ -88,7 +88,6 @@ def test_what_would_give_other_vectors_is_refused_with_the_file(modules, config,
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(
     lengths=lengths,
     budget=st.integers(1, 12),

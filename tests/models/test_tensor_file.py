@@ -142,7 +142,6 @@ def test_a_link_to_a_file_elsewhere_is_a_file(tmp_path):
 
 
 @settings(
-    deadline=None,
     max_examples=300,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

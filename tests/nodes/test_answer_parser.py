@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.nodes.answer_parser import HEAD_BYTES, AnswerParser, BadAnswer
@@ -70,7 +70,6 @@ def answers(draw):
 
 
 @given(answer=answers(), places=st.lists(st.integers(0, 400), max_size=8))
-@settings(deadline=None)
 def test_h11_reads_the_same_however_it_is_cut(answer, places):
     pieces = cut(answer, places)
     parser, body = parsed(pieces)
@@ -81,7 +80,6 @@ def test_h11_reads_the_same_however_it_is_cut(answer, places):
 
 
 @given(answer=answers(), data=st.data())
-@settings(deadline=None)
 def test_an_answer_that_is_cut_off_is_not_whole(answer, data):
     end = data.draw(st.integers(0, len(answer) - 1))
     parser, body = parsed([answer[:end]])
@@ -94,7 +92,6 @@ def test_an_answer_that_is_cut_off_is_not_whole(answer, data):
 
 
 @given(noise=st.binary(max_size=200), head=st.sampled_from([b"", OK, CHUNKED, CHUNKED + b"5\r\n"]))
-@settings(deadline=None)
 def test_noise_is_refused_or_waited_on_but_never_breaks_it(noise, head):
     parser = AnswerParser()
     try:

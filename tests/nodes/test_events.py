@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.nodes.event_splitter import EventSplitter, split_events
@@ -36,7 +36,6 @@ def said(document, line="data: "):
     rest=st.sampled_from(["", "data: half"]),
     places=st.lists(st.integers(0, 200), max_size=8),
 )
-@settings(deadline=None)
 def test_events_are_whole_however_they_come(events, rest, places):
     whole = [(line + end).encode() for line, end in events]
     stream = b"".join(whole) + rest.encode()

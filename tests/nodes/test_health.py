@@ -49,7 +49,7 @@ def told(breaker, story):
 
 
 @given(story=stories, limit=st.integers(1, 4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_the_breaker_does_what_its_rules_say(story, limit):
     breaker = Breaker(limit)
     changes = told(breaker, story)
@@ -117,9 +117,6 @@ def test_a_breaker_that_breaks_a_rule_is_caught(mutant):
     @given(story=stories)
     @settings(
         max_examples=2000,
-        deadline=None,
-        database=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
     def check(story):

@@ -75,7 +75,7 @@ def repeated(first, second):
     sizes=st.lists(st.integers(1, 4), max_size=8),
     end=st.integers(0, 12),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
     first = event_deltas(stream_events(path, {}, 8, chunk_words))[:-1]
     # The nodes hold the beginning back until something is said, so at least that much was sent.
@@ -92,7 +92,7 @@ def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, ot
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_an_engines_answer_is_continued_by_its_tokens(data):
     token_ids = data.draw(st.lists(st.integers(0, 9), max_size=12))
     # A token is a letter; text may lag behind its tokens, and comes at the end at the latest.
@@ -119,7 +119,6 @@ def test_an_engines_answer_is_continued_by_its_tokens(data):
 
 
 @given(sent=words, other=words)
-@settings(deadline=None)
 def test_what_differs_is_never_passed_on(sent, other):
     first = [Delta(0, word, [len(word)]) for word in sent]
     second = [*(Delta(0, word, [len(word)]) for word in other), Delta(0, finish_reason="stop")]

@@ -18,7 +18,7 @@ from fairlead.config.selectors import SelectorSettings
 from fairlead.swap.llama_swap import policy_for
 from fairlead.swap.selectors import Selection, Target, faults_of_spilling
 
-SETTINGS = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=100, stateful_step_count=40)
 HUNT = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
 
 

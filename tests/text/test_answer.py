@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from fairlead.job import Delta, TokenLogprob
 from fairlead.text.answer import ChoiceText
 from fairlead.worker.wire import Output
-from text.unhurried import unhurried
 from text.vocabularies import loaded
 
 TOKENIZER = loaded("byte_level")
@@ -92,7 +91,6 @@ def test_a_context_keeps_the_first_blank():
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "word_piece"])
-@unhurried
 @given(data=st.data())
 def test_an_answer_is_the_text_before_the_first_stop_string_however_it_comes(name, data):
     tokenizer = loaded(name)

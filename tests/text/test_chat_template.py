@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text import chat_template
 from fairlead.text.chat_template import ChatTemplate
-from text.unhurried import unhurried
 from text.vocabularies import library
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -111,7 +110,6 @@ turns = st.lists(st.text(max_size=20), min_size=1, max_size=5).map(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@unhurried
 @given(messages=turns, generation=st.booleans())
 def test_a_chat_reads_as_transformers_writes_it(name, messages, generation):
     expected = by_transformers(TEMPLATES[name], messages, add_generation_prompt=generation)

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.text.detokenizer import Detokenizer
-from text.unhurried import unhurried
 from text.vocabularies import EXACT, MAKES, library, loaded
 
 TEXTS = [
@@ -53,7 +52,6 @@ def id_lists(draw, name):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("skip", [True, False])
-@unhurried
 @given(data=st.data())
 def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
     ids = data.draw(id_lists(name))
@@ -64,7 +62,6 @@ def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@unhurried
 @given(data=st.data())
 def test_what_is_told_is_never_taken_back(name, data):
     ids, later = data.draw(id_lists(name)), data.draw(id_lists(name))
@@ -114,7 +111,6 @@ def test_only_the_beginning_of_a_text_loses_its_blank(name):
     assert [" the", " the", ""] == told(Detokenizer(tokenizer, context=[the]), [[the], [the]])
 
 
-@unhurried
 @given(context=id_lists("llama"))
 def test_a_context_never_shows(context):
     tokenizer = loaded("llama")

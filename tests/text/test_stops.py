@@ -6,7 +6,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlead.text.stops import StopStrings
-from text.unhurried import unhurried
 
 texts = st.text("ab\n😀", max_size=30)
 stop_lists = st.lists(st.text("ab\n😀", max_size=5), max_size=4)
@@ -35,7 +34,6 @@ def pushed(text, stops, cuts):
     return [*pieces, strings.flush()], None
 
 
-@unhurried
 @given(texts, stop_lists, st.lists(st.integers(0, 30)))
 @example("aab", ["ab"], [1, 2])
 @example("abab\n", ["abab\nb", "b\n"], [1, 2, 3, 4])
@@ -44,7 +42,6 @@ def test_an_answer_ends_where_looking_after_every_character_ends_it(text, stops,
     assert naive(text, stops) == ("".join(pieces), hit)
 
 
-@unhurried
 @given(texts, stop_lists)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
     strings = StopStrings(stops)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text.tokenizer import Tokenizer
-from text.unhurried import unhurried
 from text.vocabularies import MAKES, library, loaded
 
 
@@ -18,7 +17,6 @@ def save(directory, name="llama"):
 
 
 @pytest.mark.parametrize("name", MAKES)
-@unhurried
 @given(text=st.text(max_size=40))
 def test_ids_and_text_are_the_librarys(name, text):
     tokenizer, model = loaded(name), library(name)
@@ -27,7 +25,6 @@ def test_ids_and_text_are_the_librarys(name, text):
     assert model.decode(ids) == tokenizer.decode(ids)
 
 
-@unhurried
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_byte_level_text_comes_back_as_it_was(text):
     tokenizer = loaded("byte_level")
@@ -37,7 +34,6 @@ def test_byte_level_text_comes_back_as_it_was(text):
 
 
 @pytest.mark.parametrize("name", MAKES)
-@unhurried
 @given(ids=st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 400), max_size=20))
 def test_unknown_ids_are_no_text(name, ids):
     tokenizer = loaded(name)
@@ -116,7 +112,6 @@ def test_the_vocabulary_ends_after_its_highest_id():
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "unigram"])
-@unhurried
 @given(text=st.text(max_size=60) | st.sampled_from(["▁▁", "  ", "lo"]).map(lambda text: text * 20))
 def test_text_that_fits_may_fit(name, text):
     tokenizer = loaded(name)

@@ -104,7 +104,7 @@ async def test_time_in_which_we_were_stopped_ourselves_does_not_count(autojump_c
     assert watched.fired_at is not None
 
 
-@budget(max_examples=50, deadline=None)
+@budget(max_examples=50)
 @given(
     events=st.lists(
         st.tuples(st.sampled_from(["asked", "answered", "last"]), st.floats(0, 3 * BOUND_S)), max_size=8
