@@ -1,6 +1,7 @@
 """Our logits and texts against transformers', on the same random weights, in float32 on the CPU."""
 
 import functools
+import statistics
 
 import pytest
 import torch
@@ -161,8 +162,9 @@ def test_logprobs_are_those_of_transformers(pair):
     text = driver.add(prompt, Sampling(max_tokens=12, temperature=0.7, logprobs=5), seed=3)
     driver.run()
     logits = reference_logits(reference, prompt + text.output)[len(prompt) - 1 : -1]
-    # Of large logits float32 keeps less: Gemma's, with its norms turned up, transformers has within 2e-4.
-    near = functools.partial(pytest.approx, abs=max(1e-4, 2e-5 * float(logits.abs().max())))
+    # Gemma's norms, here turned up, magnify whatever is rounded: transformers itself is 2e-4 from float64.
+    is_gemma = reference.config.model_type == "gemma3_text"
+    near = functools.partial(pytest.approx, abs=1.5e-4 if is_gemma else 1e-4)
     for pick, expected in zip(text.picks, logits.double().log_softmax(-1), strict=True):
         chosen = pick.logprob
         assert pick.token_id == chosen.token_id
@@ -255,7 +257,8 @@ def rounding(name, dtype, directory, monkeypatch, seed):
 @pytest.mark.parametrize("name", ["gemma3, two windowed layers around a full one", "qwen3-moe", "mixtral"])
 def test_what_magnifies_rounding_rounds_no_worse_than_transformers_does(name, dtype, tmp_path, monkeypatch):
     # Gemma's norms, here turned up, magnify whatever is rounded before them. A router may choose others, ours
-    # as theirs, and on each kind of processor elsewhere: of three mixtures the best is looked at.
+    # as theirs, and on each kind of processor elsewhere: of three mixtures the middle one is looked at.
     seeds = (0,) if name.startswith("gemma3") else (0, 1, 2)
     found = [rounding(name, dtype, tmp_path / f"{seed}", monkeypatch, seed) for seed in seeds]
-    assert 0 < min(found) <= 1.5
+    assert min(found) > 0
+    assert statistics.median(map(float, found)) <= 1.5

@@ -4,7 +4,7 @@ What is measured: the logits of the positions of a text, ours in bfloat16 agains
 float32, *on the same weights*: those of a checkpoint in bfloat16, so that what the checkpoint's own
 rounding has cost is not counted. The relative error of a position is |ours − theirs| / |theirs| in the
 Euclidean norm over the vocabulary; of a text, the same over all its logits. A single logit's error over
-the largest logit says the same of dense models, and the worst of thousands may be half as much again.
+the largest logit says the same of dense models, and is held to the same bound.
 
 The bound is 2e-2 where a network magnifies rounding as trained ones do. Rounding to 8 bits costs 4e-3
 once, and what comes of it grows with every layer's gain, which is why the weights are drawn from a
@@ -16,10 +16,11 @@ transformers is in bfloat16, or by a quarter.
 A mixture's router chooses by comparing; where two experts are nearly equal, rounding decides, for
 transformers as for us, and on each kind of processor otherwise. An expert exchanged for another is no
 rounding error of the logits, and is felt by the positions after it. So where experts are chosen the bounds
-are for the median position of the best of three models, and in full where every expert is heard.
+are for the median position of two models in three, and in full where every expert is heard.
 """
 
 import copy
+import statistics
 
 import pytest
 import torch
@@ -69,12 +70,12 @@ def measured(config, directory, monkeypatch, *, seed=0):
 def test_logits_agree_to_two_hundredths_and_as_well_as_transformers_does(name, tmp_path, monkeypatch):
     for exact, theirs, ours in measured(CONFIGS[name], tmp_path, monkeypatch):
         assert 0 < (ours - exact).norm() / exact.norm() <= BOUND
-        assert (ours - exact).abs().max() / exact.abs().max() <= 1.5 * BOUND
+        assert (ours - exact).abs().max() / exact.abs().max() <= BOUND
         assert (ours - exact).norm() <= 1.25 * (theirs - exact).norm()
 
 
 @pytest.mark.parametrize("name", sorted(CHOOSES_EXPERTS))
-def test_where_experts_are_chosen_so_does_the_median_position_of_one_model_in_three(
+def test_where_experts_are_chosen_so_does_the_median_position_of_two_models_in_three(
     name, tmp_path, monkeypatch
 ):
     errors, shares = [], []
@@ -83,5 +84,6 @@ def test_where_experts_are_chosen_so_does_the_median_position_of_one_model_in_th
         by_position = [(one - exact).norm(dim=-1) / exact.norm(dim=-1) for one in (ours, theirs)]
         errors.append(by_position[0].median())
         shares.append(by_position[0].median() / by_position[1].median())
-    assert 0 < min(errors) <= BOUND
-    assert min(shares) <= 1.25
+    assert min(errors) > 0
+    assert statistics.median(map(float, errors)) <= BOUND
+    assert statistics.median(map(float, shares)) <= 1.25
