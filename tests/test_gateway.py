@@ -76,7 +76,7 @@ async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nurse
 
 
 async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock, nursery):
-    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10))
+    gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10), estimate="mean")
     answered: list[str] = []
     await ask(gateway, job(), answered)
     async with trio.open_nursery() as clients:

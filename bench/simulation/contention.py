@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -123,7 +124,9 @@ def overload(
     wanted = answers = timeouts = refusals = 0
 
     def estimated_s(ahead: int) -> int:
-        return estimate.wait_s(ahead=ahead, seats=desk.seats, oldest_running_s=0.0)
+        now_s = clock.now_s
+        running_s = [now_s - (request.granted_s or now_s) for request in islice(desk.running, ahead + 1)]
+        return estimate.wait_s(ahead=ahead, seats=desk.seats, running_s=running_s)
 
     def submit(request: Request, attempt: int) -> None:
         attempts[request] = attempt

@@ -75,10 +75,11 @@ class _Oracle:
             return
         ahead = [self._size(other) for other in desk.ahead_of(request)]
         running = [self._running(other) for other in desk.running]
+        running_s = sorted((job.running_s for job in running), reverse=True)
         self._told[request] = _Told(
             number=len(desk.requests),
-            by_arrival=self._mean.wait_s(ahead=waiting, seats=SEATS, oldest_running_s=0.0),
-            by_fair_position=self._mean.wait_s(ahead=len(ahead), seats=SEATS, oldest_running_s=0.0),
+            by_arrival=self._mean.wait_s(ahead=waiting, seats=SEATS, running_s=running_s),
+            by_fair_position=self._mean.wait_s(ahead=len(ahead), seats=SEATS, running_s=running_s),
             forecast=self._quantile.forecast(ahead=ahead, running=running, seats=SEATS),
         )
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 class FairleadError(Exception):
     """Something a client is told about.
 
-    Hints: `status` (HTTP), `code` (machine-readable, spec 7), `param` (the field at fault),
-    `retry_after_s` (whole seconds, 1...60), `estimated_wait_s`, `should_retry` (None: the client's own rule).
+    Hints: `status` (HTTP), `code` (machine-readable), `param` (the field at fault), `retry_after_s` (whole
+    seconds, 1...60), `estimated_wait_s` and `queue_position` (what the request would be told if it came again
+    now), `should_retry` (None: the client's own rule).
     """
 
     status: int = 500
@@ -25,12 +26,14 @@ class FairleadError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
         estimated_wait_s: int | None = None,
+        queue_position: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
         self.estimated_wait_s = estimated_wait_s
+        self.queue_position = queue_position
 
 
 # What the client sent ------------------------------------------------------------------------------

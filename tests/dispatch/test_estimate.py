@@ -13,13 +13,13 @@ def test_three_waiting_jobs_of_ten_seconds_and_one_seat_make_thirty():
     estimate = MeanEstimate()
     for _ in range(5):
         estimate.finished(10.0)
-    assert 30 == estimate.wait_s(ahead=3, seats=1, oldest_running_s=0.0)
+    assert 30 == estimate.wait_s(ahead=3, seats=1, running_s=[0.0])
 
 
 def test_two_seats_halve_it():
     estimate = MeanEstimate()
     estimate.finished(10.0)
-    assert 15 == estimate.wait_s(ahead=3, seats=2, oldest_running_s=0.0)
+    assert 15 == estimate.wait_s(ahead=3, seats=2, running_s=[0.0])
 
 
 def test_only_the_last_hundred_jobs_count():
@@ -31,12 +31,12 @@ def test_only_the_last_hundred_jobs_count():
 
 
 def test_before_any_job_has_finished_the_oldest_running_one_stands_in():
-    assert 12 == MeanEstimate().wait_s(ahead=3, seats=1, oldest_running_s=4.0)
+    assert 12 == MeanEstimate().wait_s(ahead=3, seats=1, running_s=[4.0])
 
 
 @pytest.mark.parametrize("seats", [0, 1])
 def test_with_nothing_known_it_is_zero(seats):
-    assert 0 == MeanEstimate().wait_s(ahead=3, seats=seats, oldest_running_s=0.0)
+    assert 0 == MeanEstimate().wait_s(ahead=3, seats=seats, running_s=[0.0])
 
 
 @given(estimated=st.integers(0, 10_000), seed=st.integers())
@@ -50,3 +50,45 @@ def test_retry_after_spreads_over_the_upper_half_of_the_estimate():
     random = Random(1)
     seconds = [retry_after_s(40, random) for _ in range(1000)]
     assert (21, 40) == (min(seconds), max(seconds))
+
+
+def test_first_in_line_is_told_what_remains_of_the_running_job():
+    estimate = MeanEstimate()
+    estimate.finished(10.0)
+    assert estimate.wait_s(ahead=0, seats=1, running_s=[3.0]) == 7
+
+
+def test_each_job_in_line_waits_for_a_seat_of_its_own():
+    estimate = MeanEstimate()
+    estimate.finished(10.0)
+    waits = [estimate.wait_s(ahead=ahead, seats=3, running_s=[9.0, 5.0, 1.0]) for ahead in range(4)]
+    assert waits == [1, 5, 9, 10]
+
+
+def test_job_that_ran_longer_than_the_mean_is_judged_by_those_that_ran_longer_still():
+    estimate = MeanEstimate()
+    for service_s in (2.0, 2.0, 20.0):
+        estimate.finished(service_s)
+    assert estimate.wait_s(ahead=0, seats=1, running_s=[10.0]) == 10
+
+
+def test_free_seat_means_no_rest_to_wait_for():
+    estimate = MeanEstimate()
+    estimate.finished(10.0)
+    assert estimate.wait_s(ahead=0, seats=2, running_s=[1.0]) == 0
+
+
+@given(
+    services_s=st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=20),
+    running_s=st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=8),
+    ahead=st.integers(0, 20),
+)
+def test_estimate_is_never_below_the_rest_of_the_running_job(services_s, running_s, ahead):
+    estimate = MeanEstimate()
+    for service_s in services_s:
+        estimate.finished(service_s)
+    running_s.sort(reverse=True)
+    age_s = running_s[min(ahead, len(running_s) - 1)]
+    longer = [service_s for service_s in services_s if service_s > age_s]
+    rest_s = sum(longer) / len(longer) - age_s if longer else 0.0
+    assert estimate.wait_s(ahead=ahead, seats=len(running_s), running_s=running_s) >= rest_s - 1e-6

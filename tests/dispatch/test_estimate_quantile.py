@@ -124,3 +124,12 @@ def test_it_is_never_negative_and_never_less_further_back(finished, factors, run
         assert 0.0 <= nearer.wait_s <= further.wait_s
         assert nearer.p90_s <= further.p90_s
     assert all(each.wait_s <= each.p90_s for each in told)
+
+
+def test_corrections_never_promise_a_seat_before_a_running_job_gives_it_back():
+    estimate = QuantileEstimate()
+    estimate.finished(JobSize(0, 100), 10.0)
+    for _ in range(100):  # past waits were far shorter than foretold
+        estimate.granted(Forecast(1, 100.0, 100.0, 100.0, 1), 1.0)
+    running = [RunningJob(JobSize(0, 100), running_s=3.0, tokens_so_far=30)]
+    assert estimate.forecast(ahead=[], running=running, seats=1).wait_s == pytest.approx(7.0)

@@ -21,7 +21,7 @@ def outlook() -> tuple[Outlook, Scheduler]:
     """Over one seat."""
     its, _ = scheduler()
     its.node_up(FakeNode(), limits(1))
-    return Outlook(its, QueueConfig(), Random(0)), its
+    return Outlook(its, QueueConfig(estimate="mean"), Random(0)), its
 
 
 def come(subject: Outlook, to: Scheduler, asked: Job) -> Waiter:
@@ -51,7 +51,7 @@ async def test_who_waits_is_told_what_those_before_took_that_had_a_seat(autojump
     told = [subject.on_arrival(first.ticket), subject.now(second.ticket), subject.for_newcomer("m", "A", 1)]
     assert [1, 2, 3] == [forecast.position for forecast in told]
     waits = [forecast.estimated_wait_s for forecast in told]
-    assert sorted(set(waits)) == waits, "longer for each"
+    assert waits == [10, 10, 20], "the rest of the running job, then the mean of each job ahead"
 
 
 async def test_who_left_without_a_seat_or_lost_it_teaches_nothing(autojump_clock):

@@ -59,6 +59,7 @@ async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come
     assert "queue is full" in refused.error["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert int(refused.headers["x-estimated-wait"]) >= 1
+    assert refused.headers["x-queue-position"] == "101"
 
 
 # Story 3: waiting too long -------------------------------------------------------------------------
@@ -73,6 +74,7 @@ async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nu
     assert (504, "queue_timeout") == (late.status, late.error["code"])
     assert "false" == late.headers["x-should-retry"]
     assert int(late.headers["x-estimated-wait"]) >= 1
+    assert late.headers["x-queue-position"] == "1"
 
 
 async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
@@ -117,13 +119,18 @@ async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, 
     await desk.come("A", "A", "A")
     refused = await desk.ask("A")
     assert (429, "queue_full") == (refused.status, refused.error["code"])
+    retry = refused.headers["retry-after"]
+    assert refused.error["message"] == (
+        f"all nodes are busy and the queue is full (1 waiting); try again in {retry} s"
+    )
+    assert refused.headers["x-queue-position"] == "2"
 
 
 # Story 6: the estimated wait -----------------------------------------------------------------------
 
 
 async def test_story_6_three_waiting_at_ten_seconds_each_are_told_thirty(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=10))
+    desk = Desk(nursery, TimedNode(service_s=10), estimate="mean")
     await finished(desk, "A")
     await desk.come("A", "A", "A", "A")
     mine = {"X-OpenWebUI-User-Id": "A"}
@@ -142,7 +149,7 @@ async def test_story_6_with_nobody_waiting_there_is_no_wait_to_tell(autojump_clo
 async def test_story_6_who_would_wait_too_long_is_told_so_at_once_and_displaces_nobody(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20)
+    desk = Desk(nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20, estimate="mean")
     await finished(desk, "A")
     await desk.come("A", "A", "A", "A")
     too_long = await desk.ask("A")

@@ -146,6 +146,8 @@ def _headers(error: FairleadError) -> dict[str, str]:
         headers["Retry-After"] = str(retry_after_s)
     if error.estimated_wait_s is not None:
         headers["X-Estimated-Wait"] = str(error.estimated_wait_s)
+    if error.queue_position is not None:
+        headers["X-Queue-Position"] = str(error.queue_position)
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if error.status == 401:

@@ -71,8 +71,8 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """A job that would wait longer than this, by the estimate, is answered 429 at once; 0: it may wait."""
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
     """What tenants get equal shares of: turns, or tokens."""
-    estimate: Literal["mean", "quantile"] = "mean"
-    """How waits are foretold: from the mean time of service, or from predicted lengths, with a 90 % bound."""
+    estimate: Literal["mean", "quantile"] = "quantile"
+    """How waits are estimated: from the mean service time, or from predicted lengths, with a 90 % bound."""
     keep_alive_s: SecondsOrNone = 15.0
     """After so much waiting a stream is answered, and told its place now and then; 0: never."""
     classes: tuple[str, ...] = ("high", "normal", "low")

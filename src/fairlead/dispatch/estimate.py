@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heapreplace
 from random import Random
 
@@ -17,7 +17,7 @@ NEGLIGIBLE_S = 0.25  # a forecast of 10 ms that turns out 40 ms is not four time
 
 
 class MeanEstimate:
-    """`queue.estimate: mean` (seed 000, FR-011): mean service time × jobs ahead ÷ seats."""
+    """`queue.estimate: mean`: mean service time × jobs ahead ÷ seats."""
 
     def __init__(self) -> None:
         self._service_s: deque[float] = deque(maxlen=KEPT_JOBS)
@@ -41,14 +41,27 @@ class MeanEstimate:
         """Mean over the last 100 jobs; 0 when there were none."""
         return _mean(self._service_s)
 
-    def wait_s(self, *, ahead: int, seats: int, oldest_running_s: float) -> int:
+    def wait_s(self, *, ahead: int, seats: int, running_s: Sequence[float]) -> int:
         """Return whole seconds until a job with `ahead` jobs before it gets a seat.
 
-        Three waiting, 10 s each, one seat: 30. Before any job has finished, the age of the oldest running
-        one stands in for the mean: service takes at least that long.
+        `running_s`: for how long each running job has held its seat, the longest first. Three waiting, 10 s
+        each, one seat: 30. Never less than what remains of the running job whose seat this one will get.
+        Before any job has finished, the age of the oldest running one stands in for the mean: service takes
+        at least that long.
         """
-        service_s = self.mean_service_s if self._service_s else oldest_running_s
-        return math.ceil(service_s * ahead / max(seats, 1))
+        service_s = self.mean_service_s if self._service_s else max(running_s, default=0.0)
+        queued_s = service_s * ahead / max(seats, 1)
+        is_waiting_for_running = ahead + len(running_s) >= seats
+        turn = min(ahead, len(running_s) - 1)
+        rest_s = self._rest_s(running_s[turn]) if running_s and is_waiting_for_running else 0.0
+        return math.ceil(max(queued_s, rest_s))
+
+    def _rest_s(self, running_s: float) -> float:
+        """Return how much longer a job will probably run that has run for `running_s`."""
+        if not self._service_s:
+            return running_s  # as long again
+        longer = [service_s for service_s in self._service_s if service_s > running_s]
+        return _mean(longer) - running_s if longer else 0.0
 
 
 class JobSize(msgspec.Struct, frozen=True):
@@ -121,7 +134,8 @@ class QuantileEstimate:
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
-        wait_s = p90_s = 0.0
+        # A correction learnt from past errors must not promise a seat before a running job gives it back.
+        wait_s = p90_s = sorted(free_after_s)[min(len(ahead), seats - 1)]
         for index in range(position):
             work_s = free_after_s[0]
             rounds = _rounds(index, seats)
@@ -213,5 +227,5 @@ def retry_after_s(estimated_wait_s: int, random: Random) -> int:
     return min(60, max(1, math.ceil(estimated_wait_s / 2 * (1 + random.random()))))
 
 
-def _mean(values: deque[float]) -> float:
+def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values) if values else 0.0

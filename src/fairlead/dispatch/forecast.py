@@ -69,18 +69,18 @@ class Forecaster:
         ahead: int,
         jobs_ahead: Callable[[], Sequence[Job]],
         running: Callable[[], Sequence[Running]],
-        oldest_s: float,
+        running_s: Sequence[float],
         seats: int,
         now: float,
         ticket: Ticket | None = None,
     ) -> Forecast:
         """Return what a job is told before which `ahead` others leave; kept with `ticket`, to learn from.
 
-        `oldest_s`: how long the oldest running job has run. The jobs themselves are asked for only by an
-        estimate that looks at each. Whoever has to wait is told one second at least.
+        `running_s`: how long the running jobs have run, the longest first, as many as matter. The jobs
+        themselves are asked for only by an estimate that looks at each. A wait is at least one second.
         """
         if self._quantile is None:
-            wait_s = self._mean.wait_s(ahead=ahead, seats=seats, oldest_running_s=oldest_s)
+            wait_s = self._mean.wait_s(ahead=ahead, seats=seats, running_s=running_s)
             return Forecast(ahead + 1, max(1, wait_s))
         told = self._quantile.forecast(
             ahead=[JobSize(job.prompt_tokens, self._predict(job)) for job in jobs_ahead()],

@@ -6,6 +6,7 @@ Brings to the pure `Forecaster` what it does not know: queue, seats and clock, a
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from random import Random
 
 import trio
@@ -16,8 +17,10 @@ from fairlead.dispatch.forecast import Forecast, Forecaster, Running
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.seat import Waiter
 from fairlead.dispatch.ticket import Ticket
-from fairlead.errors import FairleadError, QueueTimeout
+from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job
+
+SAME_FORECAST_S = 0.1  # for so long, refusals are given the same estimate
 
 
 class Outlook:
@@ -32,6 +35,7 @@ class Outlook:
         self._random = random
         self._forecaster = Forecaster(queue)
         self._seated: dict[Ticket, tuple[float, Waiter]] = {}  # since when, and who; the oldest first
+        self._refusals_forecast: tuple[float, Forecast | None] = (0.0, None)  # made when, and what
 
     # Who waits and who sits ---------------------------------------------------------------------------
 
@@ -97,14 +101,29 @@ class Outlook:
         return self._foretell(len(ahead), lambda: ahead)
 
     def with_estimate(self, error: FairleadError) -> FairleadError:
-        """Return the error; one that another try may avoid says when to try."""
+        """Return the error; one that another try may avoid says when to try, and what to expect then."""
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
+            behind_all = self._behind_all()
+            error.queue_position = behind_all.position
             if error.estimated_wait_s is None:
-                waiting = self._scheduler.statistics().waiting
-                told = self._foretell(waiting, self._scheduler.waiting_jobs)
-                error.estimated_wait_s = told.estimated_wait_s
+                error.estimated_wait_s = behind_all.estimated_wait_s
             error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
+            if isinstance(error, QueueFull):
+                error.message += f"; try again in {error.retry_after_s} s"
         return error
+
+    def _behind_all(self) -> Forecast:
+        """Return what a job behind all that wait would be told.
+
+        A flood of refusals asks for it thousands of times a second, so it is computed once in a while.
+        """
+        now = trio.current_time()
+        waiting = self._scheduler.statistics().waiting
+        made_at, made = self._refusals_forecast
+        if made is None or made.position != waiting + 1 or now - made_at >= SAME_FORECAST_S:
+            made = self._foretell(waiting, self._scheduler.waiting_jobs)
+            self._refusals_forecast = now, made
+        return made
 
     def _of(self, ticket: Ticket, *, told: Ticket | None) -> Forecast:
         ahead = self._scheduler.position(ticket)
@@ -114,12 +133,11 @@ class Outlook:
         self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, told: Ticket | None = None
     ) -> Forecast:
         now = trio.current_time()
-        oldest, _ = next(iter(self._seated.values()), (now, None))
         return self._forecaster.foretell(
             ahead=ahead,
             jobs_ahead=jobs_ahead,
             running=self._running,
-            oldest_s=now - oldest,
+            running_s=[now - since for since, _ in islice(self._seated.values(), ahead + 1)],
             seats=self._scheduler.statistics().seats,
             now=now,
             ticket=told,

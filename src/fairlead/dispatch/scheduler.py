@@ -351,7 +351,8 @@ class Scheduler:
             return None
         displaced = self._queue.displace(job)
         if displaced is None:
-            return QueueFull(f"the queue is full: {self._queue.capacity} jobs are waiting")
+            nodes = "all nodes are busy" if self._places.holding(job.model) else "no node is ready"
+            return QueueFull(f"{nodes} and the queue is full ({len(self._queue)} waiting)")
         self._waits_no_more(displaced)
         self._refuse(displaced, Displaced("the queue is full, and others with fewer jobs in it came"))
         return None
