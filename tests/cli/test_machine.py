@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cli.terminal import Terminal
 from cli.test_serve import FakeApp
 from fairlead.cli import main
+from fairlead.configfile.read import read_config
 from fairlead.console import doctor
 from fairlead.console.announcer import Announcer
 
@@ -87,6 +89,7 @@ def test_a_child_that_fails_gives_its_last_words():
     [
         ("systemd", ["fairlead.service"], "Type=notify"),
         ("docker", ["Dockerfile", "Dockerfile.cuda"], "ENTRYPOINT"),
+        ("compose", ["compose.yaml", "fairlead.yaml"], "FAIRLEAD_KEY"),
         ("grafana", ["grafana.json"], "fairlead_"),
     ],
 )
@@ -166,6 +169,24 @@ def test_systemd_understands_every_line_of_the_unit(tmp_path):
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60
     )
     assert (0, "") == (verified.returncode, verified.stdout + verified.stderr)
+
+
+def test_compose_has_open_webui_forward_its_users_and_fairlead_trust_it(tmp_path, monkeypatch, capsys):
+    assert main(["deploy", "compose", "-o", str(tmp_path)]) == 0
+    services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
+    webui = services["open-webui"]["environment"]
+    assert webui["ENABLE_FORWARD_USER_INFO_HEADERS"] == "true"
+    assert webui["OPENAI_API_BASE_URL"] == "http://fairlead:8000/v1"
+    assert webui["OPENAI_API_KEY"] == "${FAIRLEAD_KEY}"
+    monkeypatch.setenv("FAIRLEAD_KEY", "sk-of-open-webui")
+    config = read_config(tmp_path / "fairlead.yaml", os.environ).config
+    (key,) = config.api_keys
+    assert (key.key, key.trusted) == ("sk-of-open-webui", True)
+    assert (config.host, config.port) == ("0.0.0.0", 8000)
+    capsys.readouterr()
+    assert main(["config", "check", str(tmp_path / "fairlead.yaml")]) == 0
+    start = services["fairlead"]["command"]
+    assert start[start.index("--config") + 1] in services["fairlead"]["volumes"][0]
 
 
 def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():

@@ -3,8 +3,10 @@
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from dispatch.recorded import FakeNode, elsewhere, job, limits
+from fairlead.dispatch.placement import choose
 from fairlead.dispatch.places import Places
 from fairlead.nodes.node import NodeLimits
 
@@ -37,6 +39,40 @@ def test_one_node_that_has_both_seat_and_memory_is_enough():
     assert subject.fit(asked)
     subject.seat(asked)
     assert subject["large"] is asked.place
+
+
+@pytest.mark.parametrize(
+    ("load_of_first", "busy_of_first", "expected"),
+    [
+        # 0.3·load + 0.7·busy/seats, with the other node at 0.3·0.5 + 0.7·5/10 = 0.5
+        (0.99, 2, "first"),  # 0.437
+        (1.0, 2, "first"),  # 0.44
+        (0.7, 4, "first"),  # 0.49
+        (0.8, 4, "other"),  # 0.52
+        (0.0, 7, "first"),  # 0.49
+        (0.04, 7, "other"),  # 0.502
+        (0.49, 5, "first"),
+        (0.51, 5, "other"),
+    ],
+)
+def test_score_weighs_reported_load_by_three_tenths_and_our_own_count_by_seven(
+    load_of_first, busy_of_first, expected
+):
+    subject = places(
+        first=replace(limits(10), load=load_of_first),
+        other=replace(limits(10), load=0.5),
+    )
+    for name, busy in (("first", busy_of_first), ("other", 5)):
+        for _ in range(busy):
+            subject[name].take(0)
+    chosen = {choose([subject["first"], subject["other"]], Random(seed), job().job) for seed in range(10)}
+    assert chosen == {subject[expected]}
+
+
+def test_idle_node_is_chosen_before_any_score_counts():
+    subject = places(idle=replace(limits(1), load=1.0), busy=replace(limits(100), load=0.0))
+    subject["busy"].take(0)
+    assert choose(subject.free(), Random(0), job().job) is subject["idle"]
 
 
 def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():

@@ -161,10 +161,3 @@ def test_what_is_neither_a_directory_nor_a_name_is_refused_at_once(name, tmp_pat
         return
     with pytest.raises(LoadFailed, match="no such directory"):
         find_model(name)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(LoadFailed, match=r"install fairlead\[hub\]"):
-        find_model("org/model")

@@ -55,7 +55,7 @@ def doctor(
 
 
 def deploy(
-    target: Literal["systemd", "docker", "grafana"],
+    target: Literal["systemd", "docker", "compose", "grafana"],
     /,
     *,
     folder: Annotated[Path, Parameter(name=("--folder", "-o"))] = Path(),
@@ -68,7 +68,8 @@ def deploy(
     Parameters
     ----------
     target
-        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. grafana: a dashboard over /metrics.
+        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead and Open WebUI,
+        whose users share fairly. grafana: a dashboard over /metrics.
     folder
         Where to write them.
     force

@@ -7,11 +7,12 @@ from typing import Literal
 
 from fairlead.config import ConfigError
 
-Target = Literal["systemd", "docker", "grafana"]
+Target = Literal["systemd", "docker", "compose", "grafana"]
 
 FILES: dict[Target, tuple[tuple[str, str], ...]] = {
     "systemd": (("deploy", "fairlead.service"),),
     "docker": (("deploy", "Dockerfile"), ("deploy", "Dockerfile.cuda")),
+    "compose": (("deploy/compose", "compose.yaml"), ("deploy/compose", "fairlead.yaml")),
     "grafana": (("telemetry", "grafana.json"),),
 }
 

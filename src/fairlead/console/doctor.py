@@ -194,18 +194,9 @@ def _port(host: str, port: int) -> Iterator[Finding]:
 
 
 def _model_hub() -> Iterator[Finding]:
-    try:
-        version = metadata.version("huggingface_hub")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            "model hub",
-            "good",
-            "not installed; models are directories",
-            "fairlead[hub] fetches models by name.",
-        )
-    else:
-        token = "a token is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: open models only"
-        yield Finding("model hub", "good", f"huggingface_hub {version}, {token}")
+    version = metadata.version("huggingface_hub")
+    token = "a token is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: open models only"
+    yield Finding("model hub", "good", f"huggingface_hub {version}, {token}")
     if not (demonstration_model() / "config.json").is_file():
         yield Finding("demonstration", "bad", "the small model is missing", "Install Fairlead again.")
 

@@ -1,6 +1,6 @@
 """Where a model's files are: in a directory of this machine, or on the Hugging Face hub, to be fetched.
 
-Asked once, in the parent, before anything is read of the model. `huggingface_hub`, an extra, does the
+Asked once, in the parent, before anything is read of the model. `huggingface_hub` does the
 downloading and the caching, and obeys its own environment: HF_TOKEN, HF_HOME, HF_ENDPOINT,
 HF_HUB_OFFLINE. Only weights in safetensors, JSON and the tokenizer's files are ever fetched.
 """
@@ -38,7 +38,7 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
     """Return the directory of a model: a local one, or a hub id (`org/name`, `org/name@revision`) fetched.
 
     Blocks while it downloads; `report` hears from threads of its own which fraction is there. What exists
-    here is never looked for on the hub. `LoadFailed` says what is missing: the directory, the extra, the
+    here is never looked for on the hub. `LoadFailed` says what is missing: the directory, the
     repository, the permission or the network.
     """
     path = Path(model)
@@ -56,13 +56,9 @@ def is_hub_id(model: str) -> bool:
 
 
 def _fetch(name: str, revision: str | None, report: Report) -> Path:
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError as error:
-        raise LoadFailed(
-            f"{name}: no such directory; to fetch it from the Hugging Face hub, install fairlead[hub]"
-        ) from error
+    import huggingface_hub  # slow to import, and needed for few models
+    from huggingface_hub import errors
+
     try:
         total_bytes = _total_bytes(name, revision)
         directory = huggingface_hub.snapshot_download(
