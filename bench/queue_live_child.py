@@ -7,7 +7,7 @@ whatever they hold: the runner sleeps what the engine's own work has left of it.
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from fairlead._cext.inputbatch import InputBatch, Step
@@ -34,6 +34,9 @@ class Pretender:
         due = self._ended + self._step_s
         self._ends = due if due > now else now + self._step_s
         return self
+
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
+        """It has no memory."""
 
     def wait(self) -> Picks:
         """End it."""

@@ -133,7 +133,8 @@ include "blockpool/hashes.pxi"
 cdef class BlockPool:
     """Block ids 0 … `blocks` − 1 of `block_size` tokens each.
 
-    `max_entries`, tokens, and `threshold`, a fraction of that and of all blocks, say when `trim` evicts.
+    `max_entries`, tokens, and `threshold`, a fraction of that and of all blocks, say when `trim` evicts. With
+    `first_in_first_out` the request kept first is evicted first; otherwise the least recently used one.
     """
 
     cdef Block *blocks
@@ -159,6 +160,7 @@ cdef class BlockPool:
     cdef int64_t holds        # how often they do
     cdef double used_at_most
     cdef double entries_at_most
+    cdef bint first_in_first_out
     cdef int64_t queries
     cdef int64_t hits
     cdef int64_t evicted_requests
@@ -171,6 +173,7 @@ cdef class BlockPool:
         hash_key: bytes,
         max_entries: int | None = None,
         threshold: float = 0.8,
+        first_in_first_out: bool = False,
     ):
         cdef int64_t block
         cdef double fraction = threshold
@@ -184,6 +187,7 @@ cdef class BlockPool:
         self.key = key_of(hash_key)
         self.total = self.free = blocks
         self.used_at_most = fraction * self.total
+        self.first_in_first_out = first_in_first_out
         self.entries_at_most = -1.0 if max_entries is None else fraction * max_entries
         self.oldest = self.newest = self.free_request = NONE
         self.rows = {}
@@ -385,7 +389,7 @@ cdef class BlockPool:
             evict_row(self, self.oldest)
 
     def trim(self) -> list[int]:
-        """Evicts kept requests, the least recently used first, until the cache is no fuller than it may be.
+        """Evicts kept requests, in their order, until the cache is no fuller than it may be.
 
         That is: the blocks in use are at most `threshold` of all, and the tokens they have room for at most
         `threshold` of `max_entries`. Ends as well when nothing is evictable. Returns the keys of the evicted.
@@ -395,6 +399,11 @@ cdef class BlockPool:
             evicted.append(<object>self.requests[self.oldest].key)
             evict_row(self, self.oldest)
         return evicted
+
+    def free_ids(self) -> list[int]:
+        """The blocks that nobody reads and no kept request holds, ascending. Their content is lost."""
+        cdef int32_t i
+        return sorted([self.free_list[i] for i in range(self.free)])
 
     def evict(self, key: int) -> bool:
         """Drops one kept request. False, and no change, if none is kept under this key."""

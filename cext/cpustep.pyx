@@ -96,6 +96,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
         size_t element
         size_t page_bytes
         char *cache_memory
+        int blocks[8]
         size_t weights_bytes
         size_t cache_bytes
         size_t work_bytes
@@ -136,6 +137,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
     int lay_out_weights(Model *)
     int lay_out_work(Model *)
     int lay_out_cache(Model *, const int *blocks)
+    void release_blocks(Model *, int group, int first, int count)
     void free_model(Model *)
     int64_t pack_matrix(const Model *, void *, float *, const void *, int rows, int inputs, int first_row, int half)
     int64_t pack_vector(float *, const float *, int size, int first, int half)
@@ -431,6 +433,30 @@ cdef class CpuModel:
         try:
             if lay_out_cache(&self.model, counts):
                 raise MemoryError(f"a KV cache of {list(blocks)} blocks")
+        finally:
+            self.busy = False
+
+    def release(self, group, blocks):
+        """Give the memory of these blocks of a group back to the system. They read as zero until written again.
+
+        `blocks`: ascending; neighbours go together, for only whole pages can be given back.
+        """
+        cdef int own = _integer("group", group, 0, self.model.shape.groups - 1)
+        cdef int block, first = -1, count = 0
+        if self.model.cache_memory == NULL:
+            raise ValueError("there is no KV cache yet")
+        ids = [_integer("blocks", each, 0, self.model.blocks[own] - 1) for each in blocks]
+        self._enter()
+        try:
+            for block in ids:
+                if count and block == first + count:
+                    count += 1
+                    continue
+                if count:
+                    release_blocks(&self.model, own, first, count)
+                first, count = block, 1
+            if count:
+                release_blocks(&self.model, own, first, count)
         finally:
             self.busy = False
 

@@ -113,7 +113,7 @@ cdef bint is_over(BlockPool pool) noexcept:
 
 
 cdef void use_row(BlockPool pool, int32_t row) noexcept:
-    if row != pool.newest:
+    if row != pool.newest and not pool.first_in_first_out:
         unlink_row(pool, row)
         link_row(pool, row)
 

@@ -211,11 +211,13 @@ const Kernels *list_kernels(int dtype, int index);
 /* memory.c */
 void *map_memory(size_t bytes, int hugepages);
 void unmap_memory(void *memory, size_t bytes);
+void release_memory(char *memory, size_t bytes);
 
 /* model.c: all return 0, or −1 when memory cannot be had. */
 int lay_out_weights(Model *);
 int lay_out_work(Model *);
 int lay_out_cache(Model *, const int *blocks);
+void release_blocks(Model *, int group, int first, int count);
 void free_model(Model *);
 size_t matrix_bytes(const Model *, int outputs, int inputs);
 

@@ -3,6 +3,7 @@
 #include "cpustep.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { HUGE_PAGE = 2 << 20 };
 
@@ -28,6 +29,15 @@ void *map_memory(size_t bytes, int hugepages)
     (void)hugepages;
 #endif
     return memory + before;
+}
+
+/* Gives the whole pages of a part of mapped memory back: it reads as zero, and comes again as it is written. */
+void release_memory(char *memory, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t to = ((uintptr_t)memory + bytes) / page * page;
+    if (from < to) madvise((void *)from, to - from, MADV_DONTNEED);
 }
 
 void unmap_memory(void *memory, size_t bytes)

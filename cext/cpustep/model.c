@@ -131,6 +131,15 @@ int lay_out_cache(Model *model, const int *blocks)
     return 0;
 }
 
+/* Gives the memory of `count` blocks of a group, from block `first` on, back to the system. */
+void release_blocks(Model *model, int group, int first, int count)
+{
+    size_t block_bytes = (size_t)model->shape.kv_heads * 2 * model->page_bytes;
+    for (int l = 0; l < model->shape.layers; l++)
+        if (model->layers[l].group == group)
+            release_memory(model->layers[l].pages + first * block_bytes, count * block_bytes);
+}
+
 void free_model(Model *model)
 {
     unmap_memory(model->weights_memory, model->weights_bytes);

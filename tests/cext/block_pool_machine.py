@@ -77,6 +77,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 2, 3]),
         max_entries=st.sampled_from([None, None, 1, 8, 20]),
         threshold=st.sampled_from([0.5, 0.8, 1.0]),
+        first_in_first_out=st.booleans(),
     )
     def begin(self, **options):
         options |= self.always
@@ -251,6 +252,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert (statistics.free, statistics.evictable) == (self.pool.free, self.pool.evictable)
         assert statistics.cached_requests <= min(len(KEYS), self.total)
         assert (statistics.cached_requests > 0) == (statistics.cached_tokens > 0)
+        assert self.pool.free_ids() == self.oracle.free_ids()
 
     @invariant()
     def references_are_those_of_the_running_sequences(self):

@@ -59,15 +59,18 @@ class BlockPoolOracle:
 
     new_hashes = BlockHashesOracle
 
-    def __init__(self, blocks, block_size, *, hash_key, max_entries=None, threshold=0.8):
+    def __init__(
+        self, blocks, block_size, *, hash_key, max_entries=None, threshold=0.8, first_in_first_out=False
+    ):
         check(1 <= blocks <= 2**28 and 1 <= block_size <= 2**16 and len(hash_key) == 16)
         check(0 < threshold <= 1 and (max_entries is None or max_entries >= 1))
         self.total, self.block_size, self.hash_key = blocks, block_size, hash_key
         self.max_entries, self.threshold = max_entries, threshold
+        self.first_in_first_out = first_in_first_out
         self.blocks = [Block() for _ in range(blocks)]
         self.free_list = list(reversed(range(blocks)))  # the last one is given out first
         self.index = {}  # hash -> the block that holds it
-        self.requests = {}  # key -> Request; the least recently used first
+        self.requests = {}  # key -> Request; the first to be evicted first
         self.queries = self.hits = self.evicted_requests = 0
 
     @property
@@ -113,7 +116,8 @@ class BlockPoolOracle:
             self.use(owner)
 
     def use(self, request):
-        self.requests[request.key] = self.requests.pop(request.key)
+        if not self.first_in_first_out:
+            self.requests[request.key] = self.requests.pop(request.key)
 
     def free_blocks(self, block_ids):
         block_ids = self.checked(block_ids)
@@ -222,6 +226,9 @@ class BlockPoolOracle:
         self.release(oldest)
         self.evicted_requests += 1
         return oldest.key
+
+    def free_ids(self):
+        return sorted(self.free_list)
 
     def evict(self, key):
         if key not in self.requests:

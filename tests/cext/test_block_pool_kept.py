@@ -182,6 +182,25 @@ def test_trim_evicts_the_oldest_until_entries_are_below_the_threshold(kind):
     assert 4 * 4 == setting.pool.statistics().cached_tokens
 
 
+def test_first_in_first_out_evicts_what_was_kept_first_although_it_was_used_since(kind):
+    for first_in_first_out, evicted in ((False, 1), (True, 0)):
+        setting = Setting(kind, blocks=4, threshold=0.5, first_in_first_out=first_in_first_out)
+        for key in range(2):
+            setting.live(key, [10 * key, 1, 2, 3])
+        used = setting.match([0, 1, 2, 3])
+        setting.pool.touch(used)
+        setting.pool.free_blocks(used)
+        assert setting.pool.trim() == [evicted]
+
+
+def test_free_ids_are_the_blocks_that_hold_nothing(kind):
+    setting = Setting(kind, blocks=6)
+    kept, running = setting.live(1, [1, 2, 3, 4]), setting.run([5, 6])
+    assert setting.pool.free_ids() == sorted(set(range(6)) - {*kept, *running})
+    setting.pool.evict(1)
+    assert setting.pool.free_ids() == sorted(set(range(6)) - set(running))
+
+
 def test_entries_in_use_count_but_are_not_trimmed(kind):
     setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
     running = setting.run([1] * 40)

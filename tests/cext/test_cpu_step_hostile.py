@@ -117,6 +117,33 @@ def test_nothing_runs_before_all_weights_and_a_cache_are_there():
         model.run(*nothing)
 
 
+@pytest.mark.parametrize(("group", "blocks"), [(2, [0]), (-1, [0]), (0, [-1]), (0, [10**6]), (0, [2**40])])
+def test_blocks_that_there_are_not_cannot_be_released(world, group, blocks):
+    with pytest.raises((ValueError, OverflowError)):
+        world.model.release(group, blocks)
+
+
+def test_released_blocks_change_nothing_for_those_that_are_in_use():
+    release, keep = (World(NETWORK, "float32", max_batched_tokens=64) for _ in range(2))
+    logits = []
+    for its in (release, keep):
+        gone, stays = its.enter(range(40)), its.enter(range(7, 60))
+        its.step([(gone, 40), (stays, 24)])
+        its.leave(gone)
+        if its is release:
+            for group, free in enumerate(its.free):
+                its.model.release(group, sorted(map(int, free)))
+        newcomer = its.enter(range(3, 33))
+        logits.append(its.step([(stays, 29), (newcomer, 30)]))
+    for slot, expected in logits[1].items():
+        assert np.array_equal(logits[0][slot], expected)
+
+
+def test_nothing_is_released_before_there_is_a_cache():
+    with pytest.raises(ValueError, match="no KV cache"):
+        new_model(NETWORK, "float32").release(0, [0])
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_weight_that_is_no_number_is_refused_by_its_place(dtype, value):

@@ -87,6 +87,9 @@ class FakeRunner:
             self.work_until(pending)
         return pending
 
+    def release(self, blocks) -> None:
+        """Nothing: its memory is a dictionary."""
+
     def work_until(self, pending: "PendingFake") -> None:
         while pending.picks is None and pending.error is None:
             oldest = self._queue.popleft()

@@ -1,5 +1,8 @@
 """The KV cache's memory: its size, and what goes where."""
 
+import mmap
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -39,6 +42,37 @@ def test_a_cleared_block_is_zero_whatever_was_in_it():
     for tensor in (cache.keys[0], cache.values[0]):
         assert [True, False, True] == tensor.isnan().flatten(1).all(1).tolist()
         assert not tensor[1].any()
+
+
+def test_released_blocks_are_zero_and_give_back_whole_pages_of_their_group_only():
+    shape = msgspec.structs.replace(SHAPE, layers=2, windows=(None, 8))
+    cache = KVCache(shape, blocks=(64, 64), block_size=64, dtype=torch.float32, device=CPU)
+    for tensor in cache.keys + cache.values:
+        tensor.fill_(1.0)
+    block_bytes = cache.keys[0][0].nbytes
+    assert block_bytes >= 2 * mmap.PAGESIZE
+    assert block_bytes % mmap.PAGESIZE == 0
+    cache.release(0, [3, 4, 9])
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        released = {3, 4, 9} if layer == 0 else set()
+        for tensor in (keys, values):
+            assert {block for block in range(64) if not tensor[block].any()} == released
+            assert all(tensor[block].eq(1).all() for block in set(range(64)) - released)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
+def test_memory_of_released_blocks_goes_back_to_the_system():
+    shape = msgspec.structs.replace(SHAPE, layers=1, windows=(None,))
+    cache = KVCache(shape, blocks=(16 * 1024,), block_size=16, dtype=torch.float32, device=CPU)
+    for tensor in cache.keys + cache.values:
+        tensor.fill_(1.0)
+    filled = resident_bytes()
+    cache.release(0, range(16 * 1024))
+    assert filled - resident_bytes() >= 0.9 * cache.nbytes
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_layers_of_one_window_are_a_group_with_as_many_blocks_as_it_is_given():

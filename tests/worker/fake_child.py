@@ -55,6 +55,9 @@ class FakeRunner:
         self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: whose, how many tokens, and their sum
         self._latest = array("i")
 
+    def release(self, blocks) -> None:
+        """It has no memory."""
+
     def launch(self, step, batch) -> "FakeStep":
         """Work out the answers at once, as a device would in order; whether they are late is `wait`'s."""
         number = 0

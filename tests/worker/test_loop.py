@@ -25,12 +25,13 @@ class World:
     `launch_errors` or `wait_errors`. What is in `inbox` comes in; to block with nothing there is the end.
     """
 
-    def __init__(self, *, overlaps: bool = False, slots: int = 4) -> None:
+    def __init__(self, *, overlaps: bool = False, slots: int = 4, **options: float) -> None:
         self.overlaps = overlaps
         self.arenas = 2
         self.log: list[str] = []
         self.inbox: list[wire.ToChild] = []
         self.frames: list[wire.Step] = []
+        self.released: list[tuple[float, list[list[int]]]] = []
         self.reports: list[Exception] = []
         self.launch_errors: dict[int, Exception] = {}
         self.wait_errors: dict[int, Exception] = {}
@@ -49,6 +50,7 @@ class World:
             vocab_size=VOCABULARY,
             eos_token_ids=(0,),
             draw_seed=lambda: 1,
+            **options,
         )
         self.loop = Loop(
             self.engine, self, self, clock=lambda: self.now_s, report_failure=self.reports.append
@@ -56,10 +58,12 @@ class World:
 
     # The channel -------------------------------------------------------------------------------------
 
-    def read(self, *, block: bool) -> list[bytes]:
-        if block and not self.inbox:
+    def read(self, *, wait_s: float | None) -> list[bytes]:
+        if not self.inbox and wait_s is None:
             self.log.append("blocked")
             raise ParentGone
+        if not self.inbox:
+            self.now_s += wait_s
         messages, self.inbox = [wire.encode_frame(message)[4:] for message in self.inbox], []
         return messages
 
@@ -80,6 +84,9 @@ class World:
         if not self.overlaps:
             self.now_s = self._free_at_s
         return Pending(self, number, step.samples, self._free_at_s)
+
+    def release(self, blocks) -> None:
+        self.released.append((self.now_s, blocks))
 
     # What tests do -----------------------------------------------------------------------------------
 
@@ -362,3 +369,30 @@ def test_whatever_comes_when_every_answer_is_what_the_sequence_would_get_alone(o
             assert expected[: len(told[key])] == told[key]
     last = world.frames[-1].statistics
     assert (0, 0, 3, 14) == (last.running, last.pending, last.slots_free, last.blocks_free)
+
+
+def test_idle_cache_is_trimmed_below_its_threshold_and_its_memory_given_back():
+    """A burst fills the cache; then three minutes pass without a message."""
+    world = World(slots=4, eviction_threshold=0.5, cleanup_interval_s=120.0)
+    for key in range(1, 5):  # 4 × 40 of 200 blocks, kept when they end
+        world.submit(key, Sampling(max_tokens=1, ignore_eos=True), prompt=[1 + key] * 640)
+    world.turn()
+    while not world.engine.idle:
+        world.turn()
+    burst_ended_s = world.now_s
+    assert world.engine.statistics().cached_tokens > 0.5 * 200 * 16
+    world.until_blocked()
+    assert world.now_s - burst_ended_s <= 180.0
+    assert world.engine.statistics().cached_tokens <= 0.5 * 200 * 16
+    assert world.frames[-1].statistics.cached_tokens == world.engine.statistics().cached_tokens
+    ((_, (free,)),) = world.released
+    assert len(free) == 200 - world.engine.statistics().cached_tokens // 16
+    frames = len(world.frames)
+    world.until_blocked()  # nothing is left to do: it waits without a bound
+    assert (len(world.frames), len(world.released)) == (frames, 1)
+
+
+def test_idle_engine_that_computed_nothing_waits_without_a_bound():
+    world = World(cleanup_interval_s=10.0)
+    world.until_blocked()
+    assert (world.now_s, world.released) == (100.0, [])

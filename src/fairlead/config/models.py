@@ -27,16 +27,18 @@ HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """The KV cache of one model. What ended sequences leave in it is dropped, least recently used first."""
+    """The KV cache of one model, and what of ended sequences it keeps for those that begin alike."""
 
     max_entries: AtLeastOne | None = 4 * 1024 * 1024
-    """Tokens that it holds at most; null: as many as fit."""
+    """Tokens that one request may take, and that what is kept may take together; null: as many as fit."""
     max_memory_mb: AtLeastOne | None = None
     """Its memory in MiB; by default 1024 on a CPU, and 90 % of what is free on a GPU."""
     eviction_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """The part of either bound (0 to 1) up to which what is kept for reuse may fill it."""
     cleanup_interval_s: Seconds = 1.0
-    """How often that is looked at."""
+    """How often that is checked, also while nothing runs. A CPU's free memory is given back then."""
+    eviction_policy: Literal["lru", "fifo"] = "lru"
+    """Which request is dropped first: the one used least recently, or the one kept first."""
     isolate_tenants: bool = False
     """Whether nobody's prompts are answered faster because of another tenant's."""
 

@@ -4,7 +4,10 @@ Which block is whose is said by `engine/memory.py`; here a block is a row number
 window are a group, and all tensors of a group have the same number of blocks.
 """
 
+import mmap
+from collections.abc import Iterator
 from collections.abc import Sequence as ReadOnlySequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -65,18 +68,40 @@ class KVCache:
         self.dtype = dtype
         self.device = device
         sizes = [(blocks[group], block_size, self.heads, self.head_dim) for group in shape.layer_groups]
-        self.keys = [_zeros(size, dtype, device) for size in sizes]
-        self.values = [_zeros(size, dtype, device) for size in sizes]
+        self._layer_groups = shape.layer_groups
+        self._memory: list[mmap.mmap] = []  # on a CPU: of the keys of each layer, then of the values
+        self.keys = [self._zeros(size) for size in sizes]
+        self.values = [self._zeros(size) for size in sizes]
 
     @property
     def nbytes(self) -> int:
         """Bytes in all tensors."""
         return sum(tensor.nbytes for tensor in self.keys + self.values)
 
+    def release(self, group: int, blocks: ReadOnlySequence[int]) -> None:
+        """Give the memory of these blocks of a group back to the system; they read as zero from then on.
+
+        Ascending ids: neighbours go together, for only whole pages can be given back. A GPU's stays taken.
+        """
+        for layer, memory in enumerate(self._memory):
+            if self._layer_groups[layer % len(self._layer_groups)] == group:
+                block_bytes = len(memory) // self.blocks[group]
+                for first, last in _runs(blocks):
+                    _release(memory, first * block_bytes, (last + 1) * block_bytes)
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Put [T, kv_heads, head_dim] of each at `slots` [T], int64."""
         self.keys[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, key)
         self.values[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, value)
+
+    def _zeros(self, size: tuple[int, ...]) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(size, dtype=self.dtype, device=self.device)
+        # Zeroed pages of the system cost nothing until they are written; torch would fill them at once.
+        size_bytes = int(np.prod(size)) * self.dtype.itemsize
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.append(memory)
+        return torch.frombuffer(memory, dtype=self.dtype).view(size)
 
     def clear(self, layer: int, blocks: Tensor) -> None:
         """Zero blocks [n], int64: a former owner may have left NaN there, which no weight of 0 hides."""
@@ -90,9 +115,14 @@ class KVCache:
         return key.flatten(0, 1), value.flatten(0, 1)
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    # numpy asks the system for zeroed pages, which cost nothing until they are written; torch fills them.
-    count = int(np.prod(size)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(size)
+def _runs(blocks: ReadOnlySequence[int]) -> Iterator[tuple[int, int]]:
+    """Go through the first and last of ascending numbers that follow one another."""
+    for _, run in groupby(enumerate(blocks), lambda place: place[1] - place[0]):
+        members = [block for _, block in run]
+        yield members[0], members[-1]
+
+
+def _release(memory: mmap.mmap, start: int, end: int) -> None:
+    start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end and hasattr(mmap, "MADV_DONTNEED"):
+        memory.madvise(mmap.MADV_DONTNEED, start, end - start)

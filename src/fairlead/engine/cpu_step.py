@@ -165,6 +165,10 @@ class CpuStep:
         self.allocate_cache(blocks)
         return self, sum(map(int.__mul__, blocks, self.block_bytes))
 
+    def release(self, group: int, blocks: Sequence[int]) -> None:
+        """Give the memory of these blocks of a KV cache group back to the system; ascending."""
+        self.model.release(group, blocks)
+
     def __call__(self, inputs: Inputs) -> Tensor:
         samples = len(inputs.sample_rows)
         if samples > len(self._logits):

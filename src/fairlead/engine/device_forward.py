@@ -5,7 +5,7 @@ in, or have experts, run their own layers with our attention, without graphs: wh
 tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +76,10 @@ class DeviceForward:
             return
         self._logits = self._logits.new_empty((rungs[-1], self.vocab_size))
         self._graphs.record(max_batch, report)
+
+    def release(self, group: int, blocks: Sequence[int]) -> None:
+        """See `forward.Forward`."""
+        self.cache.release(group, blocks)
 
     def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         """Start the copy of a step to the device. `latest` [S]: what the step before chose, if there was one.

@@ -55,6 +55,11 @@ class EmbeddingRunner:
         )
         return LaunchedTexts(vectors, strangers(batch, np.asarray(step.sample_slots), forward.vocab_size))
 
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Give the memory of free blocks back, by KV cache group, where the device can."""
+        for group, ids in enumerate(blocks):
+            self.forward.release(group, ids)
+
 
 class LaunchedTexts:
     """`fairlead.engine.step.PendingStep` of this runner."""

@@ -7,6 +7,7 @@ gives back its slot and blocks at once. Its caller bounds how many sequences it 
 import os
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as ReadOnlySequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,17 @@ from fairlead.engine.step import Outcome, Picks, Runner
 from fairlead.job import Sampling, TokenLogprob
 from fairlead.worker.wire import EngineStatistics, Output
 
+CLOCK_GRAIN_S = 0.001  # less than this is not worth waiting for
 STOPPED = 1  # the reason in `Committed.finished`; any other is the length
 # What the batch is told of a prompt to be embedded: that it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
+
+
+class Tidied(NamedTuple):
+    """Kept requests that an idle engine evicted, and the blocks that hold nothing, by group and ascending."""
+
+    evicted: int
+    free: list[list[int]]
 
 
 class Engine:
@@ -33,10 +42,11 @@ class Engine:
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
     `blocks_total` and `windows`: blocks and sliding window of each KV cache group. What sequences leave there
-    for others (`prefix_cache`) is dropped, the least recently used request first, while more than
-    `eviction_threshold` of the blocks or of `max_entries` tokens are in use; that is checked every
-    `cleanup_interval_s`, and whenever blocks are needed. `hash_key` (16 bytes, random by default) keeps
-    clients from making prompts that are found in each other's place.
+    for others (`prefix_cache`) is dropped, a request at a time, while more than `eviction_threshold` of the
+    blocks or of `max_entries` tokens are in use: the least recently used request first, or with
+    `first_in_first_out` the one kept first. That is checked every `cleanup_interval_s`, and whenever blocks
+    are needed. A sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default)
+    keeps clients from making prompts that are found in each other's place.
 
     With `embeds`, a sequence is its prompt alone and ends with its vector (`Picks.vectors`). Every token
     goes through the model then, in chunks that do not depend on who shares the step: nor does the vector.
@@ -64,6 +74,7 @@ class Engine:
         max_entries: int | None = None,
         eviction_threshold: float = 0.8,
         cleanup_interval_s: float = 1.0,
+        first_in_first_out: bool = False,
         prefix_cache: bool = True,
         hash_key: bytes | None = None,
         predictor: Predictor | None = None,
@@ -71,7 +82,7 @@ class Engine:
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._intake = Intake(
-            longest=min(max_model_len, longest(blocks, windows, block_size)),
+            longest=min(max_model_len, longest(blocks, windows, block_size), max_entries or max_model_len),
             vocab_size=vocab_size,
             draw_seed=draw_seed,
             max_input_tokens=max_input_tokens,
@@ -96,6 +107,7 @@ class Engine:
             hash_key=os.urandom(16) if hash_key is None else hash_key,
             max_entries=max_entries,
             threshold=eviction_threshold,
+            first_in_first_out=first_in_first_out,
             prefix_cache=prefix_cache and not embeds,
         )
         self._scheduler = Scheduler(
@@ -116,6 +128,7 @@ class Engine:
         self._new: list[Sequence] = []  # since the last plan, with a time limit that begins with the next
         self._deadlines = Deadlines()
         self._cleanup_s: float | None = None
+        self._is_tidy = True  # nothing was put into the cache since it was last trimmed while idle
         self._under_way: list[Step] = []  # the oldest first
         self._steps = 0
         self._step_tokens = 0
@@ -183,6 +196,25 @@ class Engine:
         """Whether there is nothing to do and nothing to tell until the next `submit`."""
         return not self._sequences and not self._told and not self._under_way
 
+    def wait_s(self, now_s: float) -> float | None:
+        """Return how long to wait for a message before the next `plan`; None: until there is one.
+
+        An idle engine still has to trim its cache once, when that is due.
+        """
+        if not self.idle:
+            return 0.0
+        if self._is_tidy or self._cleanup_s is None:
+            return None
+        left_s = self._cleanup_s + self._cleanup_interval_s - now_s
+        return left_s if left_s > CLOCK_GRAIN_S else 0.0
+
+    def tidy(self, now_s: float) -> Tidied | None:
+        """Trim the cache of an idle engine, if that is due."""
+        if not self.idle or self.wait_s(now_s) != 0.0:
+            return None
+        self._cleanup_s, self._is_tidy = now_s, True
+        return Tidied(self._memory.trim(), self._memory.free_ids())
+
     def statistics(self) -> EngineStatistics:
         """Counts as of now, and sums since the start. Blocks are those of the first group."""
         scheduler, pool = self._scheduler, self._memory.pools[0]
@@ -214,6 +246,7 @@ class Engine:
         self._look_at_the_clock(now_s)
         step = self._scheduler.plan()
         if step is not None:
+            self._is_tidy = False
             self._under_way.append(step)
         return step
 

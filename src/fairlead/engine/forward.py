@@ -4,7 +4,7 @@ Owns the model and the cache's memory. A compiled kernel for a whole step goes i
 `TorchForward`; all that it needs of the step is in `Inputs`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -38,6 +38,9 @@ class Forward(Protocol):
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return the sampling rows' logits, [S, V] floats."""
+
+    def release(self, group: int, blocks: Sequence[int]) -> None:
+        """Give the memory of these blocks of a KV cache group back, if the device can; ascending ids."""
 
 
 @runtime_checkable
@@ -76,6 +79,10 @@ class TorchForward:
         if not len(inputs.sample_rows):
             return hidden.new_empty((0, self.vocab_size))
         return self.model.logits(hidden.index_select(0, upload(inputs.sample_tokens, self.device)))
+
+    def release(self, group: int, blocks: Sequence[int]) -> None:
+        """See `Forward`."""
+        self.cache.release(group, blocks)
 
     def states(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return what the model says of each token, [T, C].

@@ -44,6 +44,7 @@ class Memory:
         hash_key: bytes,
         max_entries: int | None = None,
         threshold: float = 0.8,
+        first_in_first_out: bool = False,
         prefix_cache: bool = True,
     ) -> None:
         self._batch = batch
@@ -52,7 +53,14 @@ class Memory:
         self._prefix_cache = prefix_cache
         self._windows = tuple(windows)
         self._pools = tuple(
-            BlockPool(blocks, block_size, hash_key=hash_key, max_entries=max_entries, threshold=threshold)
+            BlockPool(
+                blocks,
+                block_size,
+                hash_key=hash_key,
+                max_entries=max_entries,
+                threshold=threshold,
+                first_in_first_out=first_in_first_out,
+            )
             for blocks in blocks_total
         )
         self._sliding = tuple(group for group, window in enumerate(windows) if window is not None)
@@ -211,10 +219,13 @@ class Memory:
                 self._promised[group] -= sequence.promised[group]
         sequence.promised = None
 
-    def trim(self) -> None:
-        """Drop what was used least recently, whole requests at a time, while the thresholds are passed."""
-        for pool in self._pools:
-            pool.trim()
+    def trim(self) -> int:
+        """Evict kept requests, in their order, while a threshold is passed; return how many."""
+        return sum(len(pool.trim()) for pool in self._pools)
+
+    def free_ids(self) -> list[list[int]]:
+        """Return the blocks of each group that hold nothing, ascending."""
+        return [pool.free_ids() for pool in self._pools]
 
     # Helpers -----------------------------------------------------------------------------------------
 

@@ -103,6 +103,11 @@ class ModelRunner:
         self._latest = picks.tokens
         return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size))
 
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Give the memory of free blocks back, by KV cache group, where the device can."""
+        for group, ids in enumerate(blocks):
+            self.forward.release(group, ids)
+
     def _read(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         inputs = Inputs.read(step, batch, self.forward.device)
         return self._resolved(inputs, np.asarray(step.input_ids), latest)
@@ -282,7 +287,7 @@ def _with_cache(
     forward, kv_cache_bytes = weighed.with_cache(blocks)
 
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
-    max_model_len = min(context, max(blocks) * spec.block_size)
+    max_model_len = min(context, max(blocks) * spec.block_size, spec.kv_cache_entries or context)
     max_batch = min(spec.max_batch or slots, slots)
     if isinstance(forward, OnDevice):
         forward.prepare(

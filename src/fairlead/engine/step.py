@@ -47,6 +47,9 @@ class Runner(Protocol):
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
         """Start a step; its rows have their blocks already."""
 
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Give the memory of free blocks back, where the device can: ids by group, ascending."""
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """What is to be told after a step, or without one.

@@ -43,6 +43,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         kv_cache_entries=cache.max_entries,
         eviction_threshold=cache.eviction_threshold,
         cleanup_interval_s=cache.cleanup_interval_s,
+        eviction_policy=cache.eviction_policy,
         watchdog_s=model.watchdog_s,
         threads=model.threads,
     )

@@ -21,9 +21,13 @@ FAILED_STEPS_BOUND = 3
 
 
 class Inbox(Protocol):
-    """The child's end of the wire: `read` returns what messages have come; with `block` it waits for some."""
+    """The child's end of the wire.
 
-    def read(self, *, block: bool) -> list[bytes]: ...
+    `read` returns the messages that have come, after waiting for some: `wait_s` at most; None: as long as
+    it takes.
+    """
+
+    def read(self, *, wait_s: float | None) -> list[bytes]: ...
     def write(self, message: wire.ToParent) -> None: ...
 
 
@@ -68,9 +72,11 @@ class Loop:
 
     def turn(self) -> None:
         """Read once, wait if there is nothing to do, and bring every sequence one step further."""
-        freed = [self.obey(message) for message in self._channel.read(block=self._engine.idle)]
+        wait_s = self._engine.wait_s(self._clock())
+        freed = [self.obey(message) for message in self._channel.read(wait_s=wait_s)]
         if any(freed) and not self._engine.idle:
             self._tell(self._engine.settle())  # what is free now is not told a step later
+        self._tidy()
         step = self._engine.plan(self._clock())
         launched = None if step is None else self._launch(step)
         before, self._under_way = self._under_way, None
@@ -126,6 +132,13 @@ class Loop:
             raise error
         self._report_failure(error)
         self._tell(self._engine.fail(step, f"the engine's step failed: {type(error).__name__}: {error}"))
+
+    def _tidy(self) -> None:
+        """Trim the cache while nothing runs, and give the memory of free blocks back."""
+        tidied = self._engine.tidy(self._clock())
+        if tidied is not None:
+            self._runner.release(tidied.free)
+            self._owes |= tidied.evicted > 0  # the parent shows what the cache holds
 
     def _answer(self) -> None:
         """Tell what needed no step: refusals, timeouts, fresh counts after an abort."""

@@ -87,11 +87,15 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._splitter = wire.FrameSplitter()
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
 
-    def read(self, *, block: bool) -> list[bytes]:
-        """Return the messages that have come, none perhaps; with `block`, wait until there is something."""
+    def read(self, *, wait_s: float | None) -> list[bytes]:
+        """Return the messages that have come, after waiting `wait_s` at most; None: until something comes."""
+        if wait_s:
+            self._readable.poll(1000 * wait_s)
         try:
-            data = self._connection.recv(READ_BYTES, 0 if block else socket.MSG_DONTWAIT)
+            data = self._connection.recv(READ_BYTES, 0 if wait_s is None else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         except ConnectionError as error:
@@ -132,7 +136,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
     """
     messages: list[bytes] = []
     while not messages:
-        messages = channel.read(block=True)
+        messages = channel.read(wait_s=None)
     spec = wire.spec_decoder.decode(messages.pop(0))
     try:
         model = load(spec, lambda fraction, stage: channel.write(wire.Progress(fraction, stage)))
@@ -173,6 +177,7 @@ def _engine(model: Loaded, spec: wire.WorkerSpec) -> "Engine":
         max_entries=spec.kv_cache_entries,
         eviction_threshold=spec.eviction_threshold,
         cleanup_interval_s=spec.cleanup_interval_s,
+        first_in_first_out=spec.eviction_policy == "fifo",
         draw_seed=_draw_seed,
         embeds=model.embeds,
     )

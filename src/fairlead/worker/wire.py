@@ -22,9 +22,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is to load, and within which limits. Sent as the first frame; None: choose what fits.
 
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
-    `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped, least recently used
-    first, down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the
-    parent's patience with a step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
+    `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped by `eviction_policy`,
+    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the parent's
+    patience with a step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
     "int8".
     """
 
@@ -42,6 +42,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_entries: int | None = None
     eviction_threshold: float = 0.8
     cleanup_interval_s: float = 1.0
+    eviction_policy: Literal["lru", "fifo"] = "lru"
     watchdog_s: float = 30.0
     block_size: int = 16
     threads: int | None = None
