@@ -22,7 +22,7 @@ class Server:
 
     def __init__(self) -> None:
         self.configs: list[Config] = []
-        self.refusing: LoadFailed | None = None
+        self.refusing: Exception | None = None
         self.changed = trio.Event()
 
     async def change(self, config: Config) -> None:
@@ -111,6 +111,29 @@ async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nurs
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
     assert ["models.new: there are no weights"] == [line["reason"] for line in logs]
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [ValueError("x"), RecursionError(), MemoryError(), KeyError("x"), ExceptionGroup("", [TypeError()])],
+)
+@pytest.mark.parametrize("where", ["read", "change"])
+async def test_whatever_goes_wrong_in_a_reload_the_next_one_is_done(writing, nursery, bug, where):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    if where == "read":
+        writing.says = bug
+    else:
+        server.refusing = bug
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    (line,) = logs
+    assert (line["event"], line["file"]) == ("configuration not reloaded", str(writing.file))
+    assert line["exc_info"] is not None
+    writing.says, server.refusing = Config(models=(), port=2), None
+    await read_again(lambda: server.configs)
+    assert server.configs == [writing.says]
 
 
 async def test_settings_that_need_a_restart_are_named_each_time_they_change(writing, nursery):

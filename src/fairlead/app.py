@@ -5,7 +5,7 @@ with the fleet's nursery the children end.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -18,12 +18,14 @@ from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
 from fairlead.collector import settle
-from fairlead.config import Config, ConfigError, ModelConfig
+from fairlead.config import Config, ConfigError, Limits, ModelConfig
+from fairlead.descriptors import raise_limit, share_of_clients
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
 from fairlead.nodes.fleet import Fleet
 from fairlead.reload import Source, keep_up
+from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
 from fairlead.telemetry.backlog import Backlog
 from fairlead.telemetry.witness import Witness, witness_of
@@ -52,6 +54,7 @@ class Announcer(Protocol):
 def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 good, 1 failed, 2 bad configuration."""
     logs.configure(json=config.log_json, level=config.log_level)
+    raise_limit()
     names = ", ".join(model.name for model in config.models)
     try:
         with witness_of(config) as witness:
@@ -62,7 +65,7 @@ def run(config: Config, announcer: Announcer, source: Source | None = None) -> i
     except (Exception, BaseExceptionGroup) as error:
         cause = unwrap(error)
         if isinstance(cause, FairleadError | ConfigError | OSError):
-            announcer.failed(names, str(cause))
+            _announce(announcer.failed, names, str(cause))
             return 2 if isinstance(cause, ConfigError) else 1
         raise
     return 0
@@ -118,7 +121,7 @@ async def serve(
         async with trio.open_nursery() as loaded:
             await loaded.start(fleet.run)
             settle()
-            announcer.ready(url, [status.model for status in fleet.models()])
+            _announce(announcer.ready, url, [status.model for status in fleet.models()])
             task_status.started(url)
 
     app = create_app(services)
@@ -128,16 +131,30 @@ async def serve(
         app.change_keys(wanted.api_keys)
 
     async with trio.open_nursery() as signals:
-        signals.start_soon(over.run)
+        signals.start_soon(keep_running, "request log", over.run)
         if source is not None:
-            signals.start_soon(keep_up, source, config, change)
+            signals.start_soon(keep_running, "reloading", keep_up, source, config, change)
         signals.start_soon(_watch_signals, shutdown, dispatcher, announcer)
         async with trio.open_nursery() as nodes:
             nodes.start_soon(dispatcher.run)
             nodes.start_soon(load)
-            await serve_http(app, sockets, limits=config.limits, shutdown=shutdown)
+            await serve_http(app, sockets, limits=_limits(config), shutdown=shutdown)
             nodes.cancel_scope.cancel()
         signals.cancel_scope.cancel()
+
+
+def _limits(config: Config) -> Limits:
+    """Return the limits, with no more connections than there are descriptors for."""
+    share = share_of_clients(config)
+    if share.connections < config.limits.connections:
+        logger.warning(
+            "fewer connections than configured: the limit of open files is low",
+            configured=config.limits.connections,
+            connections=share.connections,
+            descriptors=share.descriptors,
+            reserved=share.reserved,
+        )
+    return msgspec.structs.replace(config.limits, connections=share.connections)
 
 
 async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
@@ -163,8 +180,16 @@ async def _watch_signals(shutdown: trio.Event, dispatcher: Dispatcher, announcer
     """The first signal drains; a second one ends at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            logger.info("stopping", signal=signal.Signals(number).name)
-            announcer.stopping()
             dispatcher.drain()
             shutdown.set()
+            logger.info("stopping", signal=signal.Signals(number).name)
+            _announce(announcer.stopping)
             break
+
+
+def _announce(announce: Callable[..., None], *details: object) -> None:
+    """Write to the terminal. One that is gone, or a disk that is full, is no reason to stop or not to."""
+    with FailureBoundary() as boundary:
+        announce(*details)
+    if boundary.failure is not None:
+        log_failure("not announced", boundary.failure)

@@ -209,6 +209,10 @@ class LoadFailed(FairleadError):
     code = "load_failed"
 
 
+class LoadCancelled(LoadFailed):
+    """The model was unloaded, or its configuration replaced, before it was ready."""
+
+
 class ModelLoading(FairleadError):
     """The model is being loaded, and the configuration says not to wait."""
 

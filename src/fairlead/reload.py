@@ -15,6 +15,7 @@ import trio
 from fairlead.config import Config, ConfigError
 from fairlead.config.spelling import spelled
 from fairlead.errors import FairleadError
+from fairlead.supervision import FailureBoundary, log_failure
 
 LOOK_EVERY_S = 1.0
 
@@ -66,19 +67,27 @@ async def keep_up(source: Source, config: Config, change: Change) -> None:
 
 async def _reread(source: Source, config: Config, change: Change) -> Config:
     """Return what is in force afterwards."""
-    try:
+    wanted = config
+    with FailureBoundary() as boundary:
         # A reload is rare and its file small; a thread keeps a slow disk from holding up the streams.
         wanted = await trio.to_thread.run_sync(source.read)
         await change(wanted)
-    except (ConfigError, FairleadError, OSError) as error:
-        # The file is named beside it: what the system says needs neither the name nor a number.
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        for reason in told.splitlines():
-            logger.error("configuration not reloaded", file=str(source.file), reason=reason)  # noqa: TRY400
+    if boundary.failure is not None:
+        _log_failure(source.file, boundary.failure)
         return config
     if fixed := list(_fixed(config, wanted)):
         logger.warning("these settings need a restart", settings=fixed)
     return wanted
+
+
+def _log_failure(file: Path, failure: BaseException) -> None:
+    if not isinstance(failure, ConfigError | FairleadError | OSError):
+        log_failure("configuration not reloaded", failure, file=str(file))
+        return
+    # The file is named beside it: what the system says needs neither the name nor a number.
+    told = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+    for reason in told.splitlines():
+        logger.error("configuration not reloaded", file=str(file), reason=reason)
 
 
 def _fixed(config: Config, wanted: Config) -> Iterator[str]:

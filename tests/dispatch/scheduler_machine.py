@@ -339,6 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def drain(self) -> None:
         self.subject.drain()
+        assert self.wishes == []
         assert all(ticket.attempts for ticket in self.tickets(TicketState.QUEUED))
 
     @rule(name=st.sampled_from(["one", "two", "far"]), seats=st.integers(1, 3))

@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog
 import trio
 
 from dispatch.recorded import FakeNode, limits
 from fairlead.config import LruSwap, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.swaps import PATIENCE
-from fairlead.errors import LoadFailed
+from fairlead.errors import Draining, LoadFailed
 from fake_nodes import LIMITS, TimedNode, job
 
 TTL_S = 100.0
@@ -37,6 +38,55 @@ async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Told, float]]:
         nursery.start_soon(dispatcher.run)
         yield dispatcher, told, trio.current_time()
         nursery.cancel_scope.cancel()
+
+
+async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
+    async with desk(m=TTL_S) as (dispatcher, told, now):
+
+        def fail() -> None:
+            raise KeyError("a bug")
+
+        with structlog.testing.capture_logs() as logs:
+            dispatcher._timer.at(now + TTL_S, fail)
+            dispatcher.node_up(TimedNode(), LIMITS)
+            dispatcher._timer.at(now + TTL_S, fail)
+            await trio.sleep(2 * TTL_S)
+        assert told.orders == [(now + TTL_S, "stop", "m")]
+        assert [line["task"] for line in logs] == ["deadlines", "deadlines"]
+
+
+async def test_deadlines_that_fail_while_meters_are_read_do_not_stop_the_meters(autojump_clock, monkeypatch):
+    async with desk(m=TTL_S) as (dispatcher, _, now):
+        dispatcher.node_up(TimedNode(), LIMITS)
+        read_at = []
+
+        def charge(_ticket, _cost) -> None:
+            read_at.append(trio.current_time() - now)
+            raise ValueError("a bug")
+
+        async with dispatcher.seat(job()):
+            with structlog.testing.capture_logs(), monkeypatch.context() as patch:
+                patch.setattr(dispatcher._scheduler, "charge", charge)
+                await trio.sleep(3.5)
+        assert read_at == [1.0, 2.0, 3.0]
+
+
+async def test_loads_that_are_waited_for_are_refused_when_the_server_is_to_stop(autojump_clock):
+    async with desk(m=TTL_S) as (dispatcher, told, now):
+        errors = []
+
+        async def load() -> None:
+            with pytest.raises(Draining) as refused:
+                await dispatcher.load("m")
+            errors.append(refused.value)
+
+        async with trio.open_nursery() as callers:
+            callers.start_soon(load)
+            callers.start_soon(load)
+            await trio.sleep(1)
+            assert told.orders == [(now, "load", "m")]
+            dispatcher.drain()
+        assert len(errors) == 2
 
 
 async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> None:

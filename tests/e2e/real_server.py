@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -125,9 +125,11 @@ def configured(
 
 
 @contextlib.contextmanager
-def real_server(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RealServer]:
-    """Start a server, wait for its ready line, and end it afterwards."""
-    command = [sys.executable, "-m", "fairlead", "serve", "--port", "0", *arguments]
+def real_server(
+    *arguments: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[RealServer]:
+    """Start a server, wait for its ready line, and end it afterwards. `prefix` goes before its command."""
+    command = [*prefix, sys.executable, "-m", "fairlead", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

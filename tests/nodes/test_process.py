@@ -1,6 +1,7 @@
 """A command's process: what it prints is kept, and when it is over nobody of it is left."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -217,22 +218,34 @@ async def test_cancelled_while_it_starts_it_is_not_left_behind():
     assert children() <= before
 
 
-async def test_when_this_program_is_killed_the_command_ends():
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_when_this_program_is_killed_the_command_ends_in_good_order_even_if_it_was_stopped(
+    is_stopped, tmp_path
+):
+    mark = tmp_path / "mark"
+    inner = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(mark)!r}).touch(), sys.exit()))\n"
+        "print('on', flush=True)\n"
+        "while True: time.sleep(0.01)"
+    )
     script = (
         "import trio\n"
         "from fairlead.nodes.process import CommandProcess\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"
-        "        process = CommandProcess('inner', ('sleep', '1000'))\n"
+        f"        process = CommandProcess('inner', (sys.executable, '-c', {inner!r}))\n"
         "        print(await nursery.start(process.run), flush=True)\n"
         "trio.run(main)"
     )
     outer = CommandProcess("outer", python(script), environment={"PYTHONPATH": os.pathsep.join(sys.path)})
     async with trio.open_nursery() as nursery:
         await nursery.start(outer.run)
-        own, inner = (int(line) for line in await printed(outer, 2))
-        assert alive(inner)
-        os.kill(own, 9)
+        own, inner_pid = (int(line) for line in (await printed(outer, 3))[:2])
+        if is_stopped:
+            os.kill(inner_pid, signal.SIGSTOP)
+        os.kill(own, signal.SIGKILL)
         with trio.fail_after(60):
-            while alive(inner):  # noqa: ASYNC110  # it is no child of ours
+            while alive(inner_pid):  # noqa: ASYNC110  # it is no child of ours
                 await trio.sleep(0.01)
+    assert mark.exists()

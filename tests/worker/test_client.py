@@ -32,6 +32,8 @@ from worker.children import (
     worker,
 )
 
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="F_SETSIG is Linux's")
+
 
 async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
     tested = worker()
@@ -384,7 +386,7 @@ async def test_an_idle_child_uses_no_processor_time():
         _, stream = submit(tested, [1], Sampling(max_tokens=3))
         await stream.ended.wait()
         await until(tested, running=0)
-        await trio.to_thread.run_sync(_wait_until_asleep, tested.pid)
+        await trio.to_thread.run_sync(_wait_for_state, tested.pid, "S")
         used = []
         while not used or (
             used[-1] > 1 and len(used) < 4
@@ -395,13 +397,16 @@ async def test_an_idle_child_uses_no_processor_time():
         assert used[-1] <= 1
 
 
-def _wait_until_asleep(pid: int) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+def _wait_for_state(pid: int, state: str) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
         os.sched_yield()
 
 
+@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=linux)])
 @pytest.mark.parametrize("options", ["delay_ms=1", "stuck_in=2"])
-async def test_a_child_ends_with_its_parent_even_within_a_step_that_takes_for_ever(options):
+async def test_a_child_ends_with_its_parent_even_when_it_is_stopped_or_in_a_step_that_takes_for_ever(
+    options, is_stopped
+):
     script = str(Path(__file__).with_name("orphan_parent.py"))
     with trio.fail_after(PATIENCE_S):
         parent = await trio.lowlevel.open_process(
@@ -409,8 +414,12 @@ async def test_a_child_ends_with_its_parent_even_within_a_step_that_takes_for_ev
         )
         assert parent.stdout is not None
         async with parent.stdout:
-            grandchild = os.pidfd_open(int(await parent.stdout.receive_some()))
+            pid = int(await parent.stdout.receive_some())
+            grandchild = os.pidfd_open(pid)
             try:
+                if is_stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                    await trio.to_thread.run_sync(_wait_for_state, pid, "T")
                 parent.kill()
                 await parent.wait()
                 await trio.lowlevel.wait_readable(grandchild)  # readable when it has ended

@@ -164,13 +164,13 @@ def _files() -> Iterator[Finding]:
         import resource
     except ImportError:  # not Unix
         return
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which the server raises its own limit
     if 0 <= most < LEAST_FILES:
         yield Finding(
             "open files",
             "warning",
             f"at most {most}",
-            f"Each connection is one: `ulimit -n {LEAST_FILES}` before the server is started.",
+            f"Each connection takes up to three: raise the hard limit, as with `ulimit -Hn {LEAST_FILES}`.",
         )
     else:
         yield Finding("open files", "good", f"at most {most}" if most >= 0 else "as many as there are")

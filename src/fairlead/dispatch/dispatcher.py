@@ -26,6 +26,7 @@ from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.job import Job
 from fairlead.nodes.desk import Garage
 from fairlead.nodes.node import Node, NodeCounts, NodeLimits
+from fairlead.supervision import contain
 from fairlead.swap.llama_swap import policy_for
 
 METER_INTERVAL_S = 1.0
@@ -77,9 +78,10 @@ class Dispatcher:
         self._full: dict[Place, Alarm] = {}  # who turned a job away, and when to look again
 
     async def run(self) -> None:
-        """Keep the deadlines and charge for what flows, until cancelled."""
+        """Keep the deadlines and charge for what flows, until cancelled. One that fails stops no other."""
         self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
-        await self._timer.run()
+        while True:
+            await contain("deadlines", self._timer.run)
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
@@ -328,9 +330,9 @@ class Dispatcher:
         self._full[place] = self._timer.at(trio.current_time() + after_s, is_over)
 
     def _read_meters(self) -> None:
+        self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
         for waiter in self._waiters.values():
             self._scheduler.charge(waiter.ticket, self._outlook.spent(waiter))
-        self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
 
     def _over(self, waiter: Waiter) -> None:
         """A job is over, or has left: give back what it has. Synchronous, so nothing comes in between."""

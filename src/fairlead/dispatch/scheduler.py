@@ -20,7 +20,7 @@ from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import (
     Displaced,
     FairleadError,
-    LoadFailed,
+    LoadCancelled,
     ModelNotFound,
     NoQueue,
     QueueFull,
@@ -198,7 +198,7 @@ class Scheduler:
         if (place := self._places.of_ours(model)) is not None:
             place.leaving = True
         elif self._swaps.give_up(model):
-            self._end_wish(model, LoadFailed(f"{model} was unloaded before it was ready"))
+            self._end_wish(model, LoadCancelled(f"{model} was unloaded before it was ready"))
             self._effects.stop_model(model)
         self._pump()
 
@@ -262,8 +262,10 @@ class Scheduler:
         self._places.reopen(node_id)
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait; the running ones go on, after a failure too."""
+        """Take no more jobs and refuse what waits, jobs and loads; what runs goes on, after a failure too."""
         self._admission.drain()
+        for model in self._swaps.wished():
+            self._end_wish(model, shutting_down())
         for ticket in self._queue:
             if not ticket.attempts:
                 self._withdraw(ticket, shutting_down())

@@ -79,6 +79,10 @@ class Swaps:
         """Whether this wish is not over yet."""
         return self._wishes.get(wish.model) is wish
 
+    def wished(self) -> list[str]:
+        """Return the models for which there is a wish."""
+        return list(self._wishes)
+
     def unwish(self, model: str) -> Wish | None:
         """Return the wish for a model, if there is one: it is over."""
         wish = self._wishes.pop(model, None)

@@ -1,5 +1,6 @@
 """One connection in use: the answer that comes through it, how long it may take, and why it broke."""
 
+import errno
 import os
 import socket
 import ssl
@@ -9,6 +10,8 @@ import trio
 
 from fairlead.nodes.answer_parser import AnswerParser, BadAnswer
 from fairlead.nodes.links import Link
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Connection:
@@ -78,11 +81,21 @@ def told(error: Exception) -> str:
     return reason_of(error)
 
 
+def is_local_shortage(error: OSError) -> bool:
+    """Whether no connection could be opened because this machine lacks something for it."""
+    first = _first_try(error)
+    return isinstance(first, OSError) and first.errno in _SHORTAGES
+
+
 def reason_of(error: Exception) -> str:
     """Return the system's words. Of several tries, one an address, the first tells enough."""
-    cause = error.__cause__
-    first = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else error
+    first = _first_try(error)
     of_libraries = isinstance(first, socket.gaierror | ssl.SSLError)
     if isinstance(first, OSError) and first.errno is not None and not of_libraries:
         return os.strerror(first.errno)  # its own text may name addresses, which are not for clients
     return str(getattr(first, "strerror", None) or first)
+
+
+def _first_try(error: Exception) -> BaseException:
+    cause = error.__cause__
+    return cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else error

@@ -10,6 +10,7 @@ from fairlead.errors import InvalidRequest, NotFound
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.remote_node import remote_node
 from fairlead.nodes.status import ModelStatus, NodeState, NodeStatus
+from fairlead.supervision import FailureBoundary, log_failure
 
 logger = structlog.get_logger("fairlead.fleet")
 
@@ -20,6 +21,7 @@ class Elsewhere:
     def __init__(self, config: NodeConfig, desk: Desk, health: HealthConfig, ourselves: str) -> None:
         self.config = config
         self._desk = desk
+        self._pause_s = health.interval_s
         self._node = remote_node(config, desk, health, ourselves)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
@@ -36,12 +38,25 @@ class Elsewhere:
         return self._node.is_ourselves
 
     async def run(self) -> None:
-        """Probe it, until it leaves."""
+        """Probe it, until it leaves. Whatever else ends its probes is its own failure: they begin again."""
         try:
             with self._scope:
-                await self._node.run()
+                while True:
+                    await self._run_once()
+                    await trio.sleep(self._pause_s)
         finally:
             self._over.set()
+
+    async def _run_once(self) -> None:
+        boundary = FailureBoundary()
+        try:
+            with boundary:
+                await self._node.run()
+        finally:
+            if boundary.failure is not None:
+                log_failure("node failed", boundary.failure, node=self.config.id)
+            if self._desk.counts(self.config.id) is not None:  # it could not report that it is down
+                self._desk.node_down(self._node)
 
     def drain(self) -> trio.Event:
         """Give it no more jobs; return what is set when it has none."""

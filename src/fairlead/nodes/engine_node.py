@@ -131,9 +131,11 @@ class EngineNode:
 
         def failed(error: FairleadError) -> None:
             # Before any task learns that its job is over and frees a seat that is not there any more.
-            if isinstance(error, NodeFailed):
-                self._went_down()
-            into.fail(error)
+            try:
+                if isinstance(error, NodeFailed):
+                    self._went_down()
+            finally:
+                into.fail(error)
 
         if job.embed:
             with embedding(worker, into, job, failed, salt=self._salt(job)):

@@ -7,6 +7,7 @@ goes there first, and comes back as `start_swap` and `stop_model`.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -24,9 +25,9 @@ from fairlead.config import (
     SelectorConfig,
 )
 from fairlead.errors import (
-    Draining,
     FairleadError,
     InvalidRequest,
+    LoadCancelled,
     LoadFailed,
     ModelNotFound,
     NodeFailed,
@@ -36,6 +37,7 @@ from fairlead.nodes.desk import Desk
 from fairlead.nodes.elsewhere import Neighbours
 from fairlead.nodes.resident import Progress, Resident
 from fairlead.nodes.status import Changes, ModelStatus, NodeState, NodeStatus
+from fairlead.supervision import FailureBoundary, contain, log_failure
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
@@ -81,6 +83,7 @@ class Fleet:
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
         self._is_reloading = False
+        self._unloaded_early: set[str] = set()  # models whose preloading was ended by an unload
 
     # Its life ----------------------------------------------------------------------------------------
 
@@ -89,9 +92,10 @@ class Fleet:
         self._take(self._config, await self._read_all(self._config.models))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep models and nodes until cancelled; report `started` when what is preloaded is there.
+        """Keep models and nodes until cancelled; report `started` when preloading is over.
 
-        What fails to load then is tried again by its next job; but if it was all there is, `LoadFailed`.
+        A model that fails to load then is loaded again by its next job; if it is all that the configuration
+        has, `LoadFailed` is raised. No other failure of a model or node ends this.
         """
         async with trio.open_nursery() as self._nursery:
             for config in self._config.nodes:
@@ -104,8 +108,10 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether what is preloaded was, and nothing that was loaded is gone by accident."""
-        return self._is_loaded and not any(resident.is_missed for resident in self._residents.values())
+        """Whether preloading is over, no model of it was unloaded before it was ready, and none has died."""
+        if not self._is_loaded or any(resident.is_missed for resident in self._residents.values()):
+            return False
+        return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -159,7 +165,9 @@ class Fleet:
         Jobs that wait for it wait for its next load. Raises as `load`.
         """
         resident = self._resident(model)
-        if (life := resident.life) is not None:
+        if (life := resident.life) is None:
+            resident.end()  # one that has died does not come back by itself
+        else:
             self._desk.unload(model, NodeFailed(f"{model} was unloaded") if force else None)
             await life.ended.wait()
 
@@ -237,36 +245,49 @@ class Fleet:
 
     def came_up(self, resident: Resident) -> None:
         """A model is loaded: what it takes can be known."""
+        self._unloaded_early.discard(resident.name)
         self._spawn(self._measure, resident)
 
     def died(self, resident: Resident) -> None:
         """A model is gone by accident: it comes back, if there is room, and after a while."""
         self._spawn(self._revive, resident)
 
+    def _report_progress(self, model: str, fraction: float, stage: str) -> None:
+        """Report how far a load is. A terminal that is gone does not fail the load."""
+        with FailureBoundary() as boundary:
+            self._on_progress(model, fraction, stage)
+        if boundary.failure is not None:
+            log_failure("progress not reported", boundary.failure, model=model)
+
     # What goes on beside -----------------------------------------------------------------------------
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Start a task, the failure of which ends neither its siblings nor the fleet."""
         assert self._nursery is not None, "the fleet runs"
         # Not in the context of the job that happened to be the first: what is logged is not about that.
-        Context().run(self._nursery.start_soon, task, *arguments)
+        name = task.__qualname__
+        Context().run(partial(self._nursery.start_soon, name=name), contain, name, task, *arguments)
 
     async def _preload(self) -> None:
         """Load what is to be there from the start, all at once."""
+        config = self._config
         failed: list[LoadFailed] = []
 
         async def load(model: str) -> None:
             try:
                 await self._desk.load(model)
+            except LoadCancelled:
+                self._unloaded_early.add(model)
             except LoadFailed as error:
                 failed.append(error)
-            except Draining:
-                """We are told to stop already."""
+            except FairleadError:
+                """The server stops, or the model was removed from the configuration."""
 
         async with trio.open_nursery() as nursery:
-            for model in self._config.models:
+            for model in config.models:
                 if model.preload:
                     nursery.start_soon(load, model.name)
-        if failed and len(self._config.models) == 1 and not self._config.nodes:
+        if failed and len(config.models) == 1 and not config.nodes and config is self._config:
             raise failed[0]
 
     async def _load_or_say(self, model: str) -> None:
@@ -276,7 +297,8 @@ class Fleet:
 
     async def _revive(self, resident: Resident) -> None:
         await trio.sleep(resident.next_backoff_s())
-        if resident.life is None and self._residents.get(resident.name) is resident:
+        # Meanwhile it may have been loaded, unloaded or removed.
+        if resident.life is None and resident.has_died and self._residents.get(resident.name) is resident:
             with suppress(FairleadError):  # a failed load is told to `died` again
                 await self._desk.load(resident.name, spare=True)
 
@@ -299,7 +321,7 @@ class Fleet:
         """Keep the most that a model was seen to take in this life, if it does not say what it takes."""
         life = resident.life
         while life is not None and resident.life is life:
-            await resident.measure()
+            await contain("measuring", resident.measure)
             if resident.config.memory_mb is None and resident.memory_bytes:
                 measured_mb = resident.memory_bytes / MIB
                 self._memory_mb[resident.name] = max(measured_mb, self._memory_mb.get(resident.name, 0.0))
@@ -327,7 +349,7 @@ class Fleet:
                     text,
                     self._desk,
                     self,
-                    on_progress=self._on_progress,
+                    on_progress=self._report_progress,
                     health=config.health_check,
                     engine_command=self._engine_command,
                 )

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import trio
 
 from fairlead.errors import LoadFailed
+from fairlead.supervision import FailureBoundary, described
 
 LINES_KEPT = 200
 LINE_BYTES = 2000
@@ -24,7 +26,8 @@ KILL_WAIT_S = 5.0
 # A shell that ends at once leaves the server it runs behind, which may need a moment more.
 GROUP_WAIT_S = 1.0
 LOOK_S = 0.02
-GUARD = 'read -r _ || { kill -TERM "-$1"; sleep 5; kill -KILL "-$1"; }'
+# SIGCONT, so that one that is stopped ends in good order; SIGKILL ends it in any case.
+GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
 
 class CommandProcess:
@@ -52,6 +55,7 @@ class CommandProcess:
         self._environment = {**os.environ, **(environment or {})}
         self._unload_timeout_s = unload_timeout_s
         self._process: trio.Process | None = None
+        self._is_killed = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
     @property
@@ -76,32 +80,33 @@ class CommandProcess:
         """
         assert self._process is None, "a command has one life"
         process = self._process = await self._start()
-        guard: trio.Process | None = None
-        try:
+        assert process.stdout is not None
+        async with AsyncExitStack() as ending:  # last to first, each whatever becomes of the others
+            ending.push_async_callback(_shielded, process.stdout.aclose)
+            ending.push_async_callback(_shielded, self._kill, process)
             guard = await _guard(process.pid)
-            async with trio.open_nursery() as nursery:
-                # Shielded: its last words come after we are cancelled.
-                log_read, reading = trio.Event(), trio.CancelScope(shield=True)
-                nursery.start_soon(self._read_log, process.stdout, reading, log_read)
+            ending.push_async_callback(_shielded, _dismiss, guard)
+            await self._live(process, task_status)
+
+    async def _live(self, process: trio.Process, task_status: trio.TaskStatus[int]) -> None:
+        """Read its output until it has ended, or until cancelled; then stop it."""
+        async with trio.open_nursery() as nursery:
+            # Shielded: its last words come after we are cancelled.
+            log_read, reading = trio.Event(), trio.CancelScope(shield=True)
+            nursery.start_soon(self._read_log, process.stdout, reading, log_read)
+            try:
+                task_status.started(process.pid)
+                await process.wait()
+                self.ended.set()
+            finally:
                 try:
-                    task_status.started(process.pid)
-                    await process.wait()
-                    self.ended.set()
-                finally:
                     with trio.CancelScope(shield=True):
                         await self._stop(process)
                         # Whoever left the group may have taken the pipe along and keep it open.
                         with trio.move_on_after(LOG_WAIT_S):
                             await log_read.wait()
+                finally:
                     reading.cancel()
-        finally:
-            with trio.CancelScope(shield=True):
-                assert process.stdout is not None
-                await process.stdout.aclose()
-                if guard is None:
-                    await self._stop(process)
-                else:
-                    await _dismiss(guard)
 
     async def _start(self) -> trio.Process:
         try:
@@ -129,8 +134,13 @@ class CommandProcess:
                 with trio.move_on_after(GROUP_WAIT_S):
                     while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event tells of their end
                         await trio.sleep(LOOK_S)
-        # Also those that it started and left behind.
-        _signal_group(process.pid, signal.SIGKILL)
+        await self._kill(process)
+
+    async def _kill(self, process: trio.Process) -> None:
+        """Kill the whole group, also what the command started and left behind, and reap the command."""
+        if not self._is_killed:  # once: its number may be another's afterwards
+            _signal_group(process.pid, signal.SIGKILL)
+            self._is_killed = True
         with trio.move_on_after(KILL_WAIT_S):
             await process.wait()
 
@@ -143,12 +153,15 @@ class CommandProcess:
         stopper = CommandProcess(
             f"{self._name} (stop)", command, environment=self._environment, unload_timeout_s=0
         )
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stopper.run)
-                await process.wait()
-        except* LoadFailed as failed:
-            self._keep(failed.exceptions[0].args[0])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_stopper, stopper, process)
+            await process.wait()
+
+    async def _run_stopper(self, stopper: "CommandProcess", process: trio.Process) -> None:
+        with FailureBoundary() as boundary:
+            await stopper.run()
+        if boundary.failure is not None:
+            self._keep(described(boundary.failure))
             _signal_group(process.pid, signal.SIGTERM)
 
     # Its output --------------------------------------------------------------------------------------
@@ -197,10 +210,22 @@ async def _guard(group: int) -> trio.Process:
 
 
 async def _dismiss(guard: trio.Process) -> None:
-    guard.kill()
-    await guard.wait()
     assert guard.stdin is not None
-    await guard.stdin.aclose()
+    async with guard.stdin:
+        try:
+            guard.kill()
+            with trio.move_on_after(KILL_WAIT_S):
+                await guard.wait()
+        finally:  # the end of its stdin would have it end the group, of which nothing is left
+            guard.kill()
+            with trio.move_on_after(KILL_WAIT_S):
+                await guard.wait()
+
+
+async def _shielded(end: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    """Run a step of the end, which takes a bounded time, also after a cancellation."""
+    with trio.CancelScope(shield=True):
+        await end(*arguments)
 
 
 def _signal_group(group: int, number: signal.Signals | None) -> bool:

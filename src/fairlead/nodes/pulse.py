@@ -10,7 +10,7 @@ import trio
 from fairlead.config import HealthConfig
 from fairlead.nodes.health import Breaker, watch
 from fairlead.nodes.memory import computed_s
-from fairlead.nodes.upstream import Upstream, UpstreamFailed
+from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed
 
 # What part of one processor's time is work. Threads that only look whether there is some take less.
 WORK = 0.1
@@ -46,6 +46,8 @@ class Pulse:
         try:
             async with self._upstream.exchange("GET", self._path) as answer:
                 await answer.read_all(ANSWER_BYTES)
+        except LocalShortage:
+            return True  # it was not asked
         except UpstreamFailed:
             self._was_refused = True
             return False

@@ -23,7 +23,8 @@ from fairlead.nodes.node import Node, NodeLimits, NodeListener
 from fairlead.nodes.passage import Passage
 from fairlead.nodes.relay import relay
 from fairlead.nodes.sink import Sink
-from fairlead.nodes.upstream import Upstream, UpstreamFailed, UpstreamTimeouts
+from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
+from fairlead.supervision import FailureBoundary, described, log_failure
 
 # What a node does not say is no limit of ours: it refuses what it cannot take itself.
 UNLIMITED_TOKENS = 2**31
@@ -84,18 +85,22 @@ class RemoteNode:
         self._probe_path = "/health"
         self._is_fairlead = False
         self._probe_answered = False
+        self._is_reported = False  # as up, to the listener
         self._running: set[Passage] = set()
         self._ups = self._downs = 0
 
     async def run(self) -> None:
-        """Probe the server until cancelled; tell the listener when it comes and goes. Never raises."""
+        """Probe the server until cancelled; report to the listener when it comes and goes.
+
+        May be called again after it has raised, which only an error of our own makes it do.
+        """
         assert self._health is not None
         try:
             await watch(self._probe, self._probed, self._health)
         finally:
-            self.went_down(NodeFailed(f"{self.id} was taken out of service"))
-            self._upstream.close()
             self.met.set()
+            self._upstream.close()
+            self.went_down(NodeFailed(f"{self.id} was taken out of service"))
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
@@ -143,11 +148,9 @@ class RemoteNode:
         self._change(self._breaker.probed(well=True), "probed well")
 
     def went_down(self, error: FairleadError) -> None:
-        """The server is gone: the listener is told, then every job it runs fails with the error."""
-        if self._breaker.is_up:
-            self._breaker = self._new_breaker()
-            self._listener.node_down(self._face)
-        self._fail_running(error)
+        """The server is gone: report that, then fail every job it runs with the error."""
+        self._breaker = self._new_breaker()
+        self._leave(error)
 
     # One job -----------------------------------------------------------------------------------------
 
@@ -167,11 +170,25 @@ class RemoteNode:
             raise raised
 
     async def _relay(self, job: Job, asked: Relay, passage: Passage) -> None:
+        """Relay one job. Whatever fails ends this attempt at it, and neither its client nor the node."""
+        boundary = FailureBoundary()
+        try:
+            with boundary:
+                await self._exchange(job, asked, passage)
+        finally:
+            if boundary.failure is not None:
+                log_failure("relaying failed", boundary.failure, node=self.id, request_id=job.request_id)
+                passage.fail(NodeFailed(f"{self.id} failed: {described(boundary.failure)}"))
+            passage.over.set()
+
+    async def _exchange(self, job: Job, asked: Relay, passage: Passage) -> None:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with passage.scope:
                 await relay(self._upstream, job, asked, passage, model=model, filters=self._filters)
                 self._breaker.requested(well=True)
+        except LocalShortage as error:
+            passage.fail(error)  # which says nothing of the node
         except UpstreamFailed as error:
             # First the breaker, so that nobody gets this seat before it is known to be bad.
             self._running.discard(passage)  # its own error says more than that of all others
@@ -180,7 +197,15 @@ class RemoteNode:
         except FairleadError as error:
             self._breaker.requested(well=True)
             passage.fail(error)
-        passage.over.set()
+
+    def _leave(self, error: FairleadError) -> None:
+        """Report that the node is down, then fail its jobs: none of them may get one of its seats again."""
+        try:
+            if self._is_reported:
+                self._listener.node_down(self._face)
+                self._is_reported = False
+        finally:
+            self._fail_running(error)
 
     def _fail_running(self, error: FairleadError) -> None:
         for passage in list(self._running):
@@ -199,6 +224,8 @@ class RemoteNode:
             if not self._breaker.is_up:
                 self._is_fairlead = True  # perhaps; what comes back may be another program
             await self._look()
+        except LocalShortage:
+            return self._breaker.is_up  # it was not asked: it stays what it is
         except UpstreamFailed:
             return False
         return True
@@ -255,6 +282,8 @@ class RemoteNode:
         if not well and not self._probe_answered and heard_lately and self._running:
             return  # it is busy answering others: some servers do one thing at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
+        if self._is_reported and not self._breaker.is_up:  # the listener raised when it was first told
+            self._leave(NodeFailed(f"{self.id} is down"))
 
     def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
         seats = self._seats or reported_seats
@@ -276,12 +305,12 @@ class RemoteNode:
         self._downs += change == "down"
         if change == "up":
             logger.info("node up", node=self.id, models=sorted(self.models), seats=self._limits.seats)
+            self._is_reported = True
             self._listener.node_up(self._face, self._limits)
         elif change == "down":
             logger.warning("node down", node=self.id, reason=reason)
             self._upstream.close()
-            self._listener.node_down(self._face)
-            self._fail_running(NodeFailed(f"{self.id} is down: {reason}"))
+            self._leave(NodeFailed(f"{self.id} is down: {reason}"))
 
 
 def remote_node(

@@ -7,6 +7,7 @@ process, and that a life is over is told once. Whether it is to live is decided 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,12 +16,15 @@ import structlog
 import trio
 
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
-from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.job import Job
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.memory import memory_of
+from fairlead.nodes.sink import Sink
 from fairlead.nodes.status import ModelState, ModelStatus, NodeKind
+from fairlead.supervision import FailureBoundary, described, log_failure
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
@@ -127,6 +131,11 @@ class Resident:
         return self.life is not None and self.life.is_ready
 
     @property
+    def has_died(self) -> bool:
+        """Whether its last life ended by accident; no longer once it is loaded or unloaded."""
+        return self._has_died
+
+    @property
     def is_missed(self) -> bool:
         """Whether it was there, is gone although nobody wanted that, and is to come back."""
         dying = any(life.is_dying for life in self._lives)
@@ -197,24 +206,29 @@ class Resident:
                 self.memory_bytes = measured
 
     async def _live(self, life: Life, after: Sequence[trio.Event]) -> None:
-        failure: LoadFailed | NodeFailed | None = None
+        """Run one life. Whatever fails in it is this model's failure, and does not leave this method."""
+        boundary = FailureBoundary()
         try:
-            with life.scope:
+            with boundary, life.scope:
                 for over in after:
                     await over.wait()
                 life.began_at = trio.current_time()
                 life.node = self._node()
                 await life.node.run(task_status=_Ready(partial(self._came_up, life)))
-        except (LoadFailed, NodeFailed) as error:
-            failure = error
         finally:
-            self._lives.remove(life)
-            self.memory_bytes = 0
-            life.ended.set()
-            # First the room that it leaves, then what came of it: nothing is loaded before it is gone.
-            self._desk.gone(frozenset({self.name}))
-        if failure is not None and not life.scope.cancel_called:
-            self._failed(life, failure)
+            self._ended(life, boundary.failure)
+
+    def _ended(self, life: Life, failure: BaseException | None) -> None:
+        """Account for the end of a life: its room is free first, so that nothing is loaded before that."""
+        self._lives.remove(life)
+        self.memory_bytes = 0
+        life.ended.set()
+        with ExitStack() as reports:  # called last to first, each also if another raises
+            if failure is not None:
+                reports.callback(self._failed, life, failure)
+            reports.callback(self._desk.gone, frozenset({self.name}))
+            if life.node is not None and self._desk.counts(self.node_id) is not None:
+                reports.callback(self._desk.node_down, life.node)  # which could not report it itself
 
     def _node(self) -> EngineNode | CommandNode:
         def progressed(fraction: float, stage: str) -> None:
@@ -243,21 +257,25 @@ class Resident:
         self._progress, self._problem, self._stuck_reason = 1.0, None, None
         self._keeper.came_up(self)
 
-    def _failed(self, life: Life, error: LoadFailed | NodeFailed) -> None:
-        assert life.node is not None, "what did not begin cannot fail"
-        self._problem = error.message
-        if isinstance(error, LoadFailed):
-            self._load_failures += 1
-            logger.error("model not loaded", model=self.name, reason=error.message)
-            self._desk.load_failed(life.node, error)
-        else:
+    def _failed(self, life: Life, failure: BaseException) -> None:
+        if life.scope.cancel_called:  # it was to end, and has
+            if not isinstance(failure, LoadFailed | NodeFailed):
+                log_failure("model ended badly", failure, model=self.name)
+            return
+        log_failure("model lost" if life.was_ready else "model not loaded", failure, model=self.name)
+        known = isinstance(failure, FairleadError)
+        self._problem = described(failure) if known else f"{self.name} failed: {described(failure)}"
+        if life.was_ready:
             self._has_died = True
-            if life.node.stuck is not None:
+            if life.node is not None and life.node.stuck is not None:
                 self._stuck += 1
                 self._stuck_reason = life.node.stuck
             if trio.current_time() - life.ready_at > HEALTHY_AFTER_S:
                 self._backoff_s = FIRST_BACKOFF_S
-            logger.error("model lost", model=self.name, reason=error.message)
+        else:
+            self._load_failures += 1
+            error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
+            self._desk.load_failed(life.node or _Unmade(self), error)
         if self._has_died:
             self._keeper.died(self)
 
@@ -295,6 +313,18 @@ class Resident:
                 "stuck": self._stuck,
             }
         )
+
+
+class _Unmade:
+    """Stands for the node of a life that failed before it had one."""
+
+    def __init__(self, resident: Resident) -> None:
+        self.id = resident.node_id
+        self.models = frozenset({resident.name})
+
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+        """See `Node`."""
+        raise NodeFailed(f"{self.id} is not running")
 
 
 class _Ready:

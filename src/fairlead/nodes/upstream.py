@@ -15,10 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from fairlead.errors import NodeFailed
+from fairlead.errors import NodeFailed, NodeFull
 from fairlead.nodes.answer_parser import AnswerParser, BadAnswer, Head
-from fairlead.nodes.connection import Clock, Connection, reason_of, told
+from fairlead.nodes.connection import Clock, Connection, is_local_shortage, reason_of, told
 from fairlead.nodes.links import connect
+
+# Unused connections that are kept: each takes a descriptor, here and there.
+MOST_IDLE = 32
 
 _PATH = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
@@ -27,6 +30,10 @@ _HEADER_VALUE = re.compile(r"[ -~]*")
 
 class UpstreamFailed(NodeFailed):
     """The server could not be reached, fell silent, or broke off: this says something of its health."""
+
+
+class LocalShortage(UpstreamFailed, NodeFull):
+    """This machine has no descriptor or memory left for a connection: that says nothing of the server."""
 
 
 class UpstreamTimeouts(msgspec.Struct, frozen=True):
@@ -219,7 +226,8 @@ class Upstream:
         try:
             link = await connect(self._host, self._port, self._tls)
         except OSError as error:
-            raise UpstreamFailed(f"{self.name} cannot be reached: {reason_of(error)}") from error
+            kind = LocalShortage if is_local_shortage(error) else UpstreamFailed
+            raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error
         self._opened += 1
         held.connection = Connection(link, self._heard)
         return await self._send(request, clock, held.connection)
@@ -252,7 +260,8 @@ class Upstream:
             return
         parser = connection.parser
         is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
-        if is_good and parser.is_complete and not connection.is_closed:
+        is_reusable = is_good and parser.is_complete and not connection.is_closed
+        if is_reusable and len(self._idle) < MOST_IDLE:
             connection.idle_since = trio.current_time()
             self._idle.append(connection)
         else:

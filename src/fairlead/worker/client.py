@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from time import perf_counter
 from typing import Protocol
 
@@ -29,6 +30,7 @@ from fairlead.errors import (
     RequestTimeout,
 )
 from fairlead.job import Sampling
+from fairlead.supervision import PASSING, FailureBoundary, described, log_failure
 from fairlead.worker import wire
 from fairlead.worker.watchdog import Watchdog
 
@@ -45,7 +47,7 @@ LOG_LINE_BYTES = 2000
 
 
 class Receiver(Protocol):
-    """Who is told what became of a sequence. Nothing is called after its end, and nothing here may raise."""
+    """Receives what becomes of a sequence. Nothing is called after its end; one that raises ends its own."""
 
     def receive_token(self, token_id: int) -> None:
         """One more token, and nothing else."""
@@ -243,7 +245,10 @@ class Worker:
         for key, token_id in step.plain():
             receiver = self._open.get(key)
             if receiver is not None:  # else it was aborted, and the child did not know yet
-                receiver.receive_token(token_id)
+                try:
+                    receiver.receive_token(token_id)
+                except BaseException as error:  # noqa: BLE001  `_drop` raises what must pass
+                    self._drop(key, receiver, error)
             if perf_counter() >= turn_ends:
                 await trio.lowlevel.checkpoint()
                 turn_ends = perf_counter() + TURN_S
@@ -261,16 +266,27 @@ class Worker:
         if output.error is not None or output.finish_reason is not None:
             del self._open[output.key]
         if output.error is None:
-            receiver.receive(output)
+            try:
+                receiver.receive(output)
+            except BaseException as error:  # noqa: BLE001  as above
+                self._drop(output.key, receiver, error)
         elif output.code == "request_timeout":
-            receiver.failed(RequestTimeout(output.error))
+            _fail(receiver, RequestTimeout(output.error))
         else:
-            receiver.failed(EngineFailed(output.error))
+            _fail(receiver, EngineFailed(output.error))
+
+    def _drop(self, key: int, receiver: Receiver, error: BaseException) -> None:
+        """End a sequence whose receiver has raised: the others go on."""
+        if isinstance(error, PASSING):
+            raise error
+        log_failure("sequence dropped", error, key=key)
+        self.abort(key)
+        _fail(receiver, EngineFailed(f"the answer could not be taken over: {described(error)}"))
 
     def _fail_open(self, reason: str) -> None:
         """Fail what is open, first come first; each once, and none that another's callback aborts."""
         while self._open:
-            self._open.pop(next(iter(self._open))).failed(NodeFailed(reason))
+            _fail(self._open.pop(next(iter(self._open))), NodeFailed(reason))
 
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
         """Give the child up when it is stuck: fail what is open at once, ask where it is, end the reading."""
@@ -300,8 +316,13 @@ class Worker:
                 del self._unsent[:sent]
         except BlockingIOError:
             self._unsent_waits.unpark()
-        except OSError:
-            self._unsent.clear()  # the child is gone, which the reader sees too
+        except OSError as error:
+            # The child is gone; or it is not, and would wait for what is lost now. So the connection ends.
+            if not isinstance(error, ConnectionError):
+                self._log.append(f"it cannot be written to: {described(error)}")
+            self._unsent.clear()
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _write(self) -> None:
         assert self._socket is not None
@@ -338,6 +359,13 @@ class Worker:
         return [line for line in self._log if line][-lines:]
 
 
+def _fail(receiver: Receiver, error: FairleadError) -> None:
+    with FailureBoundary() as boundary:
+        receiver.failed(error)
+    if boundary.failure is not None:
+        log_failure("failure not reported", boundary.failure, of=error.message)
+
+
 def _ending(process: trio.Process) -> str:
     status = process.returncode
     if status is None:
@@ -349,13 +377,21 @@ def _ending(process: trio.Process) -> str:
 
 
 async def _end(process: trio.Process) -> None:
-    """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`."""
+    """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`.
+
+    The second try and the closing of the pipes follow also when what comes before them fails.
+    """
     with trio.CancelScope(shield=True):
-        for end, wait_s in ((process.terminate, END_WAIT_S), (process.kill, KILLED_WAIT_S)):
-            end()
-            with trio.move_on_after(wait_s):
-                await process.wait()
-                break
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            await stream.aclose()
+        async with AsyncExitStack() as closing:
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                closing.push_async_callback(stream.aclose)
+            try:
+                process.terminate()
+                process.send_signal(signal.SIGCONT)  # or one that is stopped would never see that
+                with trio.move_on_after(END_WAIT_S):
+                    await process.wait()
+            finally:
+                process.kill()  # nothing, if it has ended
+                with trio.move_on_after(KILLED_WAIT_S):
+                    await process.wait()

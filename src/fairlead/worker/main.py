@@ -214,15 +214,22 @@ def _draw_seed() -> int:
 
 
 def _die_with_the_parent() -> None:
-    """Ask the kernel to kill us when the parent's end of our stdin closes, even within a long step.
+    """Have the kernel send SIGKILL when the parent's end of our stdin closes, also while we are stopped.
 
-    Not by PR_SET_PDEATHSIG: that is tied to the parent's *thread*, and Trio starts processes from worker
-    threads that end after some idle seconds. A system that sends no SIGIO for pipes leaves us with the
-    socket's end, seen between steps.
+    SIGIO, which the kernel sends by default, ends a process within a long step too, but stays pending in one
+    that is stopped (SIGSTOP, a debugger) until it is continued. SIGKILL ends it at once.
+
+    `PR_SET_PDEATHSIG` would do the same, but is tied to the parent's *thread*: Trio starts processes from
+    worker threads, which end after some idle seconds. A watcher process would cost a process and two
+    descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends us, or the socket's end, which is
+    seen between steps.
     """
     if not stat.S_ISFIFO(os.fstat(LIFELINE).st_mode):
         return  # started by hand
     signal.signal(signal.SIGIO, signal.SIG_DFL)
+    if hasattr(fcntl, "F_SETSIG"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(LIFELINE, fcntl.F_SETSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
         fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) | os.O_ASYNC)

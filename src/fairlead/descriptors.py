@@ -1,0 +1,95 @@
+"""How many file descriptors this process may have, and how many of them clients may take.
+
+A server that is out of descriptors cannot load a model or start a child again. So the soft limit, which is
+1024 on most systems, is raised as far as the hard limit allows, and connections are kept below it with a
+reserve for everything else.
+"""
+
+import os
+import resource
+import select
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import structlog
+
+from fairlead.api.server import REFUSALS
+from fairlead.config import Config, ModelConfig
+from fairlead.nodes.remote_node import SPARE_CONNECTIONS
+from fairlead.nodes.upstream import MOST_IDLE
+
+# Linux's own bound (`fs.nr_open`), if nobody has changed it. Hard limits may be a thousand times as high, and
+# are inherited by children, some of which close all descriptors that they could have.
+MOST = 1 << 20
+# `OPEN_MAX` of macOS, which accepts larger numbers and does not keep to them.
+MOST_ON_MACOS = 10240
+
+# A client's socket, a job's connection to a node, and the epoll set that watches a client that sends ahead.
+PER_CONNECTION = 3 if hasattr(select, "epoll") else 2
+# A child has four: a socket, two pipes, and a handle of the process. It takes as many again to start one.
+PER_MODEL = 8
+# Probes, and the unused connections that are kept. A command's server is a model and a node.
+PER_NODE = SPARE_CONNECTIONS + MOST_IDLE
+# Logs, reading a configuration and a model's files, measuring, the sockets of a hub's library.
+FOR_THE_REST = 64
+
+logger = structlog.get_logger("fairlead.descriptors")
+
+
+class Share(NamedTuple):
+    """`connections` that clients may have at a time, given `descriptors`, of which some are `reserved`."""
+
+    connections: int
+    descriptors: int
+    reserved: int
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of descriptors to the hard limit. If the system refuses, that is only logged."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _candidates(hard):
+        if _finite(soft) >= wanted:
+            return
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "descriptor limit not raised", soft=soft, hard=hard, wanted=wanted, reason=str(error)
+            )
+        else:
+            return
+
+
+def share_of_clients(config: Config) -> Share:
+    """Return how many connections fit this process's descriptors, `limits.connections` at most."""
+    descriptors = _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return share(config, descriptors=descriptors, in_use=_in_use())
+
+
+def share(config: Config, *, descriptors: int, in_use: int) -> Share:
+    """As `share_of_clients`, for a limit of `descriptors`, of which some are `in_use` at the start. Pure."""
+    commands = sum(not isinstance(model, ModelConfig) for model in config.models)
+    needed = in_use + FOR_THE_REST + REFUSALS
+    needed += PER_MODEL * len(config.models) + PER_NODE * (commands + len(config.nodes))
+    reserved = min(needed, descriptors // 2)  # where the limit is very low, clients have half of it
+    fit = max(1, (descriptors - reserved) // PER_CONNECTION)
+    return Share(min(config.limits.connections, fit), descriptors, reserved)
+
+
+def _candidates(hard: int) -> Iterator[int]:
+    most = MOST_ON_MACOS if sys.platform == "darwin" else MOST
+    yield min(most, _finite(hard))
+    yield min(MOST_ON_MACOS, _finite(hard))  # of a kernel whose bound is lower
+
+
+def _finite(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def _in_use() -> int:
+    """Return how many descriptors are open now; 0 if the system does not say."""
+    try:
+        return len(os.listdir("/dev/fd"))  # noqa: PTH208  # it is no directory of files
+    except OSError:
+        return 0

@@ -1,0 +1,92 @@
+"""Failures end where they belong: at the edge of a task.
+
+An exception that leaves a Trio task cancels its nursery, and with it every sibling: one model's `OSError`
+would end the server. Each long-lived task (a model's life, a node's, the reading of configurations) therefore
+runs inside a `FailureBoundary`, and its owner decides what follows from `failure`. Cancellation,
+`KeyboardInterrupt` and `SystemExit` pass through: they are how the program ends.
+"""
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+import trio
+
+from fairlead.errors import FairleadError
+
+RESTART_S = 1.0
+
+# Everything else is a failure, also a Rust library's panic, which Python does not count as an `Exception`.
+PASSING = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
+
+logger = structlog.get_logger("fairlead.supervision")
+
+
+class FailureBoundary:
+    """A `with` block that no failure leaves: `failure` is the exception that ended it, or None.
+
+    Of an exception group, the first `FairleadError` counts, or else the first exception. When a group also
+    contains what must pass, only that is raised again, and `failure` is set all the same.
+    """
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        failures = _failures(error)
+        if not failures:
+            return False
+        ours = (failure for failure in failures if isinstance(failure, FairleadError))
+        self.failure = next(ours, failures[0])
+        if isinstance(error, BaseExceptionGroup) and (passing := error.subgroup(PASSING)) is not None:
+            raise passing
+        return True
+
+
+async def contain(name: str, run: Callable[..., Awaitable[object]], *arguments: Any) -> None:
+    """Run something to its end. A failure is logged under this name and goes no further."""
+    boundary = FailureBoundary()
+    try:
+        with boundary:
+            await run(*arguments)
+    finally:
+        if boundary.failure is not None:
+            log_failure("task failed", boundary.failure, task=name)
+
+
+async def keep_running(name: str, run: Callable[..., Awaitable[object]], *arguments: Any) -> None:
+    """Run something that ends only when it is cancelled; start it again `RESTART_S` after a failure."""
+    while True:
+        await contain(name, run, *arguments)
+        await trio.sleep(RESTART_S)
+
+
+def log_failure(event: str, failure: BaseException, **details: object) -> None:
+    """Log a failure as an error, with its traceback unless its type was to be expected."""
+    is_expected = isinstance(failure, FairleadError | OSError)
+    reason = str(failure) if is_expected else f"{type(failure).__name__}: {failure}"
+    logger.error(event, reason=reason, exc_info=None if is_expected else failure, **details)
+
+
+def described(failure: BaseException) -> str:
+    """Return the reason of a failure in words that a client may read: no paths, no values."""
+    if isinstance(failure, FairleadError):
+        return failure.message
+    if isinstance(failure, OSError) and failure.strerror:
+        return failure.strerror
+    return f"internal error ({type(failure).__name__})"
+
+
+def _failures(error: BaseException) -> list[BaseException]:
+    """Return the single exceptions of a group, or the one exception, without those that must pass."""
+    if isinstance(error, BaseExceptionGroup):
+        return [failure for part in error.exceptions for failure in _failures(part)]
+    return [] if isinstance(error, PASSING) else [error]

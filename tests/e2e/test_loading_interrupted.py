@@ -1,0 +1,106 @@
+"""A real server whose only model is being loaded for the first time, and what is done to it meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.real_server import PATIENCE_S, configured, until
+from nodes.garage import free_port
+
+MODEL = {"model": "fairlead-demo"}
+ASK = MODEL | {"prompt": "Count", "max_tokens": 2}
+
+
+class Loading:
+    """A server that answers, and whose model's process has been stopped before it could load anything."""
+
+    def __init__(self, process: subprocess.Popen[bytes], http: httpx.Client) -> None:
+        self.process = process
+        self.http = http
+        self.child = 0
+        until(self._has_child)
+        os.kill(self.child, signal.SIGSTOP)
+
+    def _has_child(self) -> bool:
+        assert self.process.poll() is None
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                command = (status.parent / "cmdline").read_bytes()
+                if parent == self.process.pid and b"fairlead.worker.main" in command:
+                    self.child = int(status.parent.name)
+        return bool(self.child)
+
+    def is_ready(self) -> bool:
+        return self.http.get("/ready").status_code == 200
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Loading]:
+    port = free_port()
+    configuration = configured(tmp_path, {}, limits={"drain": "1h"})
+    command = [sys.executable, "-m", "fairlead", "serve", "--port", str(port), *configuration]
+    with (
+        _ended(subprocess.Popen(command)) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http,
+    ):
+        yield Loading(process, http)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_whose_only_model_is_unloaded_while_it_loads_lives_and_loads_it_again(loading: Loading):
+    loading.http.post("/models/unload", json=MODEL).raise_for_status()
+    assert not Path(f"/proc/{loading.child}").exists()
+    assert loading.http.get("/running").json() == []
+    assert not loading.is_ready()
+    assert loading.http.get("/health").status_code == 200
+    loading.http.post("/v1/completions", json=ASK).raise_for_status()
+    assert loading.is_ready()
+    loading.process.send_signal(signal.SIGTERM)
+    assert loading.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("whom", ["the server", "all its processes"])
+def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(loading: Loading, whom):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK)
+        until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
+        loading.process.send_signal(signal.SIGTERM)
+        if whom != "the server":
+            os.kill(loading.child, signal.SIGTERM)
+            os.kill(loading.child, signal.SIGCONT)
+        assert waiting.result().status_code == 503
+    assert loading.process.wait(PATIENCE_S) == 0  # though running requests would have an hour
+    assert not Path(f"/proc/{loading.child}").exists()
+
+
+def test_a_process_that_is_stopped_while_it_loads_dies_with_its_server(loading: Loading):
+    os.kill(loading.child, signal.SIGCONT)
+    until(lambda: b"torch" in Path(f"/proc/{loading.child}/maps").read_bytes())  # it has come so far
+    os.kill(loading.child, signal.SIGSTOP)
+    loading.process.kill()
+    loading.process.wait()
+
+    def is_gone() -> bool:
+        try:
+            return Path(f"/proc/{loading.child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    until(is_gone)

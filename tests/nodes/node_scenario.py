@@ -1,0 +1,164 @@
+"""A remote node, from its joining to its removal: the boundaries of its life as fault points."""
+
+import socket
+
+import trio
+
+from fairlead.config import HealthConfig, NodeConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import FairleadError
+from fairlead.job import Job
+from fairlead.nodes import relay, remote_node, upstream
+from fairlead.nodes.answer_parser import AnswerParser
+from fairlead.nodes.health import Breaker
+from fairlead.nodes.links import PlainLink
+from fairlead.nodes.passage import Passage
+from fairlead.nodes.upstream import Upstream
+from nodes.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
+from nodes.garage import Garage, engine, garage, question
+from nodes.listening import relayed_job
+from nodes.simulated_child import SimulatedProcesses
+from nodes.stub_server import StubServer, text
+
+HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
+
+# What must be among the steps, or the wrapping has come loose.
+STEPS: set[Step] = {
+    *(("join", name) for name in ("resolve", "connect", "link send", "link receive", "parse feed", "decode")),
+    *(("join", name) for name in ("probed", "node_up")),
+    *(("relay", name) for name in ("rewritten", "link send", "parse feed", "read_event", "put", "requested")),
+    *(("change", name) for name in ("seats_changed", "pool resize")),
+    *(("down", name) for name in ("probed", "node_down", "pool close")),
+    *(("up", name) for name in ("node_up", "probed")),
+    *(("removal", name) for name in ("desk close", "node_down", "desk reopen", "pool close")),
+}
+
+
+async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
+    """A node joins, serves, changes, goes down, comes up and is removed; then everything is as it was."""
+    server = StubServer()
+    server.seats = 2
+    async with trio.open_nursery() as children:
+        serve_on_socketpairs(points, children, server)
+        points.replace(trio.lowlevel, "open_process", SimulatedProcesses(children).open_process)
+        wrap_relaying(points)
+        async with garage(engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
+            await opened.fleet.load("other")
+            await trio.sleep(1)
+            before = held(opened)
+            for phase, happen in _PHASES.items():
+                if not points.has_struck:
+                    with points.phase(phase):
+                        await happen(opened, server)
+                        await trio.sleep(3.3)  # so that the next phase begins between two probes
+                    struck_in = phase
+            server.healthy = True
+            await _check(opened, server, before, problems, struck_in)
+        children.cancel_scope.cancel()
+
+
+def serve_on_socketpairs(points: FaultPoints, nursery: trio.Nursery, server: StubServer) -> None:
+    """Have each connection be one to the server. Not over TCP, which may deliver late on a busy machine:
+    virtual time would not wait for it.
+    """
+
+    async def open_tcp_stream(_host: str, _port: int) -> trio.SocketStream:
+        points.reach("resolve")
+        await trio.lowlevel.checkpoint()
+        ours, theirs = (trio.socket.from_stdlib_socket(end) for end in socket.socketpair())
+        nursery.start_soon(server._connection, trio.SocketStream(theirs))
+        return trio.SocketStream(ours)
+
+    points.replace(trio, "open_tcp_stream", open_tcp_stream)
+
+
+def wrap_relaying(points: FaultPoints) -> None:
+    """Make points of what relaying and probing touch."""
+    points.wrap(upstream, "connect", "connect")
+    for name in ("send", "receive", "is_stale", "close"):
+        points.wrap(PlainLink, name, f"link {name}")
+    for name in ("feed", "end"):
+        points.wrap(AnswerParser, name, f"parse {name}")
+    points.wrap(remote_node, "decoded", "decode")
+    for name in ("rewritten", "split_events", "read_event", "read_plain", "read_usage"):
+        points.wrap(relay, name, name)
+    for name in ("put", "room"):
+        points.wrap(Passage, name, name)
+    for name in ("probed", "requested"):
+        points.wrap(Breaker, name, name)
+    for name in ("close_stale", "close", "resize"):
+        points.wrap(Upstream, name, f"pool {name}")
+    for name in ("node_up", "node_down", "seats_changed"):
+        points.wrap(Dispatcher, name, name, lambda _desk, node, *_limits: is_struck(node))
+    for name in ("close", "reopen"):
+        points.wrap(Dispatcher, name, f"desk {name}")
+
+
+async def ask(opened: Garage, job: Job) -> None:
+    """Have a job relayed. Whatever fails, its client is told in our own words."""
+    error = await ends(opened.ask, job)
+    assert error is None or isinstance(error, FairleadError), repr(error)
+
+
+async def _join(opened: Garage, server: StubServer) -> None:
+    await ends(opened.fleet.add_node, NodeConfig(id="far", url=server.url))
+
+
+async def _relay(opened: Garage, _server: StubServer) -> None:
+    async with trio.open_nursery() as clients:
+        for number, stream in enumerate((True, False, True)):
+            clients.start_soon(ask, opened, relayed_job(request_id=f"r{number}", stream=stream))
+
+
+async def _change(_opened: Garage, server: StubServer) -> None:
+    server.seats = 5
+    await trio.sleep(3)
+
+
+async def _go_down(opened: Garage, server: StubServer) -> None:
+    async with trio.open_nursery() as clients:
+        clients.start_soon(ask, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
+        await trio.sleep(1)
+        server.healthy = False
+
+
+async def _come_up(_opened: Garage, server: StubServer) -> None:
+    server.healthy = True
+    await trio.sleep(3)
+
+
+async def _remove(opened: Garage, _server: StubServer) -> None:
+    await ends(opened.fleet.remove_node, "far")
+
+
+_PHASES = {
+    "join": _join,
+    "relay": _relay,
+    "change": _change,
+    "down": _go_down,
+    "up": _come_up,
+    "removal": _remove,
+}
+
+
+async def _check(
+    opened: Garage, server: StubServer, before: dict[str, int], problems: list[str], struck_in: str
+) -> None:
+    def far() -> list[str]:
+        return [status.state for status in opened.fleet.nodes() if status.id == "far"]
+
+    with noting(problems, "the other model does not serve"):
+        await opened.ask(question("other"))
+    with noting(problems, "the node does not come back"):
+        if struck_in == "removal" and far():
+            await opened.fleet.remove_node("far")
+        if not far():
+            await opened.fleet.add_node(NodeConfig(id="far", url=server.url))
+        await opened.until(lambda: far() == ["up"], within_s=20)
+        for stream in (True, False):
+            assert await opened.ask(relayed_job(stream=stream)) == (text() if stream else "")
+    with noting(problems, "the node cannot be removed"):
+        await opened.fleet.remove_node("far")
+    with noting(problems, "it leaves something"):
+        await assert_no_more(opened, before)
+        assert server.connections == 0, "connections"

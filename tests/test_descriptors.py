@@ -1,0 +1,126 @@
+"""How many connections fit the descriptors there are, and how their limit is raised."""
+
+import resource
+import sys
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead import descriptors
+from fairlead.config import Config, Limits, NodeConfig
+from nodes.garage import engine, sleeper
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+class System:
+    """A system's limit, which it refuses to raise beyond `most`."""
+
+    def __init__(self, soft: int, hard: int, most: int = 1 << 30) -> None:
+        self.soft, self.hard, self.most = soft, hard, most
+
+    def getrlimit(self, _which):
+        return self.soft, self.hard
+
+    def setrlimit(self, _which, limits):
+        soft, hard = limits
+        assert hard == self.hard, "the hard limit cannot be raised again"
+        if soft > self.most:
+            raise ValueError("current limit exceeds maximum limit")
+        self.soft = soft
+
+
+@pytest.fixture
+def raised(monkeypatch):
+    """Raise the limit of a system; return the soft limit then, and what was logged."""
+
+    def raise_limit(system: System, platform: str = "linux") -> tuple[int, list]:
+        monkeypatch.setattr(resource, "getrlimit", system.getrlimit)
+        monkeypatch.setattr(resource, "setrlimit", system.setrlimit)
+        monkeypatch.setattr(sys, "platform", platform)
+        with structlog.testing.capture_logs() as logs:
+            descriptors.raise_limit()
+        return system.soft, logs
+
+    return raise_limit
+
+
+def test_the_soft_limit_becomes_the_hard_limit(raised):
+    assert raised(System(1024, 20_000)) == (20_000, [])
+    assert raised(System(100, 256)) == (256, [])
+
+
+def test_a_hard_limit_that_is_none_or_absurd_is_not_taken_over(raised):
+    assert raised(System(1024, UNLIMITED)) == (1 << 20, [])
+    assert raised(System(1024, 1_073_741_816)) == (1 << 20, [])
+
+
+def test_a_limit_that_is_high_already_is_left_alone(raised):
+    assert raised(System(UNLIMITED, UNLIMITED)) == (UNLIMITED, [])
+    assert raised(System(2 << 20, 2 << 20)) == (2 << 20, [])
+    assert raised(System(1024, 1024, most=0)) == (1024, [])
+
+
+def test_macos_gets_what_it_keeps_to(raised):
+    assert raised(System(256, UNLIMITED, most=10_240), "darwin") == (10_240, [])
+
+
+def test_a_kernel_whose_own_bound_is_lower_gets_less(raised):
+    soft, logs = raised(System(1024, UNLIMITED, most=65_536))
+    assert soft == 10_240
+    assert [line["event"] for line in logs] == ["descriptor limit not raised"]
+
+
+def test_a_system_that_refuses_is_said_to_and_that_is_all(raised):
+    soft, logs = raised(System(1024, 4096, most=1024))
+    assert soft == 1024
+    assert {line["log_level"] for line in logs} == {"warning"}
+
+
+def config(*, models: int = 1, commands: int = 0, nodes: int = 0, connections: int = 4096) -> Config:
+    return Config(
+        models=(
+            *(engine(f"m{number}") for number in range(models)),
+            *(sleeper(f"c{number}") for number in range(commands)),
+        ),
+        nodes=tuple(NodeConfig(id=f"n{number}", url="http://127.0.0.1:1") for number in range(nodes)),
+        limits=Limits(connections=connections),
+    )
+
+
+def test_where_there_are_enough_descriptors_there_are_as_many_connections_as_configured():
+    assert descriptors.share(config(), descriptors=20_000, in_use=12).connections == 4096
+    assert descriptors.share(config(connections=7), descriptors=256, in_use=12).connections == 7
+
+
+def test_connections_take_what_the_reserve_leaves():
+    share = descriptors.share(config(), descriptors=1024, in_use=12)
+    assert share == descriptors.Share(connections=292, descriptors=1024, reserved=148)
+
+
+def test_models_and_nodes_add_to_the_reserve():
+    def reserved(**counts: int) -> int:
+        return descriptors.share(config(**counts), descriptors=4096, in_use=12).reserved
+
+    plain = reserved()
+    assert reserved(models=2) - plain == descriptors.PER_MODEL
+    assert reserved(nodes=1) - plain == descriptors.PER_NODE
+    assert reserved(commands=1) - plain == descriptors.PER_MODEL + descriptors.PER_NODE
+
+
+@given(
+    st.integers(2, 1 << 21),
+    st.integers(0, 500),
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(1, 100_000),
+)
+def test_clients_never_have_more_than_fits_beside_the_reserve(limit, in_use, models, nodes, connections):
+    wanted = config(models=models, nodes=nodes, connections=connections)
+    share = descriptors.share(wanted, descriptors=limit, in_use=in_use)
+    assert 1 <= share.connections <= connections
+    assert share.reserved <= limit / 2
+    if share.connections > 1:
+        assert share.connections * descriptors.PER_CONNECTION + share.reserved <= limit

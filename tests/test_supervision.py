@@ -1,0 +1,150 @@
+"""Where a failure ends: what passes a boundary, and what is kept."""
+
+import pytest
+import structlog
+import trio
+
+from fairlead.errors import LoadFailed
+from fairlead.supervision import RESTART_S, FailureBoundary, contain, described, keep_running, log_failure
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+async def fail(error: BaseException) -> None:
+    await trio.lowlevel.checkpoint()
+    raise error
+
+
+async def test_a_block_that_ends_well_has_no_failure():
+    with FailureBoundary() as boundary:
+        pass
+    assert boundary.failure is None
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), OSError(24, "x"), LoadFailed("x"), Panic("x"), MemoryError()]
+)
+async def test_a_failure_is_kept(error):
+    with FailureBoundary() as boundary:
+        await fail(error)
+    assert boundary.failure is error
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+async def test_what_ends_the_program_passes(kind):
+    boundary = FailureBoundary()
+    with pytest.raises(kind), boundary:
+        raise kind
+    assert boundary.failure is None
+
+
+async def test_a_cancellation_passes():
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with FailureBoundary() as boundary:
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert boundary.failure is None
+
+
+async def test_of_a_group_our_own_error_counts_or_else_the_first():
+    with FailureBoundary() as boundary:
+        raise ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [ours := LoadFailed("x")])])
+    assert boundary.failure is ours
+    with FailureBoundary() as boundary:
+        raise BaseExceptionGroup("", [panic := Panic(), ValueError("x")])
+    assert boundary.failure is panic
+
+
+async def test_of_a_group_what_must_pass_passes_and_the_failure_is_kept():
+    boundary = FailureBoundary()
+    with pytest.raises(BaseExceptionGroup) as raised, boundary:
+        raise BaseExceptionGroup("", [failure := ValueError("x"), interrupt := KeyboardInterrupt()])
+    assert raised.value.exceptions == (interrupt,)
+    assert boundary.failure is failure
+
+
+async def test_a_nursery_that_fails_while_it_is_cancelled_is_cancelled_and_its_failure_kept():
+    with trio.CancelScope() as scope:
+        with FailureBoundary() as boundary:
+            async with trio.open_nursery() as nursery:
+
+                async def fail_when_cancelled() -> None:
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        raise ValueError("while ending")
+
+                nursery.start_soon(fail_when_cancelled)
+                nursery.start_soon(trio.sleep_forever)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        raise AssertionError("it goes on")
+    assert scope.cancelled_caught
+    assert str(boundary.failure) == "while ending"
+
+
+async def test_a_contained_task_does_not_end_its_siblings():
+    finished = []
+
+    async def sibling() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        finished.append("sibling")
+
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(contain, "the one that fails", fail, ValueError("x"))
+            nursery.start_soon(sibling)
+    assert finished == ["sibling"]
+    (line,) = logs
+    assert (
+        line["event"],
+        line["task"],
+        line["reason"],
+    ) == ("task failed", "the one that fails", "ValueError: x")
+    assert isinstance(line["exc_info"], ValueError)
+
+
+async def test_a_task_that_is_kept_running_begins_again_after_a_failure(autojump_clock):
+    begun = []
+
+    async def run() -> None:
+        begun.append(trio.current_time())
+        if len(begun) < 3:
+            raise OSError("x")
+        await trio.sleep_forever()
+
+    start_s = trio.current_time()
+    with structlog.testing.capture_logs(), trio.move_on_after(100):
+        await keep_running("x", run)
+    assert begun == [start_s, start_s + RESTART_S, start_s + 2 * RESTART_S]
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "has_traceback"),
+    [
+        (LoadFailed("no such file"), "no such file", False),
+        (OSError(24, "Too many open files"), "[Errno 24] Too many open files", False),
+        (KeyError("secret"), "KeyError: 'secret'", True),
+    ],
+)
+def test_a_failure_of_an_unexpected_type_is_logged_with_its_traceback(failure, reason, has_traceback):
+    with structlog.testing.capture_logs() as logs:
+        log_failure("it failed", failure, model="m")
+    (line,) = logs
+    assert (line["event"], line["model"], line["reason"]) == ("it failed", "m", reason)
+    assert has_traceback == (line["exc_info"] is failure)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (LoadFailed("no such file"), "no such file"),
+        (FileNotFoundError(2, "No such file or directory", "/home/me/secret"), "No such file or directory"),
+        (ValueError("a client's words"), "internal error (ValueError)"),
+    ],
+)
+def test_a_client_is_told_no_paths_and_no_values(failure, reason):
+    assert reason == described(failure)

@@ -1,0 +1,81 @@
+"""What fails beside the child: receivers that raise, and a socket that takes no message."""
+
+import errno
+import os
+import socket
+
+import pytest
+
+from fairlead.errors import EngineFailed, FairleadError, NodeFailed
+from fairlead.job import Sampling
+from fairlead.worker import wire
+from worker import fake_child
+from worker.children import ENDLESS, Stream, dying, is_gone, running, submit, until, worker
+
+
+class Failing(Stream):
+    """A receiver that raises at its third token, or its end."""
+
+    def __init__(self, *, at_its_end: bool = False) -> None:
+        super().__init__()
+        self.at_its_end = at_its_end
+
+    def receive_token(self, token_id: int) -> None:
+        super().receive_token(token_id)
+        if not self.at_its_end and len(self.token_ids) == 3:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a detokenizer's bug")
+
+    def receive(self, output: wire.Output) -> None:
+        super().receive(output)
+        raise ValueError("a detokenizer's bug")
+
+
+@pytest.mark.parametrize("at_its_end", [False, True])
+async def test_a_receiver_that_raises_ends_its_own_sequence_and_no_other(at_its_end):
+    tested = worker()
+    async with running(tested):
+        failing = Failing(at_its_end=at_its_end)
+        tested.submit([1], Sampling(max_tokens=20), failing)
+        _, other = submit(tested, [2], Sampling(max_tokens=20))
+        await failing.ended.wait()
+        await other.ended.wait()
+        await until(tested, running=0, slots_free=4)
+    assert fake_child.answer([2], 20) == other.token_ids
+    assert other.ends == ["length"]
+    error = failing.ends[-1]
+    assert isinstance(error, EngineFailed)
+    assert "a detokenizer's bug" not in error.message, "which may have a client's words"
+
+
+async def test_a_receiver_that_raises_when_it_is_failed_does_not_keep_others_from_it():
+    class Deaf(Stream):
+        def failed(self, error: FairleadError) -> None:
+            super().failed(error)
+            raise RuntimeError("a bug")
+
+    tested = worker("die_after=3")
+    deaf, other = Deaf(), Stream()
+    async with dying(tested) as errors:
+        tested.submit([1], ENDLESS, deaf)
+        tested.submit([2], ENDLESS, other)
+    assert list(map(type, errors)) == [NodeFailed]
+    assert list(map(type, deaf.ends)) == [NodeFailed]
+    assert list(map(type, other.ends)) == [NodeFailed]
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+async def test_a_message_that_cannot_be_sent_ends_a_child_that_would_wait_for_it(number):
+    class Socket(socket.socket):
+        def send(self, *_arguments):
+            raise OSError(number, os.strerror(number))
+
+    tested = worker()
+    async with dying(tested) as errors:
+        assert tested._socket is not None
+        tested._socket = Socket(fileno=tested._socket.detach())
+        _, stream = submit(tested, [1], ENDLESS)
+    (error,) = errors
+    assert isinstance(error, NodeFailed)
+    assert os.strerror(number) in error.message
+    assert list(map(type, stream.ends)) == [NodeFailed]
+    assert is_gone(tested.pid)
