@@ -26,4 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seconds", type=float, default=20.0, help="time for the fuzz tests, all together")
     group.addoption("--fuzz-steps", type=int, default=0, help="instead of a time: strike at so many steps")
-    group.addoption("--fuzz-seed", type=int, default=0, help="where --fuzz-steps begins")
+    group.addoption("--fuzz-seed", type=int, default=0, help="where --fuzz-steps and --fuzz-requests begin")
+    group.addoption("--fuzz-requests", type=int, default=1000, help="mutated requests to a real server")
+    group.addoption("--fuzz-connections", type=int, default=100, help="mutated connections beside them")

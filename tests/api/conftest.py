@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import structlog
@@ -259,8 +260,8 @@ class Client:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": path.partition("?")[0],
-            "raw_path": path.encode(),
+            "path": unquote(path.partition("?")[0]),
+            "raw_path": path.partition("?")[0].encode(),
             "query_string": path.partition("?")[2].encode(),
             "root_path": "",
             "headers": [

@@ -356,9 +356,3 @@ async def test_a_key_for_some_models_changes_no_nodes(client_with, fleet):
 async def test_every_operators_route_is_among_those(operator):
     tried = {path.replace("org/big", "<path:node_id>") for _, path, _ in ROUTES}
     assert FleetRoutes.RULES == tried
-
-
-async def test_what_others_use_too_is_not_kept_from_their_pages(operator):
-    foreign = {"Host": "fairlead.example", "Origin": "http://chat.example"}
-    for path in ("/v1/models", "/health", "/queue", "/running"):
-        assert 200 == (await operator.get(path, headers=foreign)).status

@@ -15,6 +15,7 @@ from fairlead.api.door import Door
 from fairlead.api.errors import error_event
 from fairlead.api.hot import HotRoutes
 from fairlead.api.limits import Quotas
+from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
@@ -27,7 +28,7 @@ COMPLETIONS = "/v1/completions"
 
 def served(route) -> object:
     """Return an app with this one route, at every path and for every method."""
-    hot = HotRoutes(Door(Access(()), Quotas(())), {"/": route})
+    hot = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":

@@ -13,9 +13,10 @@ LOOPBACK = Guard("127.0.0.1")
 NAMED = Guard("Models.example")
 
 
-def is_right(guard: Guard, **headers: str) -> bool:
+def is_right(guard: Guard, *, strict: bool = True, **headers: str) -> bool:
+    pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     try:
-        guard.check(FirstHeaders((name.encode(), value.encode()) for name, value in headers.items()))
+        guard.check(FirstHeaders(pairs), strict=strict)
     except Forbidden:
         return False
     return True
@@ -110,7 +111,7 @@ def test_a_page_that_hides_where_it_asks_may_not():
 
 def test_a_refusal_repeats_no_endless_name():
     with pytest.raises(Forbidden) as refused:
-        LOOPBACK.check(FirstHeaders([(b"host", b"x" * 50_000)]))
+        LOOPBACK.check(FirstHeaders([(b"host", b"x" * 50_000)]), strict=True)
     assert len(str(refused.value)) < 200
 
 
@@ -128,3 +129,76 @@ def test_a_page_of_a_proxy_that_tells_us_another_name_may():
     assert is_right(BEHIND, host="models.example", origin="https://models.example")
     for other in ("https://models.example:8443", "https://evil.example", "https://x.models.example"):
         assert not is_right(BEHIND, host="127.0.0.1:8000", origin=other)
+
+
+# Not strictly ---------------------------------------------------------------------------------------
+
+ADDRESSES = ("10.0.0.2:8000", "192.168.1.5", "[fe80::1]:8000", "8.8.8.8")
+PRIVATE_NAMES = (
+    "fairlead",  # a container, or a service of Kubernetes
+    "fairlead_upstream:8000",  # an upstream of nginx
+    "host.docker.internal:8000",
+    "fairlead.default.svc",
+    "fairlead.default.svc.cluster.local",
+    "box.lan",
+    "box.home.arpa",
+    "test",
+)
+
+
+@pytest.mark.parametrize("guard", [LOOPBACK, NAMED, EVERYWHERE])
+@pytest.mark.parametrize("host", [*ADDRESSES, *PRIVATE_NAMES])
+def test_name_or_address_that_no_page_on_the_internet_can_have_is_right_unless_strictly(guard, host):
+    assert is_right(guard, strict=False, host=host)
+
+
+@pytest.mark.parametrize("host", [*ADDRESSES, *PRIVATE_NAMES])
+def test_strictly_it_is_not(host):
+    assert not is_right(LOOPBACK, host=host)
+
+
+@pytest.mark.parametrize("guard", [LOOPBACK, NAMED, EVERYWHERE])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.2.example",
+        "local.evil.example",
+        "user@localhost",
+        "localhost:8000@evil.example",
+        "localhost/evil.example",
+        "localhost:x",
+        "[::1",
+        "local host",
+        "evil.example.",
+        "evil\xe9",
+        "x" * 300,
+    ],
+)
+def test_name_that_public_dns_can_have_is_never_right(guard, host):
+    assert not is_right(guard, strict=False, host=host)
+
+
+@pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://localhost:3000", "", "file://"])
+def test_page_of_another_server_may_not_ask(origin):
+    assert not is_right(LOOPBACK, strict=False, host="localhost:8000", origin=origin)
+    for said in ("cross-site", "same-site", "none", ""):
+        headers = {"host": "localhost:8000", "origin": origin, "sec_fetch_site": said}
+        assert not is_right(LOOPBACK, strict=False, **headers)
+
+
+def test_page_behind_a_proxy_that_rewrites_host_may_ask_if_the_browser_vouches_for_it():
+    headers = {"host": "127.0.0.1:8000", "origin": "https://chat.example", "sec_fetch_site": "same-origin"}
+    assert is_right(LOOPBACK, strict=False, **headers)
+    assert not is_right(LOOPBACK, strict=True, **headers)
+    assert not is_right(LOOPBACK, strict=False, **headers | {"host": "chat.example"})
+
+
+def test_few_hosts_are_remembered_however_many_come():
+    for number in range(1000):
+        is_right(LOOPBACK, strict=False, host=f"{number}.evil.example")
+    assert LOOPBACK._is_right.cache_info().currsize <= 256

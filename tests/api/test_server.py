@@ -247,7 +247,55 @@ H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: A
         (get("/", "Content-Length: -1"), 400, "invalid_request"),
         (get("/", "Content-Length: 1", "Content-Length: 2"), 400, "invalid_request"),
         (get("/", "Content-Length: 1", "Transfer-Encoding: chunked"), 400, "invalid_request"),
-        (get("/", "Transfer-Encoding: gzip"), 501, "unsupported_transfer_encoding"),
+        (get("/", "Content-Length: 1", "Content-Length: 1") + b"x", 400, "invalid_request"),
+        (get("/", "Content-Length: 1, 1") + b"x", 400, "invalid_request"),
+        (get("/", "Content-Length: +1") + b"x", 400, "invalid_request"),
+        (get("/", "Content-Length: 0x1") + b"x", 400, "invalid_request"),
+        (get("/", "Content-Length : 1") + b"x", 400, "invalid_request"),
+        (get("/", "Content-Length:"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: gzip"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: gzip, chunked"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: chunked, chunked"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: chunked", "Transfer-Encoding: identity"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: xchunked"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding:"), 400, "invalid_request"),
+        (get("/", "Transfer-Encoding: chunked", version="1.0") + b"0\r\n\r\n", 400, "invalid_request"),
+        (get("/", "Host: other"), 400, "invalid_request"),
+        (get("/", version="1.0").replace(b"test", b"a b"), 400, "invalid_request"),
+        (get().replace(b"test", b"a/b"), 400, "invalid_request"),
+        (get().replace(b"test", b"user@test"), 400, "invalid_request"),
+        (get().replace(b"test", b"a,b"), 400, "invalid_request"),
+        (get().replace(b"test", b"[::1"), 400, "invalid_request"),
+        (get().replace(b"test", b"test:80x"), 400, "invalid_request"),
+        (get("http://user@test/"), 400, "invalid_request"),
+        (get("http://[broken/x"), 400, "invalid_request"),
+        (get("/", "X-Folded: a\r\n b"), 400, "invalid_request"),
+        (get("/", "X-Folded: a\r\n\tb"), 400, "invalid_request"),
+        (get("/", "X-Folded: a\r\n "), 400, "invalid_request"),
+        (b"GET / HTTP/1.1\r\n Host: test\r\n\r\n", 400, "invalid_request"),
+        (get("/", "X-Bare: a\nX-Other: b"), 400, "invalid_request"),
+        (get("/", "X-Bare: a\rX-Other: b"), 400, "invalid_request"),
+        (get("/", "X-Bare: a\r\r"), 400, "invalid_request"),
+        (get().replace(b"\r\n", b"\n"), 400, "invalid_request"),
+        (get()[:-2] + b"\n", 400, "invalid_request"),
+        (get()[:-4] + b"\n\n", 400, "invalid_request"),
+        (get()[:-4] + b"\n\r\n", 400, "invalid_request"),
+        (b"\n" + get(), 400, "invalid_request"),
+        (b"\r" + get(), 400, "invalid_request"),
+        (b"\r\n\n" + get(), 400, "invalid_request"),
+        (b"GET  / HTTP/1.1\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (b"GET /\tHTTP/1.1\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (b" GET / HTTP/1.1\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (b"GET / HTTP/1.1 \r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (b"GET /\r\nHost: test\r\n\r\n", 400, "invalid_request"),
+        (get("*"), 400, "invalid_request"),
+        (get().replace(b"GET", b"get"), 405, "method_not_allowed"),
+        (get().replace(b"GET", b"Head"), 405, "method_not_allowed"),
+        (get("/", "Expect: something"), 417, "expectation_failed"),
+        (get("/", "Expect: 100-continue, something"), 417, "expectation_failed"),
+        (get("/", "Expect: 100-continue", "Expect: 200-ok"), 417, "expectation_failed"),
+        (get("/", "Expect: something", version="1.0"), 417, "expectation_failed"),
         (get("/", *(f"X-{n}: 1" for n in range(20))), 431, "headers_too_large"),
         (get("/", "X-Large: " + "x" * 5000), 431, "headers_too_large"),
         (get("/" + "x" * 5000), 431, "headers_too_large"),
@@ -284,7 +332,6 @@ async def test_an_offer_of_http2_is_declined_by_an_answer_in_http_1():
     [
         ("http://other.example/path?x=1", "/path"),
         ("HTTP://other.example", "/"),
-        ("http://[broken/x", "/x"),
         ("/%00%ff%zz%", "/\x00\ufffd%zz%"),
         ("/" + "x" * 3000, "/" + "x" * 3000),
         ("//a//b", "//a//b"),
@@ -297,15 +344,91 @@ async def test_an_odd_target_is_a_path_like_any_other(target, path):
     assert [path] == apps.requests
 
 
-async def test_a_broken_body_is_refused_and_its_app_told():
+async def test_server_named_in_the_target_replaces_the_host_header():
+    hosts = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            hosts.append([value for name, value in scope["headers"] if name == b"host"])
+            await Apps().hello(receive, send)
+
+    async with serving(app) as server:
+        await server.ask(get("http://other.example:80/path"))
+        await server.ask(get("/path"))
+    assert hosts == [[b"other.example:80"], [b"test"]]
+
+
+@pytest.mark.parametrize("expect", ["100-continue", "100-Continue", "", ",100-continue,"])
+async def test_expectation_of_100_continue_is_met(expect):
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        await client.send(post(b"hello", "/echo", f"Expect: {expect}"))
+        answer = await client.answer()
+        if answer.status == 100:
+            answer = await client.answer()
+    assert answer.body == b"hello"
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"not a size\r\n",
+        b"-1\r\n",
+        b"5\nhello\n0\n\n",
+        b"5\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\n0\r\n\r\n",
+        b"5\r\nhelloo\r\n0\r\n\r\n",
+        b"5;a=b\nhello\r\n0\r\n\r\n",
+        b"5;a\r=b\r\nhello\r\n0\r\n\r\n",
+        b"5\rhello\r\n0\r\n\r\n",
+        b"5 5\r\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nX: 1\n\r\n",
+        b"5\r\nhello\r\n0\r\nX: 1\n\n",
+        b"5\r\nhello\r\n0\r\n\n",
+        b"5\r\nhello\r\n0\r\nX: 1\r\n 2\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nX: 1\rY: 1\r\n\r\n",
+        b"f" * 30 + b"\r\n",
+    ],
+)
+async def test_body_with_broken_chunks_is_refused_and_its_request_ends(chunks):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
         await client.send(b"POST /wait HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
         await apps.waiting.wait()
-        answer = await client.ask(b"not a size\r\n")
+        answer = await client.ask(chunks)
         await apps.told.wait()
-    assert (400, "invalid_request") == (answer.status, answer.error["code"])
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+    assert apps.requests == ["/wait"]
+
+
+async def test_chunk_extensions_and_trailers_are_ignored():
+    head = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        answer = await client.ask(head + b"5;a=b\r\nhello\r\n0;c\r\nContent-Length: 3\r\nX: 1\r\n\r\n")
+        assert (await client.ask(get())).body == b"hello"
+    assert answer.body == b"hello"
+
+
+async def test_strictness_holds_for_pipelined_requests_too():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        await client.send(
+            get("/first") + b"\r\n\r\n" + get("/second") + b"GET /third HTTP/1.1\nHost: test\n\n"
+        )
+        statuses = [(await client.answer()).status for _ in range(3)]
+    assert statuses == [200, 200, 400]
+    assert apps.requests == ["/first", "/second"]
+
+
+async def test_empty_lines_before_a_request_may_arrive_in_pieces():
+    async with serving(Apps()) as server:
+        client = await server.connect()
+        for piece in (b"\r", b"\n\r", b"\n", get()[:1], get()[1:]):
+            await client.send(piece)
+        assert (await client.answer()).body == b"hello"
 
 
 async def test_over_the_limit_of_connections_new_ones_are_refused_and_old_ones_undisturbed():

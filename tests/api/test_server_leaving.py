@@ -1,11 +1,14 @@
 """Clients that leave, stall or never come to the point; and a listener that stops."""
 
+from pathlib import Path
+
 import pytest
 import structlog
 import trio
 import trio.testing
 
 from api.raw_http import SHORT, Apps, get, post, reply, serving
+from fairlead.api.protocol import PIPELINED_BYTES
 from fairlead.config import Limits
 
 # Leaving -------------------------------------------------------------------------------------------
@@ -42,30 +45,85 @@ async def test_a_client_that_leaves_while_its_request_waits_is_seen_at_once(requ
     assert ["/wait"] == apps.requests
 
 
-async def test_a_client_that_sends_far_ahead_and_leaves_is_seen_too():
+@pytest.mark.parametrize("way", ["close", "half-close"])
+async def test_a_client_that_sends_as_far_ahead_as_it_may_and_leaves_is_seen(way):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
         await client.send(get("/wait"))
         await apps.waiting.wait()
-        with trio.move_on_after(0.2):  # until nobody takes any more of it
-            await client.send(get("/next") * 1_000_000)
-        assert not apps.told.is_set()
-        client.reset()
+        await client.send((get("/next") * 10_000)[:PIPELINED_BYTES])
+        if way == "close":
+            client.socket.close()
+        else:
+            client.socket.shutdown(trio.socket.SHUT_WR)
         await apps.told.wait()
-    assert ["/wait"] == apps.requests
+    assert apps.requests == ["/wait"]
 
 
-async def test_what_was_sent_far_ahead_is_answered_in_its_turn():
+async def test_client_that_sends_too_far_ahead_is_refused_and_its_running_request_ends():
+    """Its FIN would come after all that, and never, were the kernel's buffers full of it."""
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
+        await client.send(get("/wait"))
+        await apps.waiting.wait()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send, get("/wait") + get("/next") * 2_000)
+            nursery.start_soon(client.send_in_vain, get("/next") * 1_000_000)
+            await apps.told.wait()
+            answer = await client.answer()
+            nursery.cancel_scope.cancel()
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+    assert apps.requests == ["/wait"]
+
+
+async def test_stream_whose_client_sends_too_far_ahead_is_cut():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        await client.send(get("/drip"))
+        await client.until(b"first")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send_in_vain, get("/next") * 1_000_000)
+            rest = await client.end()
+            nursery.cancel_scope.cancel()
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert apps.requests == ["/drip"]
+
+
+async def test_pipelined_requests_within_the_bound_are_answered_in_their_turn():
+    apps = Apps()
+    count = PIPELINED_BYTES // len(get("/next"))
+    async with serving(apps) as server:
+        client = await server.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, get("/wait") + get("/next") * count)
             await apps.waiting.wait()
             apps.go.set()
-            statuses = {(await client.answer()).status for _ in range(2_001)}
-    assert {200} == statuses
+            statuses = [(await client.answer()).status for _ in range(count + 1)]
+    assert statuses == [200] * (count + 1)
+
+
+async def test_large_body_whose_last_read_brings_pipelined_requests_is_not_taken_for_too_many():
+    apps = Apps()
+    async with serving(apps) as server:
+        client = await server.connect()
+        body = bytes(PIPELINED_BYTES * 3 - 500)
+        await client.send(post(body, "/echo") + get("/next") * 10)
+        assert (await client.answer()).body == body
+        assert [(await client.answer()).body for _ in range(10)] == [b"hello"] * 10
+
+
+async def test_connection_costs_one_descriptor_also_while_its_body_is_not_read():
+    apps = Apps()
+    async with serving(apps, drained=False) as server:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        client = await server.connect()
+        with trio.move_on_after(0.1):  # as much as the kernel takes
+            await client.send(post(bytes(10_000_000), "/wait"))
+        await apps.waiting.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before + 2  # the client's and the server's
 
 
 async def test_whoever_left_before_a_request_came_is_gone_when_it_is_handled():

@@ -20,13 +20,15 @@ from fairlead.api.door import Door
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.hot import HotRoutes
 from fairlead.api.limits import Quotas
+from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
 from fairlead.nodes.deltas import Deltas
-from fuzz.mutations import conversation, pieces
+from fuzz.mutations import conversation
+from hostile_client.spoiling import pieces
 
 AT_ONCE = 32
 CANARY_S = 60.0  # generous: its turn comes within a second
@@ -76,7 +78,7 @@ def hot_app() -> Callable[..., Awaitable[None]]:
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="stop"))
 
-    hot = HotRoutes(Door(Access(()), Quotas(())), {"/": route})
+    hot = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":

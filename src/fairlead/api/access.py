@@ -36,6 +36,11 @@ class Access:
         # Digests have one length, so comparing them tells nothing about the length of a key either.
         self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether a client needs a key."""
+        return bool(self._keys)
+
     def authenticate(self, headers: Headers) -> ApiKey | None:
         """Return the caller's key; None if none is needed. Raises `InvalidApiKey`."""
         if not self._keys:

@@ -6,8 +6,12 @@ An error here ends this connection and no other. Knows no HTTP: that is `protoco
 
 What counts as leaving: the end of the client's stream (FIN) or a reset. A client that shuts down only its
 sending side looks just like one that has closed, and while a job waits or runs that is the only sign there
-is, so it counts too. A client that has sent more than we read ahead is watched for a reset and for a FIN
-that has arrived; one whose FIN is stuck behind unsent data is noticed when its answer is sent, or stalls.
+is, so it counts too. A FIN comes after all that the client has sent, and not at all while the kernel has no
+room for that. So we read on while a request is answered, also what is pipelined behind it (`protocol` refuses
+too much of that). Reading stops only while the app does not read a body; the connection is then checked for
+a FIN every `LOOK_EVERY_S`, and the time limit of the body ends what that does not find.
+
+A connection costs one descriptor.
 """
 
 import select
@@ -30,6 +34,7 @@ logger = structlog.get_logger("fairlead.http")
 RECEIVE_BYTES = 64 * 1024
 READ_AHEAD_BYTES = 64 * 1024
 LINGER_S = 2.0
+LOOK_EVERY_S = 1.0
 
 
 class Connection:
@@ -110,7 +115,7 @@ class Connection:
             data = None
             # No checkpoint since `advance`: whatever happens from here on can wake us.
             with trio.CancelScope(deadline=inf if blocked else protocol.deadline) as self._pause:
-                data = await self._receive()
+                data = await self._receive(holds=blocked and not protocol.reads_ahead)
             if data:
                 self._ahead += len(data)
                 protocol.receive(data)
@@ -120,9 +125,12 @@ class Connection:
             elif trio.current_time() >= self._pause.deadline:
                 await protocol.expire()
 
-    async def _receive(self) -> bytes | None:
-        """Wait for the client. Return what it has sent, nothing if it has left, None if there was no news."""
-        if self._ahead >= READ_AHEAD_BYTES:
+    async def _receive(self, *, holds: bool) -> bytes | None:
+        """Wait for the client. Return what it has sent, nothing if it has left, None if there was no news.
+
+        `holds`: nobody can take more than `READ_AHEAD_BYTES` now.
+        """
+        if holds and self._ahead >= READ_AHEAD_BYTES:
             await _hung_up(self._socket)
             return b""
         if not self._new:
@@ -221,10 +229,12 @@ async def linger(sock: socket.socket) -> None:
 
 
 async def _hung_up(sock: socket.socket) -> None:
-    """Wait for a reset or the end of the client's stream, leaving what it has sent unread."""
-    if not hasattr(select, "epoll"):
-        await trio.sleep_forever()
-    # Trio waits for bytes, of which there are plenty. An epoll set is itself readable when it has news.
-    with select.epoll() as news:
-        news.register(sock, select.EPOLLRDHUP)
-        await trio.lowlevel.wait_readable(news)
+    """Wait for a reset or the end of the client's stream, leaving what it has sent unread.
+
+    Trio could only wait for bytes, of which there are plenty, and an epoll set would cost a descriptor.
+    Systems without POLLRDHUP, which is Linux's, report a reset only.
+    """
+    news = select.poll()
+    news.register(sock, getattr(select, "POLLRDHUP", 0))
+    while not news.poll(0):  # noqa: ASYNC110  # there is no event
+        await trio.sleep(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""The door that every request comes through: it gets a name, shows its key, and leaves with both on record.
+"""What every request passes before its route: it gets an id, and its key, `Host` and `Origin` are checked.
 
 Knows no framework and no route.
 """
@@ -13,6 +13,7 @@ import trio
 from fairlead.api.access import Access
 from fairlead.api.call import Call
 from fairlead.api.limits import Quotas
+from fairlead.api.origin import Guard
 from fairlead.errors import FairleadError
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -23,17 +24,32 @@ logger = structlog.get_logger("fairlead.api")
 class Door:
     """Lets requests in, and says what headers their answers get."""
 
-    def __init__(self, access: Access, quotas: Quotas) -> None:
+    def __init__(self, access: Access, quotas: Quotas, guard: Guard) -> None:
         self._access = access
         self._quotas = quotas
+        self._guard = guard
         self._refusals: Counter[str] = Counter()
 
-    def enter(self, call: Call, *, without_key: bool = False) -> None:
-        """Name the request, for its client and the log, and find out whose it is. Raises `InvalidApiKey`."""
+    def enter(
+        self,
+        call: Call,
+        *,
+        without_key: bool = False,
+        is_operator_route: bool = False,
+        is_probe: bool = False,
+    ) -> None:
+        """Set the request's id and its key, and check that no other server's page has sent it.
+
+        What is checked of `Host` and `Origin` is in `origin`. Raises `InvalidApiKey` and `Forbidden`.
+        """
         call.request_id = _request_id(call.headers.get("X-Request-Id", ""))
         structlog.contextvars.bind_contextvars(request_id=call.request_id)
         if not without_key:
             call.api_key = self._access.authenticate(call.headers)
+        if is_operator_route:
+            self._guard.check(call.headers, strict=True)
+        elif not (is_probe or self._access.has_keys):
+            self._guard.check(call.headers, strict=False)
 
     def refused(self, call: Call, error: FairleadError) -> None:
         """Write down that a request was refused before it became a job; of jobs the gateway keeps account."""

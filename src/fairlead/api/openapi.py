@@ -44,8 +44,8 @@ _JOB = (400, 403, 404, 408, 413, 429, 500, 502, 503, 504)
 class Operation(NamedTuple):
     """One method of one path. `takes` and `gives` are types; `media` what an answer is, if not JSON.
 
-    `streams`: the answer may be a stream of events instead. `errors` beside 401, which all have that are not
-    open to everybody.
+    `streams`: the answer may be a stream of events instead. `errors` beside 401 and 403, which all have that
+    are not open to everybody.
     """
 
     method: str
@@ -295,6 +295,6 @@ def _responses(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         content[EVENTS] = {}
     responses: dict[str, Any] = {str(operation.status): {"description": "Done.", "content": content}}
     error = {JSON: {"schema": schema_of[str(shapes.ErrorAnswer)]}}
-    for status in sorted({*operation.errors, *(() if operation.is_open else (401,))}):
+    for status in sorted({*operation.errors, *(() if operation.is_open else (401, 403))}):
         responses[str(status)] = {"description": ERRORS[status], "content": error}
     return responses

@@ -2,10 +2,16 @@
 
 Hypercorn's `H11Protocol` parks its reader while an answer is under way, upgrades to HTTP/2 and WebSocket,
 and answers mistakes with an empty page. This one parses as far as it can and returns, speaks HTTP/1.0 and
-1.1 only, and answers every mistake in JSON. It owns the h11 state and the tasks of the app; it knows no
-socket: `send` takes bytes, `Closed` and `Updated` events, and time passes by `deadline` and `expire`.
+1.1 only, as strictly as `framing` and `refusals` say, and answers every mistake in JSON. It owns the h11
+state and the tasks of the app; it knows no socket: `send` takes bytes, `Closed` and `Updated` events, and
+time passes by `deadline` and `expire`.
+
+Requests may be pipelined, up to `PIPELINED_BYTES` behind the one that is being answered. They are read before
+their turn because a client's FIN comes after them. A client that sends more could leave unnoticed, while the
+request it does not wait for any more runs; so it is refused, together with that request.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,10 +30,14 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.utils import suppress_body
 
 from fairlead.api.asgi import Disconnected, Inbox, Stream
-from fairlead.api.refusals import objection, path_of, refusal
+from fairlead.api.framing import StrictConnection
+from fairlead.api.refusals import objection, path_of, refusal, with_host_of_target
 from fairlead.config import Limits
 
 logger = structlog.get_logger("fairlead.http")
+
+PIPELINED_BYTES = 64 * 1024
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Shared:
 class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
     """HTTP/1.x on one connection. Its reader calls `receive`, `advance` and `expire`; the app all else."""
 
-    connection: h11.Connection
+    connection: StrictConnection
     stream: Stream | None
 
     def __init__(
@@ -70,6 +80,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             server=server,
             send=send,
         )
+        self.connection = StrictConnection(shared.limits.header_bytes)
         self._limits = shared.limits
         self._start_soon = start_soon
         self._wake = wake
@@ -78,6 +89,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._inbox = Inbox(self._resume)
         self._begun = False  # some of the next request's head is here
         self._paused = False  # the request is here to its end, and something after it
+        self._pipelined = 0  # bytes of that
+        self._half_line = b""  # half of an empty line before a request
         self._held = b""  # the head of an answer, until it can go out with the body
         self.ended = False
         self.deadline = trio.current_time() + shared.limits.header_timeout_s
@@ -92,20 +105,32 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         """Whether what comes in now must wait for the app: for an answer, or for room in its inbox."""
         return self.stream is not None and (self._paused or self._inbox.full)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it is to be given what comes in although it is blocked. It bounds that itself."""
+        return self._paused
+
     # The reader's side -----------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Take what has come in. `advance` makes something of it."""
         if self.stream is None and not self._begun:
-            data = data.lstrip(b"\r\n")  # some clients end a body with an empty line (RFC 9112, 2.2)
-            if not data:
-                return
+            if self._half_line or data.startswith(b"\r"):  # some clients end a body so (RFC 9112, 2.2)
+                data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+                self._half_line = data if data == b"\r" else b""
+                if len(data) == len(self._half_line):
+                    return
             self._begun = True
             self.deadline = trio.current_time() + self._limits.header_timeout_s
+        if self._paused:
+            self._pipelined += len(data)
         self.connection.receive_data(data)
 
     async def advance(self) -> None:
         """Parse all that can be parsed now."""
+        if self._paused and self._pipelined > PIPELINED_BYTES:
+            await self.refuse(400, f"more than {PIPELINED_BYTES} bytes were sent ahead of the response")
+            return
         while not (self.ended or self.blocked):
             if self.connection.they_are_waiting_for_100_continue:
                 await self.send(
@@ -114,8 +139,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
-                # What follows the colon is the client's own bytes.
-                await self.refuse(error.error_status_hint, str(error).partition(":")[0])
+                if error.error_status_hint == 501:
+                    await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
+                else:  # what follows the colon is the client's own bytes
+                    await self.refuse(error.error_status_hint, str(error).partition(":")[0])
                 return
             if type(event) is h11.Request:
                 await self._begin(event)
@@ -125,7 +152,9 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
                 self.deadline = inf
                 await self.stream.handle(EndBody(STREAM_ID))
             else:
-                self._paused = event is h11.PAUSED
+                if event is h11.PAUSED:
+                    self._paused = True
+                    self._pipelined = self.connection.buffered_bytes
                 return
 
     async def expire(self) -> None:
@@ -154,7 +183,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._begun = False
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         path = path_of(request)
-        problem = objection(request, self._limits)
+        headers = list(request.headers)
+        problem = objection(request, headers, self._limits)
         if problem:
             await self.refuse(*problem)
             return
@@ -172,9 +202,9 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         await self.stream.handle(
             Request(
                 stream_id=STREAM_ID,
-                headers=list(request.headers),
+                headers=with_host_of_target(request, headers),
                 http_version=request.http_version.decode(),
-                method=request.method.decode().upper(),
+                method=request.method.decode(),
                 raw_path=path,
                 state=self.connection_state,
             )
@@ -264,7 +294,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.deadline = trio.current_time() + self._limits.idle_timeout_s
         self._paused = False
         if ahead:  # a new h11 connection, because only `receive` knows of empty lines between requests
-            self.connection = h11.Connection(h11.SERVER, self._limits.header_bytes)
+            self.connection = StrictConnection(self._limits.header_bytes)
             self.receive(ahead)
         else:
             self.connection.start_next_cycle()

@@ -5,8 +5,8 @@ Pure functions of the request's head and the limits.
 
 import json
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
-from itertools import chain
 from time import time
 from wsgiref.handlers import format_date_time
 
@@ -14,13 +14,19 @@ import h11
 
 from fairlead.config import Limits
 
-_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+# RFC 3986, 3.2.2: a name or address, and a port. No comma: it would be two that a proxy joined.
+_HOST = re.compile(rb"(?:[\w.~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+(?:%[\w.~%-]+)?\])(?::[0-9]*)?")
+_CHECKED = {b"content-length", b"expect", b"host", b"transfer-encoding", b"upgrade"}
+_Values = Mapping[bytes, list[bytes]]  # of headers, by name
+Header = tuple[bytes, bytes]
+Objection = tuple[int, str]
 _CODES = {
     405: "method_not_allowed",
     408: "header_timeout",
+    417: "expectation_failed",
     431: "headers_too_large",
     500: "internal_error",
-    501: "unsupported_transfer_encoding",
     503: "too_many_connections",
     505: "http_version_not_supported",
 }
@@ -38,28 +44,23 @@ def refusal(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
-def objection(request: h11.Request, limits: Limits) -> tuple[int, str] | None:
-    """Return the status and message to refuse a request with, before the app sees it."""
-    if request.http_version not in {b"1.0", b"1.1"}:
-        return 505, "this server speaks HTTP/1.1"
-    if request.method == b"CONNECT":
-        return 405, "this server is no proxy"
-    if len(request.headers) > limits.headers:
+def objection(request: h11.Request, headers: list[Header], limits: Limits) -> Objection | None:
+    """Return the status and message to refuse a request with, before the app sees it.
+
+    `headers` are the request's: h11 makes them anew each time that they are asked for.
+    """
+    if len(headers) > limits.headers:
         return 431, f"more than {limits.headers} headers"
+    values: dict[bytes, list[bytes]] = {}
+    size = len(request.target)
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name in _CHECKED:
+            values.setdefault(name, []).append(value)
     # h11 bounds what it buffers of a head, but a head may come to more than that in its last read.
-    if len(request.target) + sum(map(len, chain(*request.headers))) > limits.header_bytes:
+    if size > limits.header_bytes:
         return 431, f"more than {limits.header_bytes} bytes of headers"
-    names = {name for name, _ in request.headers}
-    if {b"content-length", b"transfer-encoding"} <= names:
-        return 400, "Content-Length and Transfer-Encoding exclude each other"  # a way to smuggle requests
-    if b"upgrade" in names:
-        upgrades = b",".join(value for name, value in request.headers if name == b"upgrade").lower()
-        # h2c is declined by answering in HTTP/1.1 (RFC 9110, 7.8): Java's client offers it on every request.
-        if b"websocket" in upgrades:
-            return 400, "there are no WebSockets here; streams are server-sent events"
-    if not path_of(request):
-        return 400, "the target is not a path"
-    return None
+    return _ambiguous(request, values) or _unsupported(request, values)
 
 
 def path_of(request: h11.Request) -> bytes:
@@ -67,8 +68,53 @@ def path_of(request: h11.Request) -> bytes:
     target = bytes(request.target)
     if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
         return target
-    authority = _ABSOLUTE.match(target)
-    if authority is None:
+    absolute = _ABSOLUTE.match(target)
+    if absolute is None:
         return b""
-    path = target[authority.end() :]
+    path = target[absolute.end() :]
     return path if path.startswith(b"/") else b"/" + path
+
+
+def with_host_of_target(request: h11.Request, headers: list[Header]) -> list[Header]:
+    """Return the headers; a server that is named in the target replaces `Host` (RFC 9112, 3.2.2)."""
+    absolute = _ABSOLUTE.match(request.target)
+    if absolute is None:
+        return headers
+    return [(b"host", absolute[1]), *(header for header in headers if header[0] != b"host")]
+
+
+def _ambiguous(request: h11.Request, values: _Values) -> Objection | None:
+    """Object to what another server on the request's way may understand differently."""
+    if b"transfer-encoding" in values:
+        if b"content-length" in values:
+            return 400, "Content-Length and Transfer-Encoding exclude each other"
+        if request.http_version == b"1.0":
+            return 400, "Transfer-Encoding: not in HTTP/1.0"  # RFC 9112, 6.1
+    absolute = _ABSOLUTE.match(request.target)
+    hosts = [*values.get(b"host", ()), *([absolute[1]] if absolute else ())]
+    if any(_HOST.fullmatch(host) is None for host in hosts):
+        return 400, "Host: must be a name or an address, and a port"
+    return None
+
+
+def _unsupported(request: h11.Request, values: _Values) -> Objection | None:
+    if request.http_version not in {b"1.0", b"1.1"}:
+        return 505, "this server speaks HTTP/1.1"
+    if request.method == b"CONNECT":
+        return 405, "this server is no proxy"
+    if request.method != request.method.upper():  # h11 and the app could take it for different ones
+        return 405, "methods are written in capitals"
+    for expectation in _listed(values, b"expect"):
+        if expectation not in {b"", b"100-continue"}:
+            return 417, "Expect: only 100-continue is supported"
+    # h2c is declined by answering in HTTP/1.1 (RFC 9110, 7.8): Java's client offers it on every request.
+    if any(b"websocket" in protocol for protocol in _listed(values, b"upgrade")):
+        return 400, "there are no WebSockets here; streams are server-sent events"
+    if not path_of(request):
+        return 400, "the target is not a path"
+    return None
+
+
+def _listed(values: _Values, name: bytes) -> list[bytes]:
+    """Return the elements of a header that is a list, in lower case."""
+    return [element.strip() for value in values.get(name, ()) for element in value.lower().split(b",")]

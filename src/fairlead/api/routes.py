@@ -1,4 +1,7 @@
-"""The application: every route, behind one door. The hot ones are answered past Quart, all others by it."""
+"""The application: every route, and the checks that each request passes before one.
+
+The routes that generate are answered past Quart, all others by it. `Paths` says for both which paths exist.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -10,7 +13,7 @@ from quart_trio import QuartTrio
 
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
-from fairlead.api.call import Call
+from fairlead.api.call import Call, FirstHeaders
 from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
 from fairlead.api.door import Door
 from fairlead.api.edge import Edge
@@ -24,15 +27,18 @@ from fairlead.api.metrics import Metrics
 from fairlead.api.openai import OpenAI
 from fairlead.api.openapi import OpenApi
 from fairlead.api.origin import Guard
+from fairlead.api.paths import Paths
 from fairlead.api.queue import Queue
 from fairlead.api.relaying import Relaying
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
 from fairlead.config import ApiKey
+from fairlead.errors import NotFound
 from fairlead.telemetry.snapshot import Overview
 
 # A load balancer that asks whether we live has no key, nor has the page that asks for one.
 _OPEN_RULES = OPEN_RULES | {"/health"}
+_PROBE_RULES = {"/health", "/ready"}
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
@@ -41,12 +47,23 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     asgi_http_class = Exchange
     request_class = FairleadRequest
     hot: HotRoutes
+    paths: Paths
     change_keys: Callable[[Iterable[ApiKey]], None]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request: ASGI."""
-        answer = self.hot if self.hot.serves(scope) else super().__call__
+        answer = self.hot if self.hot.serves(scope) and self.has_path(scope) else super().__call__
         await answer(scope, receive, send)
+
+    def create_url_adapter(self, request: Any) -> Any:
+        """Route by method and path. Quart's own reads `Host` too, and fails if DNS could not have it."""
+        if request is None:
+            return super().create_url_adapter(None)
+        return self.url_map.bind("localhost", default_method=request.method, path_info=request.path)
+
+    def has_path(self, scope: Any) -> bool:
+        """Whether a request's path is spelled as a route's may be."""
+        return self.paths.has(scope.get("raw_path"), scope["path"])
 
 
 def create_app(services: Services) -> QuartTrio:
@@ -58,8 +75,7 @@ def create_app(services: Services) -> QuartTrio:
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     edge = Edge(services)
     access = Access(services.config.api_keys)
-    door = Door(access, edge.quotas)
-    guard = Guard(services.config.host, services.config.allowed_hosts)
+    door = Door(access, edge.quotas, Guard(services.config.host, services.config.allowed_hosts))
 
     def change_keys(api_keys: Iterable[ApiKey]) -> None:
         edge.quotas.change(api_keys)
@@ -68,13 +84,20 @@ def create_app(services: Services) -> QuartTrio:
     async def enter() -> None:
         current = cast(FairleadRequest, request_ctx.request)
         client = current.scope.get("client")
-        g.call = Call(current.headers, client[0] if client else None, partial(read_body, current))
+        # Quart's own headers have a Host even if the client sent none.
+        headers = FirstHeaders(current.scope["headers"])
+        g.call = Call(headers, client[0] if client else None, partial(read_body, current))
         g.call.nursery = current.nursery
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
         rule = current.url_rule.rule if current.url_rule is not None else None
-        door.enter(g.call, without_key=rule in _OPEN_RULES)
-        if rule in FleetRoutes.RULES:
-            guard.check(g.call.headers)
+        door.enter(
+            g.call,
+            without_key=rule in _OPEN_RULES,
+            is_operator_route=rule in FleetRoutes.RULES,
+            is_probe=rule in _PROBE_RULES,
+        )
+        if not app.has_path(current.scope):  # Quart would route some of these
+            raise NotFound("there is no such route")
 
     async def fail(error: Exception) -> Response:
         public = public_error(error)
@@ -110,4 +133,5 @@ def create_app(services: Services) -> QuartTrio:
         Events(overview.snapshot, services.draining),
     ):
         part.add_to(app)
+    app.paths = Paths(rule.rule for rule in app.url_map.iter_rules())
     return app

@@ -137,7 +137,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     host: str = "127.0.0.1"
     """The address to listen on."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names besides its own that clients may call it by, as those of a proxy before it; without a port."""
+    """Names besides its own that clients may call it by, as those of a proxy before it; without a port.
+    Without API keys, requests to any other name that a public server could have are refused.
+    """
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """The port to listen on; 0 takes a free one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()

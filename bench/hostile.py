@@ -1,0 +1,187 @@
+"""Does a flood of mutated requests break a server, or slow down a client that behaves?
+
+A server is started, and attacked by another process of lower priority: a real attacker uses the processor of
+another machine. Before the attack, and beside it, a canary asks for the same 16 tokens again and again, and
+must always get the same text. The exit status is 1 if an answer was wrong, the log has a traceback, or a text
+differs.
+
+    python bench/hostile.py [--requests 100000] [--connections 10000] [--json bench/results/hostile.json]
+    python bench/hostile.py --replay request:4711 --url http://127.0.0.1:8000
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fairlead.config import demonstration_model
+from hostile_client.attack import Address, Attack, Findings
+from hostile_client.target import Canary, grammar_of
+
+MODEL = "fairlead-demo"
+SPARE = "spare"
+READY = re.compile(r"ready: http://([\w.]+):(\d+)")
+OUR_BUGS = re.compile(r"Traceback|unexpected error|request failed")
+LIMITS = {"bodyTimeout": "2s"}  # some requests announce more than they have
+
+
+@dataclass
+class Server:
+    """A server that runs, and what its log said that no log should say."""
+
+    address: Address
+    pid: int
+    bugs: list[str] = field(default_factory=list)
+
+    def memory_mb(self) -> float:
+        """Return the resident memory of the server's own process."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Start a server with two models, and end it afterwards."""
+    model = {"path": str(demonstration_model())}
+    settings = {"models": {MODEL: model | {"preload": True}, SPARE: model}, "limits": LIMITS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "fairlead.yaml"
+        file.write_text(json.dumps(settings))
+        command = [sys.executable, "-m", "fairlead", "serve", "--port", "0", "--config", str(file)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := READY.search(line):
+                break
+        else:
+            sys.exit("the server has not started")
+        server = Server((found[1], int(found[2])), process.pid)
+        lines = process.stdout
+
+        def read() -> None:
+            server.bugs += [line for line in lines if OUR_BUGS.search(line)]
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+            reader.join()
+
+
+async def attack(address: Address, options: argparse.Namespace) -> Findings:
+    """Attack, as the other process."""
+    grammar = await grammar_of(address, models=(MODEL,), spare=SPARE)
+    attack = Attack(address, grammar, at_once=options.at_once)
+    if options.replay:
+        kind, _, seed = options.replay.partition(":")
+        await attack.send_again(kind, int(seed))
+    else:
+        first = options.seed
+        await attack.run(
+            requests=range(first, first + options.requests),
+            connections=range(first, first + options.connections),
+        )
+    return attack.findings
+
+
+async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]:
+    """Listen to the canary, first without and then with the attack."""
+    alone, beside = Canary(server.address, MODEL), Canary(server.address, MODEL)
+    with trio.move_on_after(options.alone_s):
+        await alone.sing()
+    memory_mb = server.memory_mb()
+    began = time.monotonic()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside.sing)
+        arguments = [f"--{name}={getattr(options, name.replace('-', '_'))}" for name in PASSED_ON]
+        url = f"http://{server.address[0]}:{server.address[1]}"
+        command = [sys.executable, __file__, "--attack", "--url", url, *arguments]
+        attacker = await trio.run_process(command, capture_stdout=True, check=True)
+        nursery.cancel_scope.cancel()
+    took_s = time.monotonic() - began
+    found = json.loads(attacker.stdout)
+    return {
+        "requests": sum(found["answers"].values()),
+        "connections": found["connections"],
+        "at_once": options.at_once,
+        "took_s": round(took_s, 1),
+        "answers": found["answers"],
+        "faults": found["faults"],
+        "canary_alone": summary(alone),
+        "canary_beside": summary(beside),
+        "canary_texts": len(alone.texts | beside.texts),
+        "canary_p99_ratio": round(percentile(beside.took_s, 99) / percentile(alone.took_s, 99), 2),
+        "server_memory_mb": [round(memory_mb, 1), round(server.memory_mb(), 1)],
+    }
+
+
+PASSED_ON = ("requests", "connections", "at-once", "seed")
+
+
+def summary(canary: Canary) -> dict[str, Any]:
+    """Return what a canary met."""
+    return {
+        "answers": len(canary.took_s),
+        "p50_ms": round(percentile(canary.took_s, 50) * 1000, 1),
+        "p99_ms": round(percentile(canary.took_s, 99) * 1000, 1),
+        "worst_ms": round(max(canary.took_s) * 1000, 1),
+        "faults": canary.faults[:5],
+    }
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """Return a percentile of two values or more."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=8, help="clients of the attack")
+    parser.add_argument("--seed", type=int, default=0, help="of the first request and connection")
+    parser.add_argument(
+        "--alone-s", type=float, default=30.0, help="how long the canary asks before the attack"
+    )
+    parser.add_argument("--json", type=Path, help="where to write what came out")
+    parser.add_argument("--url", help="of a server that runs, for --replay")
+    parser.add_argument("--replay", help="request:SEED or connection:SEED: send that alone")
+    parser.add_argument("--attack", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+
+    if options.attack or options.replay:
+        host, _, port = options.url.removeprefix("http://").partition(":")
+        os.nice(10)
+        findings = trio.run(attack, (host, int(port)), options)
+        print(json.dumps(findings.shown()))
+        return 0
+    with serving() as server:
+        result = trio.run(measure, server, options)
+    result["log"] = server.bugs[:20]
+    result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    canaries = result["canary_alone"]["faults"] + result["canary_beside"]["faults"]
+    return int(bool(result["faults"] or server.bugs or canaries or result["canary_texts"] != 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

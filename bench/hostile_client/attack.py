@@ -1,0 +1,176 @@
+"""The attack: so many requests and connections, a few at a time, and what was wrong with the answers."""
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import trio
+
+from hostile_client.requests import Grammar
+from hostile_client.spoiling import pieces
+from hostile_client.wire import BrokenAnswer, Reply, Wire, fault_of
+
+PATIENCE_S = 90.0  # a request on a busy machine, behind others that generate
+KEPT_OPEN = 0.7  # how often a connection is used for another request
+MAX_FAULTS = 20
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was wrong, and what brings it about again."""
+
+    what: str
+    kind: str
+    seed: int
+    sent: bytes
+
+    def __str__(self) -> str:
+        shown = (
+            repr(self.sent) if len(self.sent) < 4000 else f"{self.sent[:4000]!r}… ({len(self.sent)} bytes)"
+        )
+        return f"{self.what}\n  {self.kind} {self.seed}: {shown}"
+
+
+@dataclass
+class Findings:
+    """What came of an attack. `answers`: how many of each status and code."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    connections: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as JSON can have it."""
+        answers = dict(self.answers.most_common())
+        return {"answers": answers, "connections": self.connections, "faults": list(map(str, self.faults))}
+
+    def note(self, reply: Reply) -> None:
+        """Count an answer."""
+        self.answers[f"{reply.status} {reply.code}".strip()] += 1
+
+
+class Attack:
+    """Sends what `grammar` makes to a server, `at_once` clients at a time, until there are `max_faults`."""
+
+    def __init__(
+        self, address: Address, grammar: Grammar, *, at_once: int = 8, max_faults: int = MAX_FAULTS
+    ) -> None:
+        self.findings = Findings()
+        self._address = address
+        self._grammar = grammar
+        self._at_once = at_once
+        self._max_faults = max_faults
+
+    async def run(self, *, requests: range, connections: range) -> None:
+        """Send the requests and open the connections of these seeds."""
+        turns = iter(_mixed(requests, connections))
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._at_once):
+                nursery.start_soon(self._client, turns)
+
+    async def send_again(self, kind: str, seed: int) -> None:
+        """Send what a fault was about."""
+        await self._client(iter([(kind, seed)]))
+
+    async def _client(self, turns: Iterator[tuple[str, int]]) -> None:
+        wire: Wire | None = None
+        try:
+            for kind, seed in turns:
+                if len(self.findings.faults) >= self._max_faults:
+                    return
+                if kind == "connection":
+                    await self._visit(seed)
+                else:
+                    wire = await self._ask(wire, seed)
+        finally:
+            if wire is not None:
+                wire.socket.close()
+
+    async def _connect(self) -> Wire:
+        sock = trio.socket.socket()
+        try:
+            await sock.connect(self._address)
+        except BaseException:
+            sock.close()
+            raise
+        return Wire(sock)
+
+    async def _ask(self, wire: Wire | None, seed: int) -> Wire | None:
+        """Send a request, on a connection that is still open if there is one; return it if it still is."""
+        request = self._grammar.request(seed)
+        fault: str | None
+        reply = None
+        again = wire is not None
+        try:
+            wire = wire or await self._connect()
+            with trio.fail_after(PATIENCE_S):
+                async with trio.open_nursery() as sending:
+                    sending.start_soon(_send_in_vain, wire, request.data)  # it may be refused half-way
+                    reply = await wire.reply(request.asks)
+                    sending.cancel_scope.cancel()
+            fault = fault_of(reply, request.asks)
+            self.findings.note(reply)
+        except* trio.TooSlowError:
+            fault = f"no answer in {PATIENCE_S:g} s"
+        except* BrokenAnswer as group:
+            fault = str(group.exceptions[0])
+        except* (EOFError, OSError) as group:
+            fault = f"no answer: {group.exceptions[0]!r}"
+        if reply is None and again and fault is not None and fault.startswith("no answer: "):
+            assert wire is not None
+            wire.socket.close()  # the server may have closed it just then, as after any refusal
+            return await self._ask(None, seed)
+        if fault is not None:
+            self.findings.faults.append(Fault(fault, "request", seed, request.data))
+        if wire is not None and (
+            reply is None or reply.closes or request.is_last or Random(seed).random() > KEPT_OPEN
+        ):
+            wire.socket.close()
+            return None
+        return wire
+
+    async def _visit(self, seed: int) -> None:
+        """Send nonsense in pieces, perhaps read a little, and leave in one way or another."""
+        random = Random(f"visit {seed}")
+        data = self._grammar.conversation(seed)
+        self.findings.connections += 1
+        received = b""
+        with suppress(OSError):  # the server may close at any time
+            wire = await self._connect()
+            with wire.socket:
+                for piece in pieces(random, data):
+                    with trio.move_on_after(0.01):  # nor need it read
+                        await wire.send(piece)
+                if random.random() < 0.2:
+                    wire.socket.shutdown(socket.SHUT_WR)
+                with trio.move_on_after(random.choice((0, 0.005, 0.05))):
+                    while len(received) < 1_000_000 and (got := await wire.socket.recv(65536)):
+                        received += got
+                if random.random() < 0.3:
+                    reset = struct.pack("ii", 1, 0)
+                    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        if b"HTTP/1.1 500 " in received or b'"internal_error"' in received:
+            self.findings.faults.append(Fault("status 500", "connection", seed, data))
+
+
+async def _send_in_vain(wire: Wire, data: bytes) -> None:
+    with suppress(OSError):
+        await wire.send(data)
+
+
+def _mixed(requests: range, connections: range) -> Iterator[tuple[str, int]]:
+    """Yield all of both, the fewer among the more."""
+    every = max(1, len(requests) // (len(connections) + 1))
+    others = iter(connections)
+    for number, seed in enumerate(requests):
+        if number % every == 0:
+            yield from (("connection", other) for other in [next(others, None)] if other is not None)
+        yield "request", seed
+    yield from (("connection", other) for other in others)

@@ -1,0 +1,81 @@
+"""Strict lines for h11, which forgives what another server on a request's way may read differently.
+
+Servers that disagree about where a line or a request ends can be made to take a part of one client's body
+for another's request (request smuggling). So only CRLF ends a line, in a head, between chunks and in trailers
+(RFC 9112, 2.2, lets a server decide); a line is not continued by the next (5.2); and there is one
+`Content-Length` with one number (6.3 lets a server refuse several that are equal). Each byte is examined
+once, in whatever pieces a head arrives.
+
+h11 finds lines in its receive buffer, which this module replaces. The buffer is not a public part of h11, so
+pyproject.toml bounds its version.
+"""
+
+import h11
+from h11._receivebuffer import ReceiveBuffer
+
+_LENGTH = b"\ncontent-length:"
+
+
+class StrictConnection(h11.Connection):
+    """The server's side of a connection."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._receive_buffer = StrictBuffer()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes have been received and not yet parsed."""
+        return len(self._receive_buffer)
+
+
+class StrictBuffer(ReceiveBuffer):
+    """Finds lines. What is wrong with them raises `LocalProtocolError`, as h11's parsers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checked = 0  # up to here there is no end of a head and no line end but CRLF
+
+    def maybe_extract_next_line(self) -> bytearray | None:
+        """Return the line before a chunk, with its end; None if it is not complete."""
+        line = super().maybe_extract_next_line()
+        if b"\n" in self._data if line is None else line.count(b"\n") + line.count(b"\r") != 2:
+            raise _line_end_error()
+        return line
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a head, or of trailers, without their ends; None if they are not complete."""
+        data = self._data
+        if data.startswith(b"\r\n"):  # no trailers
+            self._extract(2)
+            return []
+        start = self._checked
+        found = data.find(b"\r\n\r\n", max(0, start - 2))
+        # A CR at the end may have its LF still to come.
+        end = found + 4 if found >= 0 else len(data) - data.endswith(b"\r")
+        line_ends = data.count(b"\r\n", start, end)
+        if not line_ends == data.count(b"\n", start, end) == data.count(b"\r", start, end):
+            raise _line_end_error()
+        if found < 0:
+            self._checked = end
+            return None
+        self._checked = 0
+        head = self._extract(end)
+        if b"\n " in head or b"\n\t" in head:
+            raise h11.LocalProtocolError("a header is folded over several lines")
+        _check_content_length(head)
+        return head[:-4].split(b"\r\n")
+
+
+def _check_content_length(head: bytearray) -> None:
+    """h11 takes several lengths that are equal for one."""
+    lowered = head.lower()
+    start = lowered.find(_LENGTH) + len(_LENGTH)
+    if start < len(_LENGTH):
+        return
+    if lowered.find(_LENGTH, start) >= 0 or lowered.find(b",", start, lowered.find(b"\r", start)) >= 0:
+        raise h11.LocalProtocolError("several values of Content-Length")
+
+
+def _line_end_error() -> h11.LocalProtocolError:
+    return h11.LocalProtocolError("a line ends in something else than CR LF")

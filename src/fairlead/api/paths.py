@@ -1,0 +1,41 @@
+"""The one spelling of a path that is routed. Any other is a 404: nothing is redirected or rewritten.
+
+Two readings of a path must not disagree, neither the generating routes' and Quart's, nor a proxy's that keeps
+some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
+
+- begins with one slash, ends in none unless it is `/`, and has no empty, `.` or `..` segment, escaped or not;
+- has no character unescaped that a URL must escape, as a backslash;
+- is printable UTF-8 when its escapes are decoded. They are decoded once, as ASGI does;
+- has an escaped slash only in a name: OpenAI's client asks for `/v1/models/org%2Fmodel`, which is the same as
+  `/v1/models/org/model`, but `/v1%2Fmodels` is no route.
+"""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, unquote_to_bytes
+
+_CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
+_PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
+_ESCAPED = re.compile(rb"(?:/(?:[%b]|%%[0-9A-Fa-f]{2})+)+" % _CHARACTERS)
+
+
+class Paths:
+    """Says whether a path is spelled as it must be. `rules` are the routes' in Quart's notation."""
+
+    def __init__(self, rules: Iterable[str]) -> None:
+        self._before_names = tuple({rule.partition("<")[0].encode() for rule in rules if "<" in rule})
+
+    def has(self, raw_path: bytes | None, path: str) -> bool:
+        """Whether a path may be routed. ASGI servers may leave out the raw one."""
+        raw = quote(path).encode() if raw_path is None else raw_path
+        if _PLAIN.fullmatch(raw):
+            return True
+        if not _ESCAPED.fullmatch(raw):
+            return False
+        if b"%2f" in raw.lower() and not raw.startswith(self._before_names):
+            return False
+        try:
+            segments = [unquote_to_bytes(segment).decode() for segment in raw[1:].split(b"/")]
+        except UnicodeDecodeError:
+            return False
+        return all(segment.isprintable() and segment not in {".", ".."} for segment in segments)

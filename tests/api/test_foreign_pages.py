@@ -1,0 +1,105 @@
+"""Without API keys, another server's web page may call no route; with keys, none but with a key."""
+
+import pytest
+
+from api.raw_http import get, post, serving
+from api.test_paths import paths_of
+from fairlead.config import ApiKey
+
+CHAT = "/v1/chat/completions"
+OWN = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
+FOREIGN = [
+    ({"Host": "evil.example:8000"}, "Host"),
+    ({"Host": "evil.example:8000", "Origin": "http://evil.example:8000"}, "Host"),
+    ({"Host": "localhost:8000", "Origin": "http://evil.example"}, "Origin"),
+    ({"Host": "localhost:8000", "Origin": "null"}, "Origin"),
+    ({"Origin": "http://localhost:8000"}, "Origin"),
+]
+PROBES = {"/health", "/ready"}
+
+
+@pytest.mark.parametrize(("headers", "param"), FOREIGN)
+async def test_without_keys_every_route_refuses_pages_of_other_servers(client, headers, param):
+    for path in sorted(paths_of(client.app) - PROBES):
+        for method in ("GET", "POST", "DELETE", "OPTIONS"):
+            reply = await client.send(method, path, b"{}", headers=headers)
+            assert (path, reply.status) == (path, 403)
+            assert (reply.error["code"], reply.error["param"]) == ("forbidden", param)
+    assert client.gateway.jobs == []
+
+
+@pytest.mark.parametrize(("headers", "_param"), FOREIGN)
+async def test_probes_are_open_whatever_they_call_the_server(client, headers, _param):
+    for path in PROBES:
+        assert (await client.get(path, headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+async def test_request_that_needs_no_preflight_is_refused(client, chat, origin):
+    """A page may send it anywhere: its content type is one of a form."""
+    headers = {"Host": "127.0.0.1:8000", "Origin": origin, "Content-Type": "text/plain"}
+    for path, body in (
+        (CHAT, chat()),
+        ("/tokenize", {"prompt": "hello"}),
+        ("/models/load", {"model": "small"}),
+    ):
+        reply = await client.post(path, body, headers=headers)
+        assert (reply.status, reply.error["code"]) == (403, "forbidden")
+    assert client.gateway.jobs == []
+
+
+@pytest.mark.parametrize("headers", [{}, OWN, {"Host": "10.0.0.2:8000"}, {"Host": "fairlead:8000"}])
+async def test_programs_and_our_own_page_may_call_every_route(client, chat, headers):
+    assert (await client.post(CHAT, chat(), headers=headers)).status == 200
+    for path in ("/", "/v1/models", "/queue", "/running", "/metrics", "/openapi.json"):
+        assert (await client.get(path, headers=headers)).status == 200
+
+
+async def test_program_that_speaks_http_1_0_need_not_send_host(client):
+    async with serving(client.app) as server:
+        for path in ("/nodes", "/v1/models", "/health"):
+            request = get(path, version="1.0").replace(b"Host: test\r\n", b"")
+            assert (await server.ask(request)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["x" * 300, "a..b", "x" * 64 + ".example", "%ff", "xn--a", "a:0", "1.2.3.4.5"]
+)
+async def test_host_that_dns_could_not_have_is_no_failure(client_with, host):
+    client = client_with(ApiKey("sk"))
+    for path in ("/health", "/v1/models", "/nothing"):
+        reply = await client.get(path, headers={"Host": host, "Authorization": "Bearer sk"})
+        assert reply.status == (404 if path == "/nothing" else 200)
+
+
+async def test_server_named_in_the_target_is_checked_like_host(client):
+    async with serving(client.app) as server:
+        assert (await server.ask(get("http://evil.example/v1/models"))).status == 403
+        assert (await server.ask(get("http://localhost/v1/models"))).status == 200
+
+
+@pytest.mark.parametrize(("headers", "_param"), FOREIGN)
+async def test_with_keys_a_page_needs_one_but_for_an_operators_routes(client_with, chat, headers, _param):
+    client = client_with(ApiKey("sk"))
+    assert (await client.post(CHAT, chat(), headers=headers)).status == 401
+    headers = headers | {"Authorization": "Bearer sk"}
+    assert (await client.post(CHAT, chat(), headers=headers)).status == 200
+    assert (await client.get("/v1/models", headers=headers)).status == 200
+    assert (await client.get("/", headers=headers)).status == 200
+    assert (await client.get("/nodes", headers=headers)).status == 403
+
+
+async def test_reload_that_takes_the_keys_away_begins_to_check(client_with, chat):
+    client = client_with(ApiKey("sk"))
+    foreign = {"Host": "evil.example", "Authorization": "Bearer sk"}
+    assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
+    client.app.change_keys(())
+    assert (await client.post(CHAT, chat(), headers=foreign)).status == 403
+    client.app.change_keys([ApiKey("sk")])
+    assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
+
+
+async def test_refusal_of_a_page_is_answered_although_its_body_was_not_read(client):
+    async with serving(client.app) as server:
+        answer = await server.ask(post(b"x" * 100_000, CHAT, "Origin: null"))
+    assert (answer.status, answer.error["code"]) == (403, "forbidden")

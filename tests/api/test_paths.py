@@ -1,0 +1,149 @@
+"""Every route has one spelling. Any other is a 404 in JSON, whatever it is asked for."""
+
+import pytest
+
+from api.raw_http import get, post, serving
+from fairlead.api.paths import Paths
+from fairlead.config import ApiKey
+
+METHODS = ("GET", "POST", "DELETE", "OPTIONS", "BREW")
+NAMES = {"<path:name>": "small", "<path:request_id>": "mine", "<path:node_id>": "big"}
+
+
+def misspelled(path: str) -> set[str]:
+    """Return paths that a careless server or proxy could take for this one."""
+    slashes = [index for index, character in enumerate(path) if character == "/"]
+    found = {
+        f"/{path}",
+        f"//{path}",
+        f"/.{path}",
+        f"/..{path}",
+        f"/x/..{path}",
+        f"/%2e{path}",
+        f"/%2E%2e{path}",
+    }
+    found |= {
+        f"{path}/.",
+        f"{path}/..",
+        f"{path}/%2e",
+        f"{path}%00",
+        f"{path}%0a",
+        f"{path}%0D",
+        f"{path}%7f",
+    }
+    found |= {
+        f"{path}%ff",
+        f"{path}%c0%af",
+        f"{path}%ed%a0%80",
+        f"{path}%",
+        f"{path}%2",
+        f"{path}%zz",
+        f"{path}%u002f",
+    }
+    found |= {f"{path}#x", f"{path}\\", f"{path}|", f"{path}^", f"{path}{{", path.replace("/", "\\")}
+    for at in slashes:
+        before, after = path[:at], path[at + 1 :]
+        found |= {f"{before}//{after}", f"{before}/./{after}", f"{before}/x/../{after}", f"{before}\\{after}"}
+    if path != "/":
+        fixed = slashes[: 2 if path.startswith("/v1") else 1]  # those before a name, if there is one
+        found |= {f"{path}/", *(f"{path[:at]}%2f{path[at + 1 :]}" for at in fixed)}
+    return {each for each in found if each.startswith("/")}
+
+
+def paths_of(app) -> set[str]:
+    """Return a path of every route that the application has."""
+    found = set()
+    for rule in app.url_map.iter_rules():
+        path = rule.rule
+        for placeholder, name in NAMES.items():
+            path = path.replace(placeholder, name)
+        assert "<" not in path
+        found.add(path)
+    return found
+
+
+async def test_every_misspelled_path_is_a_404_in_json_for_every_method(client, log):
+    tried = 0
+    for path in sorted(paths_of(client.app)):
+        for wrong in sorted(misspelled(path)):
+            for method in METHODS:
+                reply = await client.send(method, wrong, b"{}")
+                assert (wrong, reply.status) == (wrong, 404)
+                assert (reply.error["code"], reply.headers["content-type"]) == (
+                    "not_found",
+                    "application/json",
+                )
+                assert "location" not in reply.headers
+                tried += 1
+    assert tried > 3000
+    assert client.gateway.jobs == []
+    assert {entry["event"] for entry in log} == {"request refused"}
+
+
+async def test_every_route_is_found_by_its_own_spelling(client):
+    for path in sorted(paths_of(client.app)):
+        reply = await client.send("BREW", path, b"")
+        assert (path, reply.status) == (path, 405)
+
+
+async def test_misspelled_generating_route_is_a_404_over_a_socket_too(client):
+    async with serving(client.app) as server:
+        for path in ("//v1/completions", "/v1%2fcompletions", "/v1/completions/", "/v1/x/../completions"):
+            answer = await server.ask(post(b"{}", path))
+            assert (answer.status, answer.error["code"]) == (404, "not_found")
+        answer = await server.ask(get("*").replace(b"GET", b"OPTIONS"))
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+async def test_needlessly_escaped_route_is_the_same_route(client, chat):
+    assert (await client.post("/v1/%63hat/completions", chat())).status == 200
+    assert (await client.get("/%68ealth")).status == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["org/small", "org%2Fsmall", "org%2fsmall", "a%5Cb", "%E6%A8%A1", "a%20b", "a;b=c"]
+)
+async def test_name_may_be_anything_printable_and_escaped_slashes_are_a_part_of_it(client, name):
+    reply = await client.get(f"/v1/models/{name}")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_misspelled_path_tells_a_caller_without_a_key_nothing(client_with):
+    client = client_with(ApiKey("sk"))
+    for path in ("//v1/models", "/v1/models/"):
+        assert (await client.get(path)).status == 401
+        assert (await client.get(path, headers={"Authorization": "Bearer sk"})).status == 404
+
+
+async def test_query_that_is_no_utf8_is_read_as_far_as_it_goes(client):
+    for query in (
+        "model=%ff",
+        "%ff=%ff",
+        "model",
+        "=",
+        "&&",
+        "model=small&model=%00",
+        "model=" + "x" * 60_000,
+    ):
+        reply = await client.get(f"/queue/estimate?{query}")
+        assert reply.status in {200, 404}
+        assert len(reply.body) < 500
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models", "/v1/models/" + "x" * 60_000, "/a.b/..c/.d/...", "/~a!$&'()*+,;=:@"]
+)
+def test_plain_paths_are_routed(path):
+    assert Paths(()).has(path.encode(), path)
+
+
+def test_raw_path_may_be_missing():
+    paths = Paths(["/v1/models/<path:name>"])
+    assert paths.has(None, "/v1/models/a b")
+    assert not paths.has(None, "/v1//models")
+
+
+def test_long_hostile_paths_take_no_long_time():
+    for piece in ("/", "/.", "%2", "/%2e", "/a%", "a%2f"):
+        path = "/v1/models/" + piece * 30_000
+        assert not Paths(["/v1/models/<path:name>"]).has(path.encode() + b"\\", path)

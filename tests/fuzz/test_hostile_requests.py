@@ -1,0 +1,136 @@
+"""A real server under mutated requests to all of its routes, and a canary beside them.
+
+    pytest tests/fuzz/test_hostile_requests.py --fuzz-requests 100000 --fuzz-connections 10000
+
+A fault is printed with its seed and its bytes; `python bench/hostile.py --replay` sends it again. `KEPT` are
+requests that were faults once: a seed is another request when the routes have changed.
+"""
+
+import re
+
+import pytest
+import structlog
+import trio
+
+from api.raw_http import get, post
+from e2e.real_server import configured, real_server
+from fairlead.api import errors, protocol
+from fairlead.api.paths import Paths
+from fairlead.api.routes import Application
+from fairlead.config import Limits, demonstration_model
+from fuzz.test_faults import House
+from hostile_client.attack import Attack
+from hostile_client.target import Canary, grammar_of, send
+from hostile_client.wire import fault_of
+
+MODEL = "fairlead-demo"
+SPARE = "spare"
+AT_ONCE = 8
+# Some requests announce more than they have, and would hold up the attack.
+SETTINGS = {"limits": {"bodyTimeout": "2s"}, "requestTimeout": "60s"}
+OUR_BUGS = re.compile(r"Traceback|\[(?:error|critical)|unexpected error|request failed")
+
+KEPT = {
+    "a path that Quart normalizes": ("POST", post(b"{}", "//v1/completions")),
+    "a method in small letters": ("GET", get().replace(b"GET", b"head")),
+    "a host that DNS could not have": ("GET", get("/queue").replace(b"test", b"x" * 300)),
+}
+
+
+@pytest.fixture
+def attacked(tmp_path):
+    """A server whose demonstration model is attacked, and that has another one to be loaded and unloaded."""
+    model = {"path": str(demonstration_model()), "watchdog": "1h"}
+    models = {MODEL: model | {"preload": True}, SPARE: model}
+    arguments = configured(tmp_path, {}, queue={"timeout": "60s"}, models=models, **SETTINGS)
+    with real_server(*arguments) as server:
+        yield server
+
+
+@pytest.mark.timeout(24 * 3600)
+def test_mutated_requests_to_all_routes_break_nothing_and_disturb_nobody(attacked, pytestconfig):
+    seed = pytestconfig.getoption("--fuzz-seed")
+    requests = range(seed, seed + pytestconfig.getoption("--fuzz-requests"))
+    connections = range(seed, seed + pytestconfig.getoption("--fuzz-connections"))
+    canary = Canary(attacked.address, MODEL)
+
+    async def attack():
+        kept = {
+            name: fault_of(await send(attacked.address, *request), request[0])
+            for name, request in KEPT.items()
+        }
+        grammar = await grammar_of(attacked.address, models=(MODEL,), spare=SPARE)
+        attack = Attack(attacked.address, grammar, at_once=AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(canary.sing)
+            await attack.run(requests=requests, connections=connections)
+            nursery.cancel_scope.cancel()
+        return kept, attack.findings
+
+    kept, findings = trio.run(attack)
+    counts = attacked.wait_until_at_rest()
+    code = attacked.stop()
+    ours = [line for line in attacked.log if OUR_BUGS.search(line)]
+    assert kept == dict.fromkeys(KEPT)
+    assert not findings.faults, "\n".join(map(str, findings.faults))
+    assert ours == []
+    assert (len(canary.texts), canary.faults) == (1, [])
+    assert sum(findings.answers.values()) == len(requests)
+    assert findings.connections == len(connections)
+    assert set(counts.values()) == {0}
+    assert code == 0
+
+
+# Does it find anything? -----------------------------------------------------------------------------
+
+
+def route_every_path(monkeypatch):
+    monkeypatch.setattr(Paths, "has", lambda *_: True)
+
+
+def let_quart_read_host(monkeypatch):
+    monkeypatch.delattr(Application, "create_url_adapter")
+
+
+def refuse_without_a_word(monkeypatch):
+    monkeypatch.setattr(protocol, "refusal", lambda *_: b"")
+
+
+def refuse_in_plain_text(monkeypatch):
+    real = errors.json_reply
+    plain = {"Content-Type": "text/plain"}
+    monkeypatch.setattr(errors, "json_reply", lambda *given: real(*given)._replace(headers=plain))
+
+
+async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:
+    """Attack the application over nodes that only pretend; return the faults."""
+    house = House(Limits(body_timeout_s=0.2))
+    async with house.open():
+        grammar = await grammar_of(house.address, models=(MODEL,), spare="x")
+        attack = Attack(house.address, grammar, max_faults=max_faults)
+        await attack.run(requests=seeds, connections=seeds[::10])
+    return list(map(str, attack.findings.faults))
+
+
+@pytest.mark.parametrize(
+    "mutant", [route_every_path, let_quart_read_host, refuse_without_a_word, refuse_in_plain_text]
+)
+async def test_attack_finds_a_mutant(mutant, monkeypatch):
+    mutant(monkeypatch)
+    with structlog.testing.capture_logs():
+        assert await attack_in_process(range(5000), max_faults=1) != []
+
+
+async def test_attack_finds_nothing_where_there_is_nothing():
+    assert await attack_in_process(range(300)) == []
+
+
+async def test_seed_makes_the_same_request_at_any_time():
+    house = House()
+    async with house.open():
+        first, second = [await grammar_of(house.address, models=(MODEL,), spare="x") for _ in range(2)]
+    for seed in (3, 1, 2, 3):
+        assert first.request(seed) == second.request(seed)
+        assert first.conversation(seed) == second.conversation(seed)
+    asked = {(route.method, route.path) for route in first.routes}
+    assert {("POST", "/v1/completions"), ("GET", "/events"), ("GET", "/dashboard/main.js")} <= asked
