@@ -53,21 +53,22 @@ class Announcer(Protocol):
 
 def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 good, 1 failed, 2 bad configuration."""
-    logs.configure(json=config.log_json, level=config.log_level)
-    raise_limit()
     names = ", ".join(model.name for model in config.models)
-    try:
-        with witness_of(config) as witness:
-            trio.run(
-                partial(serve, config, announcer, source=source, witness=witness),
-                strict_exception_groups=True,
-            )
-    except (Exception, BaseExceptionGroup) as error:
-        cause = unwrap(error)
-        if isinstance(cause, FairleadError | ConfigError | OSError):
-            _announce(announcer.failed, names, str(cause))
-            return 2 if isinstance(cause, ConfigError) else 1
-        raise
+    with logs.log_streams():
+        logs.configure(json=config.log_json, level=config.log_level)
+        raise_limit()
+        try:
+            with witness_of(config) as witness:
+                trio.run(
+                    partial(serve, config, announcer, source=source, witness=witness),
+                    strict_exception_groups=True,
+                )
+        except (Exception, BaseExceptionGroup) as error:
+            cause = unwrap(error)
+            if isinstance(cause, FairleadError | ConfigError | OSError):
+                _announce(announcer.failed, names, str(cause))
+                return 2 if isinstance(cause, ConfigError) else 1
+            raise
     return 0
 
 

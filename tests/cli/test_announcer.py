@@ -1,5 +1,6 @@
 """What `serve` prints, on a terminal and elsewhere."""
 
+import json
 import re
 
 import pytest
@@ -7,13 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.terminal import Terminal
-from fairlead.console.announcer import Announcer, Loading, Ready, open_announcer, read_line
+from fairlead.console.announcer import (
+    Announcer,
+    Loading,
+    Ready,
+    complain,
+    open_announcer,
+    read_line,
+    warn,
+)
+from fairlead.telemetry.logs import log_streams
 
 # Ends when a key is pressed, so that the test decides when the bar has been seen.
 LOAD_AND_SERVE = """
 import sys
 from fairlead.console.announcer import open_announcer
-with open_announcer(key_needed=True) as announcer:
+from fairlead.telemetry.logs import log_streams
+with log_streams(), open_announcer(key_needed=True) as announcer:
     announcer.loading("small", 0.25, "weights")
     sys.stdin.readline()
     announcer.loading("small", 1.0, "warm-up")
@@ -38,6 +49,27 @@ def test_only_the_ready_line_is_on_standard_output(capsys):
     announcer.ready("http://127.0.0.1:8000", ["small", "other"])
     announcer.stopping()
     assert capsys.readouterr().out == "Fairlead is ready: http://127.0.0.1:8000  serving small, other\n"
+
+
+def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
+    with log_streams(json=True), open_announcer(key_needed=False) as announcer:
+        announcer.loading("small", 0.26, "weights")
+        announcer.ready("http://127.0.0.1:8000", ["small"])
+        announcer.failed("small", "no config.json")
+        warn("a warning")
+        complain("an error")
+    out, err = capfd.readouterr()
+    events = [json.loads(line) for line in err.splitlines()]
+    for event in events:
+        del event["timestamp"]
+    assert "" == out
+    assert [
+        {"event": "loading", "level": "info", "model": "small", "percent": 20, "stage": "weights"},
+        {"event": "ready", "level": "info", "url": "http://127.0.0.1:8000", "models": ["small"]},
+        {"event": "cannot serve", "level": "error", "models": "small", "reason": "no config.json"},
+        {"event": "a warning", "level": "warning"},
+        {"event": "an error", "level": "error"},
+    ] == events
 
 
 def test_a_failure_names_the_model_and_the_reason(capsys):

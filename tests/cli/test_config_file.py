@@ -9,6 +9,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, QueueConfig
+from fairlead.reload import Source
 
 FILE = """\
 host: localhost
@@ -27,9 +28,11 @@ class FakeApp(ModuleType):
     def __init__(self) -> None:
         super().__init__("fairlead.app")
         self.configs: list[Config] = []
+        self.sources: list[Source | None] = []
 
-    def run(self, config: Config, announcer: object, source: object = None) -> int:
+    def run(self, config: Config, announcer: object, source: Source | None = None) -> int:
         self.configs.append(config)
+        self.sources.append(source)
         return 0
 
 
@@ -44,6 +47,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "small").mkdir()
     (tmp_path / "fairlead.yaml").write_text(FILE)
+    (tmp_path / "fairlead.yaml").chmod(0o600)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -149,6 +153,26 @@ def test_a_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder,
     ) == refused(app, capsys)
 
 
+def test_faults_are_json_where_the_file_wants_the_log_to_be(app, folder, capsys):
+    write(folder, "logJson: true\nprot: 1\nport: x\n")
+    events = [json.loads(line) for line in refused(app, capsys).splitlines()]
+    assert [("bad configuration", 2, "prot"), ("bad configuration", 3, "port")] == [
+        (event["event"], event["line"], event["key"]) for event in events
+    ]
+
+
+def test_bad_usage_is_json_where_the_command_line_wants_the_log_to_be(app, folder, capsys):
+    (event,) = map(json.loads, refused(app, capsys, "--log-json", "--port", "x").splitlines())
+    assert ("error", True) == (event["level"], "--port" in event["event"])
+
+
+def test_warnings_are_json_where_the_file_wants_the_log_to_be(app, folder, capsys):
+    write(folder, FILE + "logToStdout: none\n")
+    served(app)
+    (event,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert ("warning", True) == (event["level"], "without effect: 1" in event["event"])
+
+
 def test_a_file_that_is_not_there_is_bad_usage(app, folder, capsys):
     assert 2 == main(["serve", "--config", "nowhere.yaml"])
     assert "--config" in capsys.readouterr().err
@@ -192,6 +216,30 @@ def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
         "remarks": [],
     } == json.loads(out)
     assert "sk-file" not in out
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_keys_that_others_can_read_are_warned_about_when_serving_and_when_checking(app, folder, capsys, mode):
+    (folder / "fairlead.yaml").chmod(mode)
+    write(folder, FILE.replace("logJson: true", ""))
+    served(app)
+    warning = f"other users of this machine can read its API keys (mode {mode:04o}): chmod 600 fairlead.yaml"
+    assert f"fairlead: warning: fairlead.yaml: {warning}\n" == capsys.readouterr().err
+    assert 0 == main(["config", "check", "fairlead.yaml"])
+    assert f"  note: {warning}\n" in capsys.readouterr().out
+
+
+def test_keys_that_only_their_owner_can_read_are_not_warned_about(app, folder, capsys):
+    served(app)
+    assert "" == capsys.readouterr().err
+
+
+def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, capsys):
+    write(folder, FILE.replace("logJson: true", ""))
+    served(app)
+    (folder / "fairlead.yaml").chmod(0o644)
+    assert (ApiKey("sk-file"),) == app.sources[-1].read().api_keys
+    assert "chmod 600 fairlead.yaml" in "".join(capsys.readouterr())
 
 
 def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):

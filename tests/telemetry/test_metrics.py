@@ -135,6 +135,12 @@ async def test_our_names_tell_outcomes_refusals_states_and_what_went_wrong(sourc
     )
 
 
+async def test_log_lines_that_were_dropped_are_counted(sources, monkeypatch):
+    assert 0 == value(samples(sources), "fairlead_log_lines_dropped_total")
+    monkeypatch.setattr("fairlead.telemetry.metrics.lines_dropped", lambda: 7)
+    assert 7 == value(samples(sources), "fairlead_log_lines_dropped_total")
+
+
 async def test_what_a_model_cannot_tell_has_no_sample(sources):
     found = samples(sources)
     assert ("fairlead_model_cache_usage", frozenset({("model", "far")})) not in found

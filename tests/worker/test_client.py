@@ -255,7 +255,7 @@ async def test_a_child_that_dies_while_loading_leaves_its_status_and_last_words(
     error = await fate(worker("die_in_load"))
     assert isinstance(error, LoadFailed)
     assert error.message == "the model's process ended with exit status 3 while loading\nabout to die"
-    assert capfd.readouterr().err == "about to die\n"
+    assert capfd.readouterr().err == "[engine] about to die\n"
 
 
 async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_signal():
@@ -322,7 +322,7 @@ async def test_what_the_child_prints_is_passed_on_and_kept_within_bounds(capfd):
         "the model's process ended with exit status 4 while loading",
         *map(str, range(995, 1000)),
     ]
-    first, *others = capfd.readouterr().err.splitlines()
+    first, *others = [line.removeprefix("[engine] ") for line in capfd.readouterr().err.splitlines()]
     assert set(first) == {"x"}
     assert [str(number) for number in range(1000)] == others[-1000:]
 

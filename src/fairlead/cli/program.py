@@ -47,10 +47,27 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: this process's arguments) and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] not in (["serve"], ["node"]):
+        return _run(words)
+    from fairlead.telemetry.logs import log_streams
+
+    # A server's output must not block it, from the first line on, and with --log-json every line is JSON.
+    with log_streams(json="--log-json" in words):
+        try:
+            return _run(words)
+        except Exception:  # noqa: BLE001  # the interpreter would print it past the log
+            import structlog
+
+            structlog.get_logger("fairlead").critical("crashed", exc_info=True)
+            return 1
+
+
+def _run(words: list[str]) -> int:
     from fairlead.console.announcer import complain
 
     try:
-        code = commands(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        code = commands(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ConfigError) as error:
         complain(f"{error}\nTry 'fairlead --help'.")
         return 2

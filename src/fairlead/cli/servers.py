@@ -69,11 +69,18 @@ def node(
 
 def _source(file: Path, model: str | None, options: ServeOptions, *, is_watched: bool) -> "Source":
     """Return how the file is read again: what the command line says still wins over it."""
+    import structlog
+
     from fairlead.configfile import read_config
     from fairlead.reload import Source
 
+    logger = structlog.get_logger("fairlead.reload")
+
     def read() -> Config:
-        return options.config(model, read_config(file, os.environ).config)
+        reading = read_config(file, os.environ)
+        for remark in reading.remarks:
+            logger.warning("note on the configuration", file=str(file), note=remark)
+        return options.config(model, reading.config)
 
     return Source(file, read, is_watched)
 

@@ -1,6 +1,9 @@
 """From a file's name to a `Config`, or to everything that is wrong with it, each with its line and key."""
 
-from collections.abc import Iterable, Mapping
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +21,7 @@ from fairlead.text.hub import is_hub_id
 
 FAULTS_AT_MOST = 100
 LETTERS_AT_MOST = 500
+HAS_MODES = os.name == "posix"
 
 M = TypeVar("M", ModelConfig, CommandConfig)
 N = TypeVar("N", CommandConfig, NodeConfig)
@@ -34,9 +38,13 @@ class FaultAt(NamedTuple):
 
 
 class ConfigFileError(ConfigError):
-    """A file is no configuration. The message has one line a fault: file, line, key, what is wrong."""
+    """A file is no configuration. The message has one line a fault: file, line, key, what is wrong.
 
-    def __init__(self, file: Path, found: Iterable[FaultAt]) -> None:
+    `log_json`: what the file says of that setting, as far as it can be read.
+    """
+
+    def __init__(self, file: Path, found: Iterable[FaultAt], *, log_json: bool = False) -> None:
+        self.log_json = log_json
         self.found = tuple(sorted(dict.fromkeys(found)))
         lines = [
             _on_one_line(": ".join(part for part in (f"{file}:{line}", key, text) if part))
@@ -62,6 +70,7 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
     """Read a file. `environment` has the variables it may use. Raises `ConfigFileError` or `OSError`."""
     with file.open("rb") as source:
         content = source.read(BYTES_AT_MOST + 1)
+        mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
     try:
         document = Document(content, environment)
     except UnreadableError as error:
@@ -72,9 +81,12 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
         found = [
             FaultAt(document.line(fault.path), dotted(fault.path), fault.message) for fault in reader.faults
         ]
-        raise ConfigFileError(file, found)
-    remarks = tuple(_on_one_line(str(remark)) for remark in reader.remarks)
-    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))), remarks)
+        raise ConfigFileError(file, found, log_json=document.tree.get("logJson") is True)
+    remarks = [str(remark) for remark in reader.remarks]
+    if HAS_MODES and mode & (stat.S_IRGRP | stat.S_IROTH) and _has_literal_keys(content):
+        remedy = f"chmod 600 {shlex.quote(str(file))}"
+        remarks.append(f"other users of this machine can read its API keys (mode {mode:04o}): {remedy}")
+    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))), tuple(map(_on_one_line, remarks)))
 
 
 class _Reader:
@@ -213,6 +225,38 @@ class _Reader:
             else model
             for model in models
         ]
+
+
+class _Variables(Mapping[str, str]):
+    """An environment that has every variable, each with a value that no file contains."""
+
+    value = "\ue002"
+
+    def __getitem__(self, _name: str) -> str:
+        return self.value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _has_literal_keys(content: bytes) -> bool:
+    """Return whether a file that is a configuration has an API key without a variable in it.
+
+    Reading the file again with marked variables follows them through macros, anchors and merged mappings.
+    """
+    tree = Expansion().expand(Document(content, _Variables()).tree)
+    return any(key is not None and _Variables.value not in str(key) for key in _api_keys(tree))
+
+
+def _api_keys(tree: dict[str, Any]) -> Iterator[object]:
+    """Yield the server's keys and those that it sends to nodes and peers; None where there is none."""
+    for said in tree.get("apiKeys") or ():
+        yield said.get("key") if isinstance(said, dict) else said
+    for node in (*(tree.get("nodes") or ()), *(tree.get("peers") or {}).values()):
+        yield node.get("apiKey") if isinstance(node, dict) else None
 
 
 def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Tells whoever started the server how far it is. Owns every line that `serve` prints itself.
+"""Reports the progress of starting and stopping. Owns every line that `serve` prints itself.
 
 On a terminal: a progress bar for each model that loads, gone when the server is ready. Elsewhere: plain
 lines, few enough for a log. The ready line goes to standard output, everything else to standard error.
-The plain lines are also an interface: `read_line` understands them again (see `own_server`).
+The plain lines are also an interface: `read_line` understands them again (see `own_server`). Where the log is
+JSON, all of them are events of the log.
 """
 
 import json
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from fairlead.console.notify import notify
+from fairlead.telemetry import streams
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from structlog.typing import FilteringBoundLogger
 
 
 class Loading(msgspec.Struct, frozen=True):
@@ -49,20 +52,20 @@ class Announcer:
         tenths = int(fraction * 10)
         if self._told.get(model) != (stage, tenths):
             self._told[model] = (stage, tenths)
-            print(f"Loading {model}: {tenths * 10} % {stage}", file=sys.stderr, flush=True)
+            self._show_loading(model, tenths, stage)
 
     def ready(self, url: str, models: Sequence[str]) -> None:
         """Say where the server is, and on a terminal how to ask it something."""
         self._clear()
         print(f"Fairlead is ready: {url}  serving {', '.join(models)}", flush=True)
-        notify("READY=1", f"STATUS=serving {', '.join(models)} at {url}")
+        _notify_ready(url, models)
         if models and sys.stdout.isatty():
             print(_curl_hint(url, models[0], key_needed=self._key_needed), flush=True)
 
     def failed(self, model: str, reason: str) -> None:
         """Say why the server cannot start."""
         self._clear()
-        complain(f"cannot serve {model}: {reason}")
+        complain(f"cannot serve{' ' if model else ''}{model}: {reason}")
 
     def stopping(self) -> None:
         """Say that no more work is taken."""
@@ -76,8 +79,31 @@ class Announcer:
     def __exit__(self, *_: object) -> None:
         self._clear()
 
+    def _show_loading(self, model: str, tenths: int, stage: str) -> None:
+        print(f"Loading {model}: {tenths * 10} % {stage}", file=sys.stderr, flush=True)
+
     def _clear(self) -> None:
         """Make room for a line; here there is nothing in the way."""
+
+
+class LogAnnouncer(Announcer):
+    """Events of the log, for a log in JSON. Nothing goes to standard output."""
+
+    def ready(self, url: str, models: Sequence[str]) -> None:
+        """Log where the server is."""
+        _logger().info("ready", url=url, models=list(models))
+        _notify_ready(url, models)
+
+    def failed(self, model: str, reason: str) -> None:
+        """Log why the server cannot start."""
+        _logger().error("cannot serve", models=model, reason=reason)
+
+    def stopping(self) -> None:
+        """Notify the service manager; the server itself logs the signal."""
+        notify("STOPPING=1")
+
+    def _show_loading(self, model: str, tenths: int, stage: str) -> None:
+        _logger().info("loading", model=model, percent=tenths * 10, stage=stage)
 
 
 class TerminalAnnouncer(Announcer):
@@ -105,7 +131,9 @@ class TerminalAnnouncer(Announcer):
 
 
 def open_announcer(*, key_needed: bool) -> Announcer:
-    """Return the announcer that suits standard error. Leaving its context gives the terminal back."""
+    """Return the announcer that suits the log and standard error. Its context restores the terminal."""
+    if streams.is_json():
+        return LogAnnouncer(key_needed=key_needed)
     return (TerminalAnnouncer if sys.stderr.isatty() else Announcer)(key_needed=key_needed)
 
 
@@ -119,13 +147,19 @@ def read_line(line: str) -> Loading | Ready | None:
 
 
 def complain(message: str) -> None:
-    """Say on standard error what went wrong."""
-    print(f"fairlead: {message}", file=sys.stderr, flush=True)
+    """Report an error on standard error."""
+    if streams.is_json():
+        _logger().error(message)
+    else:
+        print(f"fairlead: {message}", file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Say on standard error what the user should know."""
-    complain(f"warning: {message}")
+    """Report on standard error what the user should know."""
+    if streams.is_json():
+        _logger().warning(message)
+    else:
+        complain(f"warning: {message}")
 
 
 def end_with_standard_input() -> None:
@@ -137,6 +171,17 @@ def end_with_standard_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def _logger() -> "FilteringBoundLogger":
+    import structlog  # most commands need none
+
+    logger: FilteringBoundLogger = structlog.get_logger("fairlead.console")
+    return logger
+
+
+def _notify_ready(url: str, models: Sequence[str]) -> None:
+    notify("READY=1", f"STATUS=serving {', '.join(models)} at {url}")
 
 
 def _progress() -> "Progress":

@@ -5,11 +5,16 @@ import os
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairlead.config import CommandConfig, Config
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.console.announcer import warn
+from fairlead.telemetry import streams
+
+if TYPE_CHECKING:
+    from fairlead.telemetry import logs
 
 MAKING_ROOM = {
     KeepSwap: "never; there must be room for all models",
@@ -20,18 +25,42 @@ MAKING_ROOM = {
 
 
 def read(file: Path) -> Reading | None:
-    """Return what a file says, or None and have said on standard error what is wrong with it."""
+    """Return what a server's file says, or None after reporting on standard error what is wrong with it.
+
+    From here on the log is as the file wants it.
+    """
     try:
         reading = read_config(file, os.environ)
     except ConfigFileError as error:
-        print(error, file=sys.stderr, flush=True)
+        _refuse(file, error)
         return None
+    _configure_log(json=reading.config.log_json, level=reading.config.log_level)
     if reading.without_effect:
         number = len(reading.without_effect)
         warn(f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)")
     for remark in reading.remarks:
         warn(f"{file}: {remark}")
     return reading
+
+
+def _refuse(file: Path, error: ConfigFileError) -> None:
+    import structlog
+
+    _configure_log(json=error.log_json)
+    if not streams.is_json():
+        print(error, file=sys.stderr, flush=True)
+        return
+    logger = structlog.get_logger("fairlead.console")
+    for fault in error.found:
+        logger.error(
+            "bad configuration", file=str(file), line=fault.line, key=fault.key, reason=fault.message
+        )
+
+
+def _configure_log(*, json: bool, level: "logs.Level" = "info") -> None:
+    from fairlead.telemetry import logs
+
+    logs.configure(json=json or streams.is_json(), level=level)  # the command line may have asked for JSON
 
 
 def check(file: Path, *, as_json: bool) -> int:

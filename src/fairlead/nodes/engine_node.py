@@ -107,6 +107,7 @@ class EngineNode:
         self._began_at = trio.current_time()
         self._worker = Worker(
             self._spec,
+            name=self._model.name,
             command=self._command,
             on_progress=self._progress,
             on_stuck=lambda _error: self._went_down(),

@@ -9,13 +9,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from time import perf_counter
 
 import trio
 
+from fairlead import child_output
 from fairlead.errors import LoadFailed
 from fairlead.supervision import FailureBoundary, described
 
@@ -26,6 +27,8 @@ KILL_WAIT_S = 5.0
 # A shell that ends at once leaves the server it runs behind, which may need a moment more.
 GROUP_WAIT_S = 1.0
 LOOK_S = 0.02
+# A command may print thousands of lines at once; after so long, other tasks get a turn.
+TURN_S = 0.0005
 # SIGCONT, so that one that is stopped ends in good order; SIGKILL ends it in any case.
 GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
@@ -177,8 +180,12 @@ class CommandProcess:
                 if len(rest) > LINE_BYTES:
                     lines.append(rest)
                     rest = b""
+                turn_ends = perf_counter() + TURN_S
                 for line in lines:
                     self._keep(line.decode(errors="replace"))
+                    if perf_counter() >= turn_ends:
+                        await trio.lowlevel.checkpoint()
+                        turn_ends = perf_counter() + TURN_S
         if rest:
             self._keep(rest.decode(errors="replace"))
         ended.set()
@@ -186,8 +193,7 @@ class CommandProcess:
     def _keep(self, line: str) -> None:
         line = line[:LINE_BYTES].rstrip()
         self._lines.append(line)
-        with contextlib.suppress(OSError, ValueError):  # nobody may be there to read our stderr
-            sys.stderr.write(f"[{self._name}] {line}\n")
+        child_output.relay(self._name, line)
 
 
 async def _guard(group: int) -> trio.Process:

@@ -15,6 +15,7 @@ from fairlead.nodes.status import ModelStatus, NodeStatus
 from fairlead.tally import LABELS_AT_MOST, OTHER, ModelTally, TallyStatistics, TenantTally
 from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, itself
 from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
+from fairlead.telemetry.streams import lines_dropped
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.vllm import as_vllm
 
@@ -96,6 +97,9 @@ NODES: tuple[Row[NodeStatus], ...] = (
 
 BUILD: Row[float] = Gauge("fairlead_build_info", "The version that runs.", itself)
 STATE: Row[float] = Gauge("fairlead_model_state", "1 for the state that the model is in.", itself)
+DROPPED: Row[float] = Count(
+    "fairlead_log_lines_dropped", "Log lines dropped because they were not read in time.", itself
+)
 REFUSED: Row[float] = Count(
     "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", itself
 )
@@ -118,19 +122,27 @@ class ServerMetrics:
     def pull(self) -> "Pulled":
         """Return what everybody says now."""
         tally = self._sources.gateway.statistics()
-        return Pulled(self._overview.snapshot(), tally, self._refusals(), self._tenants)
+        now = self._overview.snapshot()
+        return Pulled(now, tally, self._refusals(), self._tenants, lines_dropped=lines_dropped())
 
 
 class Pulled(Collector):
     """One look at the server, to be written out by whoever has the time: nothing in it changes any more."""
 
     def __init__(
-        self, now: Snapshot, tally: TallyStatistics, refusals: Mapping[str, int], tenants: TenantNames
+        self,
+        now: Snapshot,
+        tally: TallyStatistics,
+        refusals: Mapping[str, int],
+        tenants: TenantNames,
+        *,
+        lines_dropped: int,
     ) -> None:
         self._now = now
         self._tally = tally
         self._refusals = refusals
         self._tenants = tenants
+        self._lines_dropped = lines_dropped
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
@@ -139,6 +151,7 @@ class Pulled(Collector):
         models = now.models[:LABELS_AT_MOST]  # ours come first; a node elsewhere may tell of any number
         yield BUILD.family(("version",), [((version("fairlead"),), 1.0)])
         yield from families(SERVER, (), [((), now)])
+        yield DROPPED.family((), [((), self._lines_dropped)])
         yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])
         yield from _jobs(tally.models)
         tenants = [((self._shown(name),), tenant) for name, tenant in tally.tenants.items()]

@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 import trio
 
+from fairlead import child_output
 from fairlead.errors import (
     EngineFailed,
     FairleadError,
@@ -66,13 +67,14 @@ class Worker:
 
     `on_progress` is told how far loading has come (0…1) and what is being done. `on_stuck` is told, before
     any sequence is, that the child is given up although it has not ended; `stuck` says so from then on.
-    `command` starts a child; `--fd N` is added to it.
+    `command` starts a child; `--fd N` is added to it. `name` begins each line of its output.
     """
 
     def __init__(
         self,
         spec: wire.WorkerSpec,
         *,
+        name: str = "engine",
         command: Sequence[str] = COMMAND,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
         on_stuck: Callable[[NodeFailed], None] = lambda _error: None,
@@ -83,6 +85,7 @@ class Worker:
         self.statistics = wire.EngineStatistics()
         self.stuck: str | None = None
         self._spec = spec
+        self._name = name
         self._command = command
         self._keys = itertools.count(1)
         self._open: dict[int, Receiver] = {}
@@ -343,8 +346,12 @@ class Worker:
             if len(rest) > LOG_LINE_BYTES:
                 lines.append(rest)
                 rest = b""
+            turn_ends = perf_counter() + TURN_S
             for line in lines:
                 self._log_line(line)
+                if perf_counter() >= turn_ends:
+                    await trio.lowlevel.checkpoint()
+                    turn_ends = perf_counter() + TURN_S
         if rest:
             self._log_line(rest)
         ended.set()
@@ -352,8 +359,7 @@ class Worker:
     def _log_line(self, line: bytes) -> None:
         text = line[:LOG_LINE_BYTES].decode(errors="replace").rstrip()
         self._log.append(text)
-        with contextlib.suppress(OSError, ValueError):  # nobody may be there to read our stderr
-            sys.stderr.write(f"{text}\n")
+        child_output.relay(self._name, text)
 
     def _log_end(self, lines: int) -> list[str]:
         return [line for line in self._log if line][-lines:]

@@ -1,0 +1,164 @@
+"""Is a server that runs for a long time the same at the end as at the beginning?
+
+    python bench/soak.py [--minutes 60] [--seed 0] [--json bench/results/soak.json] [--plot soak.png]
+
+A real server with two engine models, an embedder, a command and two nodes elsewhere; fair and greedy tenants
+on every route that generates; clients that leave, cancel, read slowly and send nonsense; and, in between,
+kills, stops, reloads and unloads. Memory, descriptors, threads and tasks must be flat after a warm-up
+(`soaking/report.py` has the bounds and their reasons), every request must end as it may, a greedy answer must
+not change, and at the end every count must be as before. What is not is printed, and the exit status is 1.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import trio
+
+from soaking.chaos import Chaos
+from soaking.plot import draw
+from soaking.report import (
+    Report,
+    growth_of,
+    minutes_of,
+    problems_at_rest,
+    problems_in_log,
+    problems_of_growth,
+)
+from soaking.sampling import Sample, idle, sample
+from soaking.tenants import Tally, Tenants
+from soaking.world import World
+
+REST_S = 60.0
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How long, with what, and how often something goes wrong."""
+
+    minutes: float = 60.0
+    seed: int = 0
+    warm_up_s: float = 10.0
+    chaos_every_s: float = 20.0
+    sample_every_s: float = 5.0
+
+
+async def run_soak(folder: Path, options: Options) -> Report:
+    """Run a soak with its files in `folder`. Raises `RuntimeError` when the server does not start."""
+    world = World(folder)
+    try:
+        await world.start()
+        world.began_s = time.monotonic()
+        return await _soak(world, options)
+    finally:
+        world.close()
+
+
+async def _soak(world: World, options: Options) -> Report:
+    # What is opened lazily and stays is there before the counts at rest are taken.
+    await _load(world, Tally(), options.seed - 1, options.warm_up_s)
+    before = await idle(world, REST_S)
+    world.began_s = time.monotonic()
+    tally, samples = Tally(), list[Sample]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_show_progress, tally, options.minutes)
+        nursery.start_soon(_sample, world, tally, samples, options.sample_every_s)
+        nursery.start_soon(Chaos(world, options.seed, options.chaos_every_s).run)
+        await _load(world, tally, options.seed, options.minutes * 60)
+        nursery.cancel_scope.cancel()
+    after = await idle(world, REST_S)
+    lived = world.steady_pid in world.engine_children()
+    code = await trio.to_thread.run_sync(world.stop)
+
+    by_minute = minutes_of(tally, world.began_s)
+    growth = growth_of(samples, by_minute)
+    problems = [*tally.problems, *problems_at_rest(before, after), *problems_of_growth(growth)]
+    problems += problems_in_log(_log(world.log))
+    if not lived:
+        problems.append("the steady model's process did not live as long as the server")
+    if code != 0:
+        problems.append(f"the server ended with exit code {code}")
+    return Report(
+        seed=options.seed,
+        minutes=options.minutes,
+        requests=tally.requests,
+        outcomes=dict(sorted(tally.outcomes.items())),
+        answered=dict(sorted(tally.answered.items())),
+        canaries=dict(tally.canaries),
+        idle_before=before,
+        idle_after=after,
+        exit_code=code,
+        growth=growth,
+        by_minute=by_minute,
+        events=[(round(at_s - world.began_s, 1), what) for at_s, what in world.events],
+        problems=problems,
+        samples=samples,
+    )
+
+
+async def _load(world: World, tally: Tally, seed: int, seconds: float) -> None:
+    """Have all tenants ask for so long; who is not answered soon after that leaves."""
+    tenants = Tenants(world, tally, seed)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tenants.run)
+        await trio.sleep(seconds)
+        tenants.stop()
+        nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+
+
+async def _sample(world: World, tally: Tally, samples: list[Sample], every_s: float) -> None:
+    while True:
+        with suppress(OSError):  # the steady child is gone, which is a problem of its own
+            samples.append(await sample(world, tally.requests))
+        await trio.sleep(every_s)
+
+
+async def _show_progress(tally: Tally, minutes: float) -> None:
+    for minute in range(1, int(minutes) + 1):
+        await trio.sleep(60)
+        print(f"minute {minute}: {tally.requests} requests, {len(tally.problems)} problems", file=sys.stderr)
+
+
+def _log(file: Path) -> list[dict[str, object]]:
+    """Return the events of the log; a line that is none becomes one that is a problem."""
+    events: list[dict[str, object]] = []
+    for line in file.read_text(errors="replace").splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            events.append({"event": "a line that is no JSON", "level": "critical", "line": line})
+    return events
+
+
+def main() -> int:
+    """Run, print, write; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long the load lasts")
+    parser.add_argument("--seed", type=int, default=0, help="of what is asked and what goes wrong")
+    parser.add_argument("--json", type=Path, help="where to write everything measured")
+    parser.add_argument("--plot", type=Path, help="where to draw it, as PNG (needs matplotlib)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fairlead-soak-") as folder:
+        report = trio.run(run_soak, Path(folder), Options(minutes=options.minutes, seed=options.seed))
+        if report.problems:
+            (Path(folder) / "log.jsonl").replace(Path(tempfile.gettempdir()) / "fairlead-soak.log")
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    if options.plot:
+        draw(report, options.plot)
+    summary = msgspec.to_builtins(report)
+    for name in ("samples", "events", "by_minute"):
+        summary[name] = len(summary[name])
+    print(json.dumps(summary, indent=1))
+    return int(bool(report.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

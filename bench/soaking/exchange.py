@@ -1,0 +1,140 @@
+"""A client's side of one HTTP exchange: what came, when it came, and how it ended.
+
+Built on h11 and a bare socket, so that a client can leave at any moment and read as slowly as it likes.
+"""
+
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import h11
+import trio
+
+RECEIVE_BYTES = 64 * 1024
+# What the last event of a whole stream contains, by dialect.
+ENDS = (b"data: [DONE]", b'"message_stop"', b'"response.completed"')
+
+
+@dataclass
+class Answer:
+    """What a client got. `ending`: "whole", "cut" (the connection ended early) or "left" (the client did).
+
+    `first_s` is the time to the first event of a stream, `gaps_s` are those between its pieces.
+    """
+
+    status: int = 0
+    body: bytes = b""
+    ending: str = "cut"
+    first_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        """The error's code, of the answer or of its last event; "" if it is none."""
+        if self.status == 200 and b'"error"' not in self.body:
+            return ""
+        for line in reversed(self.body.removeprefix(b"event: error\n").splitlines()):
+            try:
+                error = json.loads(line.removeprefix(b"data: "))["error"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            return str(error.get("code") or error.get("type") if isinstance(error, dict) else error)
+        return ""
+
+    @property
+    def is_ended_stream(self) -> bool:
+        """Whether the last event of a stream came."""
+        return any(end in self.body[-600:] for end in ENDS)
+
+
+class Client:
+    """Requests one after another, over one connection while it can be kept.
+
+    It waits `pause_s` before each read.
+    """
+
+    def __init__(self, address: tuple[str, int], key: str, *, pause_s: float = 0.0) -> None:
+        self._address = address
+        self._key = key
+        self.pause_s = pause_s
+        self._stream: trio.SocketStream | None = None
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | bytes | None = None, request_id: str = ""
+    ) -> Answer:
+        """Send a request and read the answer to its end, or to the connection's."""
+        answer = Answer()
+        try:
+            await self._exchange(method, path, body, request_id, answer)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
+            answer.ending = "cut"
+        except trio.Cancelled:
+            answer.ending = "left"
+            raise
+        finally:
+            if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+                self._http.start_next_cycle()
+            else:
+                self.close()
+        return answer
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        if self._stream is not None:
+            self._stream.socket.close()
+        self._stream = None
+
+    async def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | bytes | None, request_id: str, answer: Answer
+    ) -> None:
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
+        stream = self._stream or await self._connect()
+        headers = [
+            ("Host", "localhost"),
+            ("Authorization", f"Bearer {self._key}"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(payload))),
+            *([("X-Request-Id", request_id)] if request_id else []),
+        ]
+        sent = self._http.send(h11.Request(method=method, target=path, headers=headers)) or b""
+        sent += self._http.send(h11.Data(data=payload)) or b""
+        sent += self._http.send(h11.EndOfMessage()) or b""
+        began_s = last_s = time.monotonic()
+        await stream.send_all(sent)
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                if self.pause_s:
+                    await trio.sleep(self.pause_s)
+                self._http.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
+            elif isinstance(event, h11.Response):
+                answer.status = event.status_code
+            elif isinstance(event, h11.Data):
+                now_s = time.monotonic()
+                answer.body += bytes(event.data)
+                if answer.first_s is None:
+                    answer.first_s = now_s - began_s
+                else:
+                    answer.gaps_s.append(now_s - last_s)
+                last_s = now_s
+            elif isinstance(event, h11.EndOfMessage):
+                answer.ending = "whole"
+                return
+            elif isinstance(event, h11.ConnectionClosed):
+                return
+
+    async def _connect(self) -> trio.SocketStream:
+        self._http = h11.Connection(h11.CLIENT)
+        sock = trio.socket.socket()
+        try:
+            if self.pause_s:  # a slow reader has a small window, or the kernel reads for it
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await sock.connect(self._address)
+        except BaseException:
+            sock.close()
+            raise
+        self._stream = trio.SocketStream(sock)
+        return self._stream

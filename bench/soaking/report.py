@@ -1,0 +1,166 @@
+"""What came out of a soak, and whether it is good. Pure.
+
+The bounds. The load is some ten thousand requests an hour or more, so one small object (100 bytes) that each
+request leaves behind is a megabyte an hour, and one allocated block a request. Growth counts only if it is
+above the bound with a confidence of 97.5 %: the lower end of the interval is compared. At rest everything
+must be as before the load, up to what one keep-alive connection to each node takes.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from soaking.sampling import Idle, Sample
+from soaking.slopes import Slope, slope
+from soaking.tenants import Tally
+
+WARM_UP = 0.25  # the part of the time that slopes leave out
+MIB = 1024 * 1024
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+MIN_POINTS = 20
+IDLE_DESCRIPTORS = 2
+IDLE_TASKS = 6
+# Growth an hour, or, of blocks, a request. Of p99s: in parts of their own median.
+BOUNDS = {
+    "uss": 8 * MIB,
+    "steady_uss": 8 * MIB,
+    "descriptors": 8.0,
+    "threads": 8.0,
+    "tasks": 20.0,
+}
+BLOCKS_A_REQUEST = 0.5
+P99_GROWTH = 1.0
+
+
+class Minute(msgspec.Struct, frozen=True):
+    """Streams of fair tenants in one minute: times in seconds, None where there were none."""
+
+    minute: int
+    streams: int
+    first_p50_s: float | None
+    first_p99_s: float | None
+    gap_p50_s: float | None
+    gap_p99_s: float | None
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """A slope, its 95 % interval, and what it may be at most."""
+
+    value: float
+    low: float
+    high: float
+    bound: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is not certain that it grows faster than it may."""
+        return self.low <= self.bound
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it; `problems` is empty when it is good. `events` are (seconds, what was done to the world)."""
+
+    seed: int
+    minutes: float
+    requests: int
+    outcomes: dict[str, int]
+    answered: dict[str, int]
+    canaries: dict[str, int]
+    idle_before: Idle
+    idle_after: Idle
+    exit_code: int
+    growth: dict[str, Growth]
+    by_minute: list[Minute]
+    events: list[tuple[float, str]]
+    problems: list[str]
+    samples: list[Sample]
+
+
+def growth_of(samples: Sequence[Sample], by_minute: Sequence[Minute]) -> dict[str, Growth]:
+    """Return the slopes after the warm-up; none where there are too few points for one."""
+    samples = samples[int(len(samples) * WARM_UP) :]
+    found: dict[str, Growth] = {}
+    if len(samples) >= MIN_POINTS:
+        hours = [sample.at_s / HOUR_S for sample in samples]
+        for name, bound in BOUNDS.items():
+            found[f"{name} an hour"] = _growth(
+                slope(hours, [float(getattr(sample, name)) for sample in samples]), bound
+            )
+        requests = [float(sample.requests) for sample in samples]
+        blocks = [float(sample.blocks) for sample in samples]
+        found["blocks a request"] = _growth(slope(requests, blocks), BLOCKS_A_REQUEST)
+    minutes = by_minute[int(len(by_minute) * WARM_UP) :]
+    for name in ("first_p99_s", "gap_p99_s"):
+        points = [(each.minute / 60, getattr(each, name)) for each in minutes if getattr(each, name)]
+        if len(points) >= MIN_POINTS:
+            usual = statistics.median(value for _, value in points)
+            of_it = slope([hour for hour, _ in points], [value / usual for _, value in points])
+            found[f"{name} an hour, in its median"] = _growth(of_it, P99_GROWTH)
+    return found
+
+
+def minutes_of(tally: Tally, began_s: float) -> list[Minute]:
+    """Return the quantiles of each minute."""
+    firsts, gaps = _by_minute(tally.firsts, began_s), _by_minute(tally.gaps, began_s)
+    return [
+        Minute(
+            minute,
+            len(firsts.get(minute, ())),
+            quantile(firsts.get(minute, ()), 0.5),
+            quantile(firsts.get(minute, ()), 0.99),
+            quantile(gaps.get(minute, ()), 0.5),
+            quantile(gaps.get(minute, ()), 0.99),
+        )
+        for minute in range(max((*firsts, *gaps), default=-1) + 1)
+    ]
+
+
+def quantile(values: Sequence[float], part: float) -> float | None:
+    """Return the value that `part` of the values are at most; None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 5)
+
+
+def problems_at_rest(before: Idle, after: Idle) -> list[str]:
+    """Say what did not come back to what it was."""
+    problems = [f"at rest: {count}" for count in after.busy]
+    if after.descriptors > before.descriptors + IDLE_DESCRIPTORS:
+        problems.append(f"at rest: {after.descriptors} descriptors, before the load {before.descriptors}")
+    if after.tasks > before.tasks + IDLE_TASKS:
+        problems.append(f"at rest: {after.tasks} tasks, before the load {before.tasks}")
+    return problems
+
+
+def problems_of_growth(growth: dict[str, Growth]) -> list[str]:
+    """Say what grows."""
+    return [
+        f"{name}: grows by {each.value:.3g} ({each.low:.3g} to {each.high:.3g}), may by {each.bound:.3g}"
+        for name, each in growth.items()
+        if not each.is_flat
+    ]
+
+
+def problems_in_log(lines: Sequence[dict[str, object]]) -> list[str]:
+    """Say which events of the server's log are faults of its own."""
+    problems = []
+    for line in lines:
+        if "exception" in line or line.get("level") == "critical" or line.get("outcome") == "internal_error":
+            problems.append(f"log: {line.get('event')}: {str(line.get('exception', line))[-600:]}")
+        elif "Traceback" in str(line.get("line", "")):
+            problems.append(f"log: {line.get('source')}: {line['line']}")
+    return problems
+
+
+def _growth(found: Slope, bound: float) -> Growth:
+    return Growth(found.value, found.low, found.high, bound)
+
+
+def _by_minute(times: Sequence[tuple[float, float]], began_s: float) -> dict[int, list[float]]:
+    minutes: dict[int, list[float]] = {}
+    for at_s, value in times:
+        minutes.setdefault(int((at_s - began_s) / MINUTE_S), []).append(value)
+    return minutes

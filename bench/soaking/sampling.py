@@ -1,0 +1,138 @@
+"""What a soak measures of its processes, every few seconds: memory, descriptors, threads, tasks, queue.
+
+Memory is that of Linux's /proc/PID/smaps_rollup: USS, the pages that only this process has, and PSS, those
+and its part of the shared ones. Both in bytes.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import trio
+
+from soaking.world import SWAPPING, World
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What a process takes, in bytes."""
+
+    uss: int
+    pss: int
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The server at one moment. `children` is the memory (USS) of all its children together."""
+
+    at_s: float
+    uss: int
+    pss: int
+    steady_uss: int
+    children: int
+    descriptors: int
+    threads: int
+    tasks: int
+    blocks: int
+    waiting: int
+    running: int
+    requests: int
+
+
+def memory_of(pid: int) -> Memory:
+    """Return what a process takes. Raises `OSError` when it is gone."""
+    kib: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        kib[name] = int(value.split()[0])
+    return Memory((kib["Private_Clean"] + kib["Private_Dirty"]) * 1024, kib["Pss"] * 1024)
+
+
+def descriptors_of(pid: int) -> int:
+    """Return how many file descriptors a process has open."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def threads_of(pid: int) -> int:
+    """Return how many threads a process has."""
+    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+
+
+async def sample(world: World, requests: int) -> Sample:
+    """Look at everything once."""
+    world.read_reports()
+    client = world.client("admin")
+    answer = await client.ask("GET", "/queue")
+    client.close()
+    queue = json.loads(answer.body) if answer.status == 200 else {}
+    memory = memory_of(world.pid)
+    children = 0
+    for pid in world.children():
+        try:
+            children += memory_of(pid).uss
+        except (OSError, KeyError):  # it has just ended
+            continue
+    return Sample(
+        at_s=time.monotonic() - world.began_s,
+        uss=memory.uss,
+        pss=memory.pss,
+        steady_uss=memory_of(world.steady_pid).uss,
+        children=children,
+        descriptors=descriptors_of(world.pid),
+        threads=threads_of(world.pid),
+        tasks=world.tasks,
+        blocks=world.blocks,
+        waiting=queue.get("waiting", -1),
+        running=queue.get("running", -1),
+        requests=requests,
+    )
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """The server when nobody asks for anything: the least that was seen of each in some seconds."""
+
+    descriptors: int
+    tasks: int
+    threads: int
+    busy: tuple[str, ...]
+
+
+async def idle(world: World, within_s: float) -> Idle:
+    """Wait until the server is at rest, for so long at most, and return what it has then.
+
+    Only `steady` stays loaded, so that two of these compare. `busy` names the counts that are not zero.
+    """
+    client = world.client("admin")
+    for model in SWAPPING:
+        await client.ask("POST", "/models/unload", {"model": model})
+    deadline_s = time.monotonic() + within_s
+    busy = await _busy(world)
+    while busy and time.monotonic() < deadline_s:
+        await trio.sleep(0.2)
+        busy = await _busy(world)
+    client.close()
+    seen = []
+    for _ in range(12):  # a probe of a node, or the request for the queue itself, is there for a moment
+        await trio.sleep(0.25)
+        world.read_reports()
+        seen.append((descriptors_of(world.pid), world.tasks, threads_of(world.pid)))
+    descriptors, tasks, threads = (min(column) for column in zip(*seen, strict=True))
+    return Idle(descriptors, tasks, threads, tuple(busy))
+
+
+async def _busy(world: World) -> list[str]:
+    """Name every count that is not zero."""
+    client = world.client("admin")
+    queue = json.loads((await client.ask("GET", "/queue")).body)
+    running = json.loads((await client.ask("GET", "/running")).body)
+    nodes = json.loads((await client.ask("GET", "/nodes")).body)
+    client.close()
+    counts = {f"queue: {name}": queue[name] for name in ("waiting", "running")}
+    for model in running:
+        counts[f"{model['model']}: sequences"] = model["sequences"]
+        if model["blocks_total"] is not None:
+            counts[f"{model['model']}: blocks"] = model["blocks_total"] - model["blocks_free"]
+            counts[f"{model['model']}: slots"] = model["seats"] - model["slots_free"]
+        if model["model"] != "steady":
+            counts[f"{model['model']}: loaded"] = 1
+    counts |= {f"node {node['id']}: busy": node["busy"] for node in nodes}
+    return [f"{name} {count}" for name, count in counts.items() if count]

@@ -1,0 +1,302 @@
+"""The clients of a soak: what they ask for, how they behave, and whether each request ended as it may.
+
+Every client is a loop with its own random numbers. A request that may not end as it did is a problem.
+"""
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from soaking.exchange import Answer, Client
+from soaking.world import SWAPPING, World
+
+HANGS_S = 100.0  # more than any timeout of the configuration
+PROBLEMS_AT_MOST = 200
+GUEST_S = 15.0  # so long most requests for models that swap are for the same one
+CANARY_S = 1.5
+CANARY = {"prompt": "Count from 1 to 30.", "max_tokens": 40, "temperature": 0}
+
+# Refusals that say that there is no room, and codes that a request for a model that was harmed may end with.
+NO_ROOM = frozenset({"queue_full", "displaced", "rate_limited", "no_queue", "queue_timeout"})
+OF_HARM = frozenset({"engine_failed", "node_failed", "load_failed", "no_node", "model_loading"})
+
+DIALECTS = ("/v1/chat/completions", "/v1/completions")
+RELAYED = (*DIALECTS, "/v1/messages", "/v1/responses")
+WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "model", "token", "plan", "count")
+
+
+@dataclass
+class Tally:
+    """What became of the requests, and the times of those that are measured, in seconds.
+
+    `firsts` are (when, time to the first event) and `gaps` (when, time between two pieces) of fair tenants.
+    `answered` counts successes by route and model.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    firsts: list[tuple[float, float]] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    requests: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
+    canaries: Counter[str] = field(default_factory=Counter)
+
+    def problem(self, text: str) -> None:
+        """Note a problem."""
+        if len(self.problems) < PROBLEMS_AT_MOST:
+            self.problems.append(text)
+
+
+class Tenants:
+    """All clients of a world. `run` is the load; it ends with `stop`, after which every request has ended."""
+
+    def __init__(self, world: World, tally: Tally, seed: int) -> None:
+        self._world = world
+        self._tally = tally
+        self._seed = seed
+        self._is_stopping = False
+        self._ids = 0
+        self._canary: str | None = None
+
+    def stop(self) -> None:
+        """Begin no more requests."""
+        self._is_stopping = True
+
+    async def run(self) -> None:
+        """Ask until stopped."""
+        loops: list[tuple[Callable[[random.Random, Client], Awaitable[None]], str, float, int]] = [
+            # what it does, for whom, mean pause in seconds, how many of them
+            (self._generate, "ana", 0.3, 2),
+            (self._generate, "bob", 0.3, 2),
+            (self._generate, "greedy", 0.0, 6),
+            (self._relay, "ana", 0.2, 2),
+            (self._relay, "greedy", 0.0, 2),
+            (self._speak_for_many, "portal", 0.3, 1),
+            (self._leave, "bob", 0.2, 3),
+            (self._cancel, "ana", 0.3, 1),
+            (self._embed, "bob", 0.5, 1),
+            (self._tokenize, "ana", 0.3, 1),
+            (self._look, "admin", 0.5, 1),
+            (self._abuse, "hostile", 0.3, 1),
+            (self._read_slowly, "slow", 1.0, 1),
+            (self._watch_canary, "canary", CANARY_S, 1),
+        ]
+        async with trio.open_nursery() as nursery:
+            for what, tenant, pause_s, number in loops:
+                for index in range(number):
+                    chance = random.Random(f"{self._seed} {what.__name__} {tenant} {index}")
+                    nursery.start_soon(self._loop, what, tenant, pause_s, chance)
+
+    async def _loop(
+        self,
+        what: Callable[[random.Random, Client], Awaitable[None]],
+        tenant: str,
+        pause_s: float,
+        chance: random.Random,
+    ) -> None:
+        client = self._world.client(tenant, pause_s=0.5 if tenant == "slow" else 0.0)
+        try:
+            while not self._is_stopping:
+                await what(chance, client)
+                await trio.sleep(chance.expovariate(1 / pause_s) if pause_s else 0)
+        finally:
+            client.close()
+
+    # What they do ---------------------------------------------------------------------------------------
+
+    async def _generate(self, chance: random.Random, client: Client) -> None:
+        model = self._model(chance)
+        path = chance.choice(RELAYED if model in ("talker", "far") else DIALECTS)
+        await self._asked(client, path, model, _body(chance, path), measured=model == "steady")
+
+    async def _relay(self, chance: random.Random, client: Client) -> None:
+        path = chance.choice((*RELAYED, "/v1/messages/count_tokens"))
+        await self._asked(client, path, "far", _body(chance, path))
+
+    async def _speak_for_many(self, chance: random.Random, client: Client) -> None:
+        body = _body(chance, "/v1/completions") | {
+            "user": f"person {chance.randrange(10**9)}",
+            "max_tokens": 2,
+        }
+        await self._asked(client, "/v1/completions", "steady", body)
+
+    async def _leave(self, chance: random.Random, client: Client) -> None:
+        model = self._model(chance)
+        with trio.move_on_after(chance.expovariate(2.0)) as leaving:
+            await self._asked(client, "/v1/completions", model, _body(chance, "/v1/completions"))
+        if leaving.cancelled_caught:
+            self._tally.outcomes["left"] += 1
+
+    async def _cancel(self, chance: random.Random, client: Client) -> None:
+        self._ids += 1
+        request_id = f"soak-{self._ids}"
+        body = _body(chance, "/v1/completions") | {"max_tokens": 200, "ignore_eos": True}
+        other = self._world.client("ana")
+        async with trio.open_nursery() as nursery:
+            ask = self._asked
+            nursery.start_soon(lambda: ask(client, "/v1/completions", "steady", body, request_id=request_id))
+            await trio.sleep(chance.expovariate(2.0))
+            answer = await other.ask("POST", f"/v1/requests/{request_id}/cancel")
+            if answer.status not in (200, 404):  # 404: it was over
+                self._tally.problem(f"cancel was answered {answer.status}")
+        other.close()
+
+    async def _embed(self, chance: random.Random, client: Client) -> None:
+        model = "vectors" if self._guest() == "vectors" else "far"
+        body = {"input": [_text(chance) for _ in range(chance.randint(1, 8))]}
+        await self._asked(client, "/v1/embeddings", model, body)
+
+    async def _tokenize(self, chance: random.Random, client: Client) -> None:
+        answer = await self._asked(client, "/tokenize", "steady", {"prompt": _text(chance, 200)})
+        if answer.status == 200:
+            body = {"tokens": json.loads(answer.body)["tokens"]}
+            await self._asked(client, "/detokenize", "steady", body)
+
+    async def _look(self, chance: random.Random, client: Client) -> None:
+        paths = ("/health", "/ready", "/running", "/queue", "/metrics", "/nodes", "/v1/models")
+        answer = await client.ask("GET", chance.choice(paths))
+        if answer.status not in (200, 503):  # /ready is red while a model loads, /health while one is stuck
+            self._tally.problem(f"a look was answered {answer.status} {answer.ending}")
+        if chance.random() < 0.02:
+            model = chance.choice(("victim", "talker"))
+            force = chance.random() < 0.5
+            self._world.harm(f"unload {model}{' by force' if force else ''}", model)
+            await client.ask("POST", "/models/unload", {"model": model, "force": force})
+
+    async def _abuse(self, chance: random.Random, client: Client) -> None:
+        path = chance.choice((*RELAYED, "/v1/embeddings", "/tokenize", "/detokenize", "/models/load"))
+        answer = await client.ask("POST", path, _hostile(chance))
+        self._tally.outcomes[f"hostile {answer.status}"] += 1
+        if answer.status >= 500 or (answer.status == 0 and answer.ending == "cut"):
+            self._tally.problem(f"hostile body to {path}: {answer.status} {answer.code} {answer.ending}")
+
+    async def _read_slowly(self, chance: random.Random, client: Client) -> None:
+        client.pause_s = chance.choice((0.3, 1.0, 8.0))  # the last one is longer than a client may stall
+        body = _body(chance, "/v1/completions") | {
+            "stream": True,
+            "max_tokens": 300,
+            "ignore_eos": True,
+            "n": 4,
+        }
+        await self._asked(client, "/v1/completions", "steady", body, slow=True)
+
+    async def _watch_canary(self, _chance: random.Random, client: Client) -> None:
+        for model in ("steady", "victim") if self._guest() == "victim" else ("steady",):
+            answer = await self._asked(client, "/v1/completions", model, CANARY)
+            if answer.status == 200 and not answer.code and answer.ending == "whole":
+                text = json.loads(answer.body)["choices"][0]["text"]
+                self._canary = self._canary or text
+                self._tally.canaries["same" if text == self._canary else "changed"] += 1
+                if text != self._canary:
+                    self._tally.problem(f"the canary of {model} said {text!r}, not {self._canary!r}")
+
+    # How it ended ---------------------------------------------------------------------------------------
+
+    async def _asked(
+        self,
+        client: Client,
+        path: str,
+        model: str,
+        body: dict[str, Any],
+        *,
+        request_id: str = "",
+        measured: bool = False,
+        slow: bool = False,
+    ) -> Answer:
+        began_s = time.monotonic()
+        self._tally.requests += 1
+        answer = Answer()
+        with trio.move_on_after(HANGS_S) as hanging:
+            answer = await client.ask("POST", path, body | {"model": model}, request_id)
+        if hanging.cancelled_caught:
+            self._tally.problem(f"{path} for {model} was not over after {HANGS_S:g} s")
+            return answer
+        outcome = self._outcome(answer, model, is_stream=bool(body.get("stream")), began_s=began_s)
+        allowed = outcome in ("success", "no room", "harmed")
+        allowed |= outcome == "cancelled" and bool(request_id)
+        allowed |= outcome == "cut" and slow
+        self._tally.outcomes[outcome if allowed else f"unexpected {outcome}"] += 1
+        if outcome == "success":
+            self._tally.answered[f"{path} of {model}"] += 1
+        if not allowed:
+            at_s = time.monotonic() - self._world.began_s
+            said = answer.body[-300:].decode(errors="replace")
+            self._tally.problem(
+                f"{at_s:.0f} s: {path} for {model}: {outcome}, {answer.status} {answer.code} {said!r}"
+            )
+        if measured and outcome == "success" and body.get("stream"):
+            now_s = time.monotonic()
+            if answer.first_s is not None:
+                self._tally.firsts.append((now_s, answer.first_s))
+            self._tally.gaps += [(now_s, gap_s) for gap_s in answer.gaps_s]
+        return answer
+
+    def _outcome(self, answer: Answer, model: str, *, is_stream: bool, began_s: float) -> str:
+        code = answer.code
+        if answer.ending == "whole" and answer.status == 200 and not code:
+            return "success" if not is_stream or answer.is_ended_stream else "a stream without an end"
+        if code == "cancelled":
+            return "cancelled"
+        if code in NO_ROOM:
+            return "no room"
+        if self._world.is_harmed(model, began_s) and (code in OF_HARM or answer.ending == "cut"):
+            return "harmed"
+        return "cut" if answer.ending == "cut" else "refused"
+
+    def _model(self, chance: random.Random) -> str:
+        guest = self._guest()
+        if guest == "vectors":  # it generates nothing
+            guest = "far"
+        models = ("steady", "far", guest, chance.choice(("victim", "talker")))
+        return chance.choices(models, (60, 20, 19, 1))[0]
+
+    def _guest(self) -> str:
+        """Return the model that most requests for models that swap are for now."""
+        return SWAPPING[int((time.monotonic() - self._world.began_s) / GUEST_S) % len(SWAPPING)]
+
+
+def _text(chance: random.Random, words: int = 30) -> str:
+    return " ".join(chance.choices(WORDS, k=chance.randint(1, words)))
+
+
+def _body(chance: random.Random, path: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"max_tokens": chance.choice((1, 8, 30, 60)), "stream": chance.random() < 0.6}
+    if chance.random() < 0.5:
+        body |= {"temperature": 0}
+    else:
+        body |= {"temperature": 1.0, "seed": chance.randrange(1000)}
+    match path:
+        case "/v1/completions":
+            return body | {"prompt": _text(chance)}
+        case "/v1/responses":
+            return body | {"input": _text(chance), "max_output_tokens": body.pop("max_tokens")}
+        case "/v1/messages/count_tokens":
+            return {"messages": [{"role": "user", "content": _text(chance)}]}
+        case _:
+            return body | {"messages": [{"role": "user", "content": _text(chance)}]}
+
+
+def _hostile(chance: random.Random) -> bytes:
+    good = json.dumps(_body(chance, "/v1/chat/completions") | {"model": "steady"}).encode()
+    match chance.randrange(7):
+        case 0:
+            return good[: chance.randrange(len(good))]
+        case 1:
+            return bytes(chance.randrange(256) for _ in range(chance.randrange(1, 300)))
+        case 2:
+            return b"[" * chance.choice((100, 10_000))
+        case 3:
+            at = chance.randrange(len(good))
+            return good[:at] + bytes([chance.randrange(256)]) + good[at + 1 :]
+        case 4:
+            return good.replace(b'"max_tokens": ', b'"max_tokens": 1e999, "x": ')
+        case 5:
+            return b'{"model": "steady", "prompt": "%s", "max_tokens": 1}' % (b"a " * 30_000)
+        case _:
+            return b'{"model": "nobody", "messages": [{"role": "user", "content": {"a": null}}]}'

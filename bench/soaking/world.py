@@ -1,0 +1,238 @@
+"""The processes of a soak: the server under test, two nodes elsewhere, and what is done to them.
+
+Models: `steady` (ours, always loaded, never harmed), `victim` (ours, the same weights), `vectors` (ours, for
+embeddings), `talker` (a command) and `far` (two nodes elsewhere). Of `victim`, `vectors` and `talker` one is
+loaded at a time, so that requests for the others swap.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fairlead.config import demonstration_model
+from soaking.exchange import Client
+from soaking.vectors import save_vectors
+
+BENCH = Path(__file__).resolve().parents[1]
+FAR_SERVER = Path(__file__).with_name("far_server.py")
+START_S = 120.0
+STOP_S = 60.0
+# So long after a model was harmed, its requests may fail: a watchdog waits, a child loads again.
+HARM_S = 45.0
+
+SWAPPING = ("victim", "talker", "vectors")
+TENANTS = ("ana", "bob", "greedy", "portal", "canary", "admin", "slow", "hostile")
+
+
+class World:
+    """`address` is the server's. `steady_pid` is the child that must live as long as the server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log.jsonl"
+        self.address = ("127.0.0.1", 0)
+        self.tasks = 0
+        self.blocks = 0
+        self.steady_pid = 0
+        self.began_s = time.monotonic()
+        self.events: list[tuple[float, str]] = []
+        self._config = folder / "soak.yaml"
+        self._harmed: dict[str, float] = {}
+        self._far: dict[str, subprocess.Popen[bytes]] = {}
+        self._far_ports = {name: _free_port() for name in ("a", "b")}
+        self._is_changed = False
+        self._server: subprocess.Popen[bytes] | None = None
+        self._reports = -1
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._server is not None
+        return self._server.pid
+
+    def client(self, tenant: str, *, pause_s: float = 0.0) -> Client:
+        """Return a client with the tenant's key."""
+        return Client(self.address, f"sk-{tenant}", pause_s=pause_s)
+
+    def harm(self, event: str, *models: str) -> None:
+        """Note an event, and that requests for these models may fail for some time."""
+        self.events.append((time.monotonic(), event))
+        for model in models:
+            self._harmed[model] = time.monotonic()
+
+    def is_harmed(self, model: str, since_s: float) -> bool:
+        """Whether the model was harmed after `since_s`, or shortly before."""
+        harmed_s = self._harmed.get(model)
+        return harmed_s is not None and harmed_s > since_s - HARM_S
+
+    # Starting and stopping ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start everything; return when the server is ready."""
+        save_vectors(self.folder / "vectors")
+        for name in self._far_ports:
+            self.start_far(name)
+        self._write_config()
+        self._reports, theirs = os.pipe()
+        os.set_blocking(self._reports, False)
+        with self.log.open("wb") as log:
+            self._server = subprocess.Popen(  # noqa: ASYNC220  # stop() waits for it without Trio
+                [sys.executable, "-m", "soaking.driver", str(self._config), str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCH), *sys.path])},
+            )
+        os.close(theirs)
+        with trio.fail_after(START_S):
+            while not self.address[1]:
+                await trio.sleep(0.05)
+                self.read_reports()
+                if self._server.poll() is not None:
+                    raise RuntimeError(f"the server ended:\n{self.log.read_text()[-3000:]}")
+        (self.steady_pid,) = self.engine_children()
+
+    def stop(self) -> int:
+        """Stop the server as a service manager does; return its exit code."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGTERM)
+        try:
+            return self._server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            return -1
+
+    def close(self) -> None:
+        """End every process that is left."""
+        for process in (self._server, *self._far.values()):
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+        if self._reports >= 0:
+            os.close(self._reports)
+
+    def read_reports(self) -> None:
+        """Take over what the server's process reported since the last time."""
+        with suppress(BlockingIOError):
+            for line in os.read(self._reports, 1 << 20).splitlines():
+                told = json.loads(line)
+                if url := told.get("url"):
+                    self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
+                self.tasks = told.get("tasks", self.tasks)
+                self.blocks = told.get("blocks", self.blocks)
+
+    # Harm -----------------------------------------------------------------------------------------------
+
+    def children(self) -> dict[int, str]:
+        """Return the command lines of the server's children, by process id."""
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                if int(status.read_text().rpartition(")")[2].split()[1]) == self.pid:
+                    command = (status.parent / "cmdline").read_bytes()
+                    found[int(status.parent.name)] = command.replace(b"\0", b" ").decode()
+        return found
+
+    def engine_children(self) -> list[int]:
+        """Return the processes of engine models."""
+        return [pid for pid, command in self.children().items() if "fairlead.worker.main" in command]
+
+    def signal_victims(self, number: signal.Signals) -> None:
+        """Send a signal to every engine child but the steady one."""
+        self.harm(f"{number.name} to engine children", "victim", "vectors")
+        for pid in self.engine_children():
+            if pid != self.steady_pid:
+                _send(pid, number)
+
+    def signal_talker(self, number: signal.Signals) -> None:
+        """Send a signal to the command's process."""
+        self.harm(f"{number.name} to the command", "talker")
+        for pid, command in self.children().items():
+            if FAR_SERVER.name in command:
+                _send(pid, number)
+
+    def start_far(self, name: str) -> None:
+        """Start a node elsewhere, or start it again."""
+        command = [sys.executable, "-IS", str(FAR_SERVER), str(self._far_ports[name])]
+        self._far[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def kill_far(self, name: str) -> None:
+        """Kill a node elsewhere."""
+        self.harm(f"SIGKILL to node {name}", "far")
+        self._far[name].kill()
+        self._far[name].wait()
+
+    def pause_far(self, name: str, *, paused: bool) -> None:
+        """Stop a node elsewhere, or let it go on."""
+        self.harm(f"{'SIGSTOP' if paused else 'SIGCONT'} to node {name}", "far")
+        self._far[name].send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def reload(self, *, broken: bool = False) -> None:
+        """Have the server read its configuration again: another number of slots, or a fault."""
+        self._is_changed ^= not broken
+        self._write_config(broken=broken)
+        self.harm("broken reload" if broken else "reload", *(() if broken else ("victim",)))
+        _send(self.pid, signal.SIGHUP)
+
+    def _write_config(self, *, broken: bool = False) -> None:
+        engine: dict[str, Any] = {"path": str(demonstration_model()), "threads": 1, "watchdog": "10s"}
+        settings: dict[str, Any] = {
+            "port": 0,
+            "apiKeys": [{"key": f"sk-{name}", "user": name, "trusted": name == "portal"} for name in TENANTS],
+            "queue": {"capacity": 60, "timeout": "30s"},
+            "limits": {"stall": "5s", "bodyTimeout": "5s", "headerTimeout": "5s", "idleTimeout": "20s"},
+            "healthCheck": {"interval": "2s", "timeout": "2s"},
+            "groups": {
+                "stays": {"members": ["steady"], "swap": False, "exclusive": False, "persistent": True},
+                "swaps": {"members": list(SWAPPING), "exclusive": False},
+            },
+            "models": {
+                "steady": engine | {"preload": True, "slots": 6},
+                "victim": engine | {"slots": 3 if self._is_changed else 4},
+                "vectors": engine | {"path": str(self.folder / "vectors"), "slots": 4},
+                "talker": {
+                    "cmd": f"{sys.executable} -IS {FAR_SERVER} ${{PORT}}",
+                    "concurrencyLimit": 4,
+                    "unloadTimeout": "2s",
+                },
+            },
+            "nodes": [
+                {
+                    "id": name,
+                    "url": f"http://127.0.0.1:{port}",
+                    "seats": 3,
+                    "models": ["far"],
+                    "timeouts": {"responseHeader": "8s", "betweenBytes": "8s"},
+                }
+                for name, port in self._far_ports.items()
+            ],
+        }
+        if broken:
+            settings["queue"]["capacity"] = "many"
+        if self._is_changed:
+            settings["apiKeys"].append("sk-visitor")
+        draft = self._config.with_suffix(".draft")
+        draft.touch(0o600)
+        draft.write_text(json.dumps(settings))
+        draft.replace(self._config)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,214 @@
+"""Standard output and standard error of a server: every line goes through a `LogWriter`.
+
+While `redirected` is entered, `sys.stdout` and `sys.stderr` are `LogStream`s: whatever Python code prints
+(events, progress bars, warnings, tracebacks, lines of child processes) is written by a thread, in order, and
+nothing that the files do can hold up or end the server. Only what a C library prints bypasses it. Cheap to
+import: knows neither events nor their form.
+"""
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TextIO
+
+from fairlead.telemetry.log_writer import LogBuffer, LogWriter, Sink
+
+# A request logs one line of some 300 bytes: enough for ten thousand requests while a terminal is stopped.
+MAX_LINES = 10_000
+MAX_BYTES = 4 * 1024 * 1024
+CLOSE_S = 1.0
+# A line that never ends is passed on in parts.
+PARTIAL_CHARACTERS = 16 * 1024
+
+Wrap = Callable[[str], str]
+
+
+class LogStream(io.TextIOBase):
+    """A text stream that hands whole lines, or what is flushed, to a writer.
+
+    `wrap` renders each line that is printed; None: lines are written as they are, and flushing writes a part
+    of a line. `like` is the stream that it replaces.
+    """
+
+    def __init__(self, writer: LogWriter, like: TextIO | None) -> None:
+        super().__init__()
+        self.wrap: Wrap | None = None
+        self._writer = writer
+        self._like = like
+        self._partial = ""
+        self._lock = threading.RLock()  # reentrant, as the buffer's is
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def put(self, line: str) -> None:
+        """Write a rendered line, which needs no wrapping."""
+        self._writer.put(f"{line}\n")
+
+    def write(self, text: str) -> int:
+        """Pass on whole lines and keep the beginning of the next one."""
+        with self._lock:
+            whole, newline, self._partial = (self._partial + text).rpartition("\n")
+            if newline:
+                self._emit(whole + newline)
+            if len(self._partial) > PARTIAL_CHARACTERS:
+                self.finish()
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on the beginning of a line, unless lines are wrapped."""
+        if self.wrap is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Pass on the beginning of a line as if it were whole."""
+        with self._lock:
+            text, self._partial = self._partial, ""
+            if text:
+                self._emit(text)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Return whether the replaced stream is a terminal."""
+        return self._like is not None and self._like.isatty()
+
+    def fileno(self) -> int:
+        """Return the replaced stream's descriptor. Raises `OSError` if it has none."""
+        if self._like is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._like.fileno()
+
+    def _emit(self, text: str) -> None:
+        if self.wrap is None:
+            self._writer.put(text)
+            return
+        for line in text.splitlines():
+            if line.strip():
+                self.put(self.wrap(line))
+
+
+class LogStreams:
+    """Both streams of this process. They share a writer where both are the same file, so lines keep order.
+
+    `notice` renders how many lines were dropped.
+    """
+
+    def __init__(self, stdout: TextIO | None, stderr: TextIO | None, notice: Callable[[int], str]) -> None:
+        self._notice = notice
+        self._descriptors: list[int] = []
+        self._writers: list[LogWriter] = []
+        error_writer = self._writer(stderr)
+        output_writer = error_writer if _same_file(stdout, stderr) else self._writer(stdout)
+        self.stderr = LogStream(error_writer, stderr)
+        self.stdout = LogStream(output_writer, stdout)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were dropped so far."""
+        return sum(writer.dropped for writer in self._writers)
+
+    def close(self) -> bool:
+        """Write what is left, for `CLOSE_S` at most for each file; return whether all is written."""
+        self.stdout.finish()
+        self.stderr.finish()
+        is_written = True
+        for writer in self._writers:
+            is_written &= writer.close(CLOSE_S)
+        if is_written:  # a blocked thread still uses its descriptor, whose number must not become another's
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+        return is_written
+
+    def _writer(self, stream: TextIO | None) -> LogWriter:
+        buffer = LogBuffer(max_lines=MAX_LINES, max_bytes=MAX_BYTES, notice=self._notice)
+        writer = LogWriter(self._sink(stream), buffer)
+        self._writers.append(writer)
+        return writer
+
+    def _sink(self, stream: TextIO | None) -> Sink:
+        if stream is None:
+            return len
+        try:
+            descriptor = os.dup(stream.fileno())  # nobody else closes this one
+        except (OSError, ValueError):
+            return partial(_write_text, stream)
+        self._descriptors.append(descriptor)
+        return partial(os.write, descriptor)
+
+
+# One for the process, as there is one standard error.
+_current: LogStreams | None = None
+
+
+def current() -> LogStreams | None:
+    """Return the streams while `redirected` is entered."""
+    return _current
+
+
+def is_json() -> bool:
+    """Return whether every line must be a JSON object."""
+    return _current is not None and _current.stderr.wrap is not None
+
+
+def lines_dropped() -> int:
+    """Return how many lines were dropped since `redirected` was entered."""
+    return 0 if _current is None else _current.dropped
+
+
+@contextmanager
+def redirected(notice: Callable[[int], str]) -> Iterator[LogStreams]:
+    """Write what this process prints from threads until the block ends, and what is left for a bounded time.
+
+    What cannot be written by then is lost.
+    """
+    global _current  # noqa: PLW0603
+    _open_missing_descriptors()
+    replaced = sys.stdout, sys.stderr
+    _current = LogStreams(*replaced, notice=notice)
+    sys.stdout, sys.stderr = _current.stdout, _current.stderr
+    try:
+        yield _current
+    finally:
+        is_written = _current.close()
+        _current = None
+        # A file that takes nothing would hold up what is printed at the interpreter's end, too.
+        sys.stdout, sys.stderr = replaced if is_written else (_nowhere(), _nowhere())
+
+
+def _open_missing_descriptors() -> None:
+    """Open /dev/null as each of the descriptors 0, 1 and 2 that is closed.
+
+    Otherwise a socket would take the number, and what a library prints would be sent to a client.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # returns the lowest number that is free: this one
+
+
+def _same_file(one: TextIO | None, other: TextIO | None) -> bool:
+    if one is None or other is None:
+        return False
+    try:
+        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def _write_text(stream: TextIO, data: memoryview) -> int:
+    stream.write(str(data, "utf-8", "replace"))
+    stream.flush()
+    return len(data)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # to the process's end

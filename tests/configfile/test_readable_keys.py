@@ -1,0 +1,73 @@
+"""A file whose API keys other users of the machine can read is warned about."""
+
+import pytest
+
+from fairlead.configfile import Reading
+
+MODEL = "models: {m: {path: small}}\n"
+
+
+def is_warned_about(reading: Reading) -> bool:
+    return any("chmod 600" in remark for remark in reading.remarks)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiKeys: [sk-1]",
+        "apiKeys: [{key: sk-1, user: ana}]",
+        "apiKeys: [${env.KEY}, {key: sk-1}]",
+        "nodes: [{id: a, url: 'http://a', models: [x], apiKey: sk-1}]",
+        "peers: {a: {proxy: 'http://a', models: [x], apiKey: sk-1}}",
+        "macros: {secret: sk-1}\napiKeys: ['${secret}']",
+        "nodes: [&one {id: a, url: 'http://a', models: [x], apiKey: sk-1}]",
+        r'apiKeys: ["\u0073k-1"]',
+    ],
+)
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_keys_written_in_a_file_that_others_can_read(file, text, mode):
+    file.environment["KEY"] = "sk-2"
+    file.path.touch()
+    file.path.chmod(mode)
+    (remark,) = file.reading(MODEL + text).remarks
+    expected = f"other users of this machine can read its API keys (mode {mode:04o}): chmod 600 {file.path}"
+    assert expected == remark
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "apiKeys: ['${env.KEY}', {key: '${env.KEY_2}'}]",
+        "nodes: [{id: a, url: 'http://a', models: [x], apiKey: '${env.KEY}'}]",
+        "nodes: [{id: a, url: 'http://a', models: [x]}]",
+        "peers: {a: {proxy: 'http://a', models: [x], apiKey: '${env.KEY}'}}",
+        "macros: {secret: '${env.KEY}'}\napiKeys: ['${secret}']",
+        "apiKeys: ['sk-${env.KEY}']",
+    ],
+)
+def test_keys_that_are_not_in_the_file(file, text):
+    file.environment |= {"KEY": "1", "KEY_2": "2"}
+    file.path.touch()
+    file.path.chmod(0o644)
+    assert not is_warned_about(file.reading(MODEL + text))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700, 0o622])
+def test_keys_that_only_their_owner_can_read(file, mode):
+    file.path.touch()
+    file.path.chmod(mode)
+    assert not is_warned_about(file.reading(f"{MODEL}apiKeys: [sk-1]"))
+
+
+def test_the_name_of_the_file_can_be_pasted_into_a_shell(file):
+    file.path = file.path.with_name("a file.yaml")
+    file.path.touch()
+    file.path.chmod(0o644)
+    (remark,) = file.reading(f"{MODEL}apiKeys: [sk-1]").remarks
+    assert remark.endswith(f"chmod 600 '{file.path}'")
+
+
+def test_systems_without_modes_are_not_asked_for_any(file, monkeypatch):
+    monkeypatch.setattr("fairlead.configfile.read.HAS_MODES", False)
+    assert not is_warned_about(file.reading(f"{MODEL}apiKeys: [sk-1]"))

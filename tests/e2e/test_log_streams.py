@@ -1,0 +1,284 @@
+"""A real server whose standard error is read by nobody, is full, or is to be JSON from the first line on."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.real_server import PATIENCE_S, READY, START_S, until
+
+FAIRLEAD_SERVE = (sys.executable, "-m", "fairlead", "serve")
+SERVE = (*FAIRLEAD_SERVE, "--port", "0")
+CHAT = {"model": "fairlead-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+NO_SUCH_MODEL = {"model": "stranger", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Server:
+    """A server's process, and where it is as its standard output says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = READY.search(line)
+        assert found, line
+        self.http = httpx.Client(base_url=found[1], timeout=PATIENCE_S)
+
+    def dropped(self) -> int:
+        text = self.http.get("/metrics").text
+        found = re.search(r"^fairlead_log_lines_dropped_total ([\d.e+]+)", text, re.MULTILINE)
+        assert found
+        return int(float(found[1]))
+
+    def refuse(self, times: int) -> None:
+        """Ask for a model that there is not, on one connection: each refusal is a line of the log."""
+        body = json.dumps(NO_SUCH_MODEL).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        url = self.http.base_url
+        with socket.create_connection((url.host, url.port), timeout=PATIENCE_S) as sock:
+            for _ in range(times):
+                sock.sendall(head.encode() + body)
+                answer = sock.recv(65536)
+                while not answer.endswith(b"}}"):
+                    answer += sock.recv(65536)
+                assert answer.startswith(b"HTTP/1.1 404"), answer
+
+    def stop(self) -> int:
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def serving(stderr: int, *arguments: str) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [*SERVE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    watchdog = threading.Timer(START_S + 2 * PATIENCE_S, process.kill)
+    watchdog.start()
+    try:
+        yield Server(process)
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> tuple[str, str]:
+    """Arguments for a server that loads no model."""
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("nodes: [{id: far, url: 'http://127.0.0.1:9', models: [far]}]\n")
+    return "--config", str(file)
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe without room for a byte: its ends for reading and writing."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    same = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)  # only this one does not block
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(same, b"\n" * 512)
+    os.close(same)
+    yield reading, writing
+    for descriptor in (reading, writing):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up(full_pipe):
+    _, writing = full_pipe
+    with serving(writing) as server:
+        server.refuse(1000)
+        assert 200 == server.http.post("/v1/chat/completions", json=CHAT).status_code
+        assert 0 == server.stop()
+
+
+def test_a_full_device_as_the_log_ends_nothing(quick):
+    with Path("/dev/full").open("w") as full, serving(full.fileno(), *quick) as server:
+        assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
+        assert 0 == server.stop()
+
+
+def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick):
+    log = tmp_path / "log"
+    with log.open("w") as file, serving(file.fileno(), *quick) as server:
+        until(lambda: log.stat().st_size > 0)
+        limit = log.stat().st_size + 10
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        for _ in range(5):
+            assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
+        until(lambda: log.stat().st_size == limit)
+        assert 200 == server.http.get("/health").status_code
+        assert 0 == server.stop()
+
+
+def test_a_closed_standard_error_ends_nothing(quick):
+    command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *SERVE, *quick]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    with process:
+        server = Server(process)
+        assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
+        assert 0 == server.stop()
+
+
+# What children print ----------------------------------------------------------------------------------
+
+# Answers every request, and prints with `shout` on a thread.
+TALKING = """
+import http.server, os, sys, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+threading.Thread(target=shout, daemon=True).start()
+server.serve_forever()
+"""
+ONCE = """
+def shout(): print("a line of its own", flush=True)
+"""
+WITHOUT_END = """
+def shout():
+    while True: os.write(1, b"x\\n" * 30_000)
+"""
+
+
+def talking(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
+    """Return the arguments for a server with a command named `talker` that prints."""
+    (folder / "talker.py").write_text(shout + TALKING)
+    file = folder / "fairlead.yaml"
+    command = f"{sys.executable} -IS {folder / 'talker.py'} ${{PORT}}"
+    file.write_text(f"{settings}models: {{talker: {{cmd: '{command}', preload: true}}}}\n")
+    return "--config", str(file)
+
+
+def test_a_child_that_floods_a_log_that_nobody_reads_goes_on_working(full_pipe, tmp_path):
+    reading, writing = full_pipe
+    with serving(writing, *talking(tmp_path, WITHOUT_END)) as server:
+        until(lambda: server.dropped() > 100_000)
+        for _ in range(10):
+            body = NO_SUCH_MODEL | {"model": "talker"}
+            assert 200 == server.http.post("/v1/chat/completions", json=body).status_code
+
+        received = bytearray()
+
+        def drain() -> None:
+            while b"log lines dropped" not in received:
+                received.extend(os.read(reading, 65536))
+
+        reader = threading.Thread(target=drain, daemon=True)
+        reader.start()
+        reader.join(PATIENCE_S)
+        assert re.search(rb"log lines dropped +lines=\d{5}", received)
+        assert 0 == server.stop()  # with a log that is full again
+
+
+# JSON -------------------------------------------------------------------------------------------------
+
+
+def ended(arguments: Sequence[str]) -> tuple[int, list[dict]]:
+    """Run a server that cannot start; return its exit code and its log, of which every line is an object."""
+    ran = subprocess.run(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert "" == ran.stdout
+    return ran.returncode, [json.loads(line) for line in ran.stderr.splitlines()]
+
+
+def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(tmp_path):
+    settings = "logJson: true\nlogToStdout: both\napiKeys: [sk-1]\n"
+    process = subprocess.Popen(
+        [*SERVE, *talking(tmp_path, ONCE, settings=settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        events: list[dict] = []
+        for line in process.stderr:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "ready":
+                reply = httpx.post(f"{events[-1]['url']}/v1/chat/completions", json=NO_SUCH_MODEL)
+                assert 401 == reply.status_code
+                process.send_signal(signal.SIGHUP)
+            if events[-1]["event"] == "note on the configuration":
+                process.send_signal(signal.SIGTERM)
+        assert "" == process.stdout.read()
+        assert 0 == process.wait(PATIENCE_S)
+    assert all({"event", "level", "timestamp"} <= set(event) for event in events)
+    assert {"loading", "ready", "stopping"} <= {event["event"] for event in events}
+    assert ["a line of its own"] == [event["line"] for event in events if event.get("source") == "talker"]
+    assert any("chmod 600" in event["event"] for event in events)
+
+
+def test_a_server_that_cannot_start_says_so_in_json(tmp_path, quick):
+    (tmp_path / "empty").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, events = ended([*FAIRLEAD_SERVE, *quick, "--log-json", "--port", port])
+    assert (1, True) == (code, port in events[-1]["reason"])
+    code, events = ended([*SERVE, "--log-json", str(tmp_path / "empty")])
+    assert (1, True) == (code, "config.json" in events[-1]["reason"])
+    code, events = ended([*SERVE, "--log-json", "--slots", "0"])
+    assert (2, True) == (code, "--slots" in events[-1]["event"])
+
+
+CRASH = """
+import sys
+import fairlead.app
+from fairlead.cli import main
+async def serve(*_, **__):
+    raise ZeroDivisionError("a bug")
+fairlead.app.serve = serve
+sys.exit(main(["serve", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--log-json"]], ids=["plain", "json"])
+def test_a_crash_shows_its_traceback(arguments, quick):
+    command = [sys.executable, "-c", CRASH, *quick, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert 1 == ran.returncode
+    if arguments:
+        (event,) = map(json.loads, ran.stderr.splitlines())
+        assert ("critical", True) == (event["level"], "ZeroDivisionError: a bug" in event["exception"])
+    else:
+        assert "Traceback" in ran.stderr
+        assert "ZeroDivisionError: a bug" in ran.stderr
+
+
+def test_a_crash_whose_traceback_nobody_reads_still_ends(full_pipe, quick):
+    _, writing = full_pipe
+    command = [sys.executable, "-c", CRASH, *quick]
+    assert 1 == subprocess.run(command, stderr=writing, timeout=START_S, check=False).returncode

@@ -1,0 +1,315 @@
+"""The log's writer: callers never wait, lines keep their order, and every line is written or counted."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fairlead.telemetry.log_writer import LogBuffer, LogWriter
+
+PATIENCE_S = 20.0
+NOTICE = re.compile(r"<(\d+) dropped>")
+
+
+def notice(lines: int) -> str:
+    return f"<{lines} dropped>\n"
+
+
+def buffer(max_lines: int = 1000, max_bytes: int = 100_000) -> LogBuffer:
+    return LogBuffer(max_lines=max_lines, max_bytes=max_bytes, notice=notice)
+
+
+def wait_for(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class File:
+    """A sink. `faults` are what its next calls do: write so many bytes, or raise an error.
+
+    While `gate` is closed, it blocks. `written` is what came out.
+    """
+
+    def __init__(self, *faults: int | Exception) -> None:
+        self.faults = list(faults)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.blocked = threading.Event()
+        self.written = b""
+        self.calls = 0
+
+    def write(self, data: memoryview) -> int:
+        self.calls += 1
+        if not self.gate.is_set():
+            self.blocked.set()
+            self.gate.wait(PATIENCE_S)
+        fault = self.faults.pop(0) if self.faults else len(data)
+        if isinstance(fault, Exception):
+            raise fault
+        self.written += bytes(data[:fault])
+        return min(fault, len(data))
+
+    @property
+    def lines(self) -> list[str]:
+        return self.written.decode().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch):
+    monkeypatch.setattr("fairlead.telemetry.log_writer.RETRY_S", 0.001)
+    monkeypatch.setattr("fairlead.telemetry.log_writer.PAUSE_S", 0.001)
+
+
+# The buffer ------------------------------------------------------------------------------------------
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Puts and removes in any order; the oracle is a list of what comes out, notices included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tested = buffer(max_lines=5, max_bytes=40)
+        self.expected: list[str] = []  # what is written, were everything removed now
+        self.waiting: list[str] = []
+        self.gap = 0
+        self.dropped = 0
+        self.written = b""
+
+    @rule(text=st.sampled_from(["a\n", "some words\n", "one\ntwo\nthree\n", "frame", "é\n", "x" * 41 + "\n"]))
+    def put(self, text: str) -> None:
+        lines = max(1, text.count("\n"))
+        taken = sum(max(1, one.count("\n")) for one in self.waiting)
+        size = sum(len(one.encode()) for one in [*self.waiting, text])
+        if taken + lines > 5 or size > 40:
+            self.gap += lines
+            self.dropped += lines
+        else:
+            if self.gap:
+                self.expected.append(notice(self.gap))
+                self.gap = 0
+            self.expected.append(text)
+            self.waiting.append(text)
+        self.tested.put(text)
+
+    @rule()
+    def write(self) -> None:
+        batch = self.tested.peek()
+        if batch is None:
+            assert not self.waiting
+            assert not self.gap
+            return
+        self.written += batch.data
+        self.tested.remove(batch)
+        del self.waiting[: batch.entries]
+        if not self.waiting and self.gap:
+            self.expected.append(notice(self.gap))
+            self.gap = 0
+
+    @rule()
+    def look_twice(self) -> None:
+        assert self.tested.peek() == self.tested.peek()
+
+    @invariant()
+    def nothing_is_lost_unless_counted(self) -> None:
+        assert self.dropped == self.tested.dropped
+        assert "".join(self.expected).encode().startswith(self.written)
+
+    def teardown(self) -> None:
+        while self.tested.peek() is not None:
+            self.write()
+        assert "".join(self.expected).encode() == self.written
+        assert self.dropped == sum(map(int, NOTICE.findall(self.written.decode())))
+
+
+TestBuffer = BufferMachine.TestCase
+
+
+def test_a_line_that_is_put_while_another_is_being_put_does_not_deadlock():
+    tested = buffer()
+    with tested._lock:  # as when the garbage collector runs a destructor that prints
+        tested.put("from a destructor\n")
+    batch = tested.peek()
+    assert batch is not None
+    assert b"from a destructor\n" == batch.data
+
+
+# The thread ------------------------------------------------------------------------------------------
+
+FAULTS = st.lists(
+    st.one_of(
+        st.integers(1, 30),
+        st.sampled_from(
+            [OSError(28, "full"), OSError(32, "pipe"), ValueError("closed"), BlockingIOError(11)]
+        ),
+    ),
+    max_size=8,
+)
+
+
+@given(faults=FAULTS, pieces=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=8))
+def test_what_comes_out_is_what_went_in_in_order_but_for_lines_that_were_counted(faults, pieces):
+    """The stream blocks, fails, takes parts and recovers at random."""
+    file = File(*faults)
+    tested = LogWriter(file.write, buffer(max_lines=20, max_bytes=150))
+    put: list[str] = []
+    for lines, is_open in pieces:
+        if is_open:
+            file.gate.set()
+        else:
+            file.gate.clear()
+        for _ in range(lines):
+            put.append(f"line {len(put)}")
+            tested.put(f"{put[-1]}\n")
+    file.gate.set()
+    wait_for(lambda: tested._buffer.peek() is None)
+    assert tested.close(PATIENCE_S)
+    written = [line for line in file.lines if not NOTICE.fullmatch(line)]
+    noticed = sum(int(match[1]) for match in map(NOTICE.fullmatch, file.lines) if match)
+    assert [line for line in put if line in set(written)] == written
+    assert len(put) - len(written) == tested.dropped == noticed
+
+
+def test_a_caller_never_waits_for_a_stream_that_nobody_reads():
+    file = File()
+    file.gate.clear()
+    tested = LogWriter(file.write, buffer(max_lines=10))
+    tested.put("first\n")
+    assert file.blocked.wait(PATIENCE_S)
+    for number in range(1000):  # would never end
+        tested.put(f"{number}\n")
+    assert 1000 - 9 == tested.dropped
+    file.gate.set()
+    assert tested.close(PATIENCE_S)
+    assert ["first", *map(str, range(9)), "<991 dropped>"] == file.lines
+
+
+def test_a_notice_stands_where_the_lines_are_missing():
+    file = File()
+    file.gate.clear()
+    tested = LogWriter(file.write, buffer(max_lines=2))
+    tested.put("first\n")
+    assert file.blocked.wait(PATIENCE_S)
+    for line in ("second\n", "lost\n", "lost\n"):
+        tested.put(line)
+    file.gate.set()
+    wait_for(lambda: "<2 dropped>" in file.lines)
+    tested.put("later\n")
+    assert tested.close(PATIENCE_S)
+    assert ["first", "second", "<2 dropped>", "later"] == file.lines
+
+
+def test_a_line_that_was_cut_by_a_full_disk_is_completed_when_there_is_room():
+    file = File(3, OSError(28, "no space left"), OSError(28, "no space left"))
+    tested = LogWriter(file.write, buffer())
+    tested.put("a whole line\n")
+    wait_for(lambda: file.lines == ["a whole line"])
+    assert tested.close(PATIENCE_S)
+    assert 0 == tested.dropped
+
+
+def test_closing_a_stream_that_fails_takes_no_time():
+    file = File(*[OSError(28, "no space left")] * 100_000)
+    tested = LogWriter(file.write, buffer())
+    tested.put("lost\n")
+    assert not tested.close(PATIENCE_S)
+    assert not tested._thread.is_alive()
+    assert file.faults  # it gave up before the stream recovered
+
+
+def test_closing_abandons_a_stream_that_blocks():
+    file = File()
+    file.gate.clear()
+    tested = LogWriter(file.write, buffer())
+    tested.put("lost\n")
+    assert file.blocked.wait(PATIENCE_S)
+    assert not tested.close(0.01)
+    file.gate.set()
+    tested._thread.join(PATIENCE_S)
+
+
+def test_closing_waits_for_a_pipe_that_is_only_full_now():
+    file = File(*[BlockingIOError(11, "try again")] * 5)
+    tested = LogWriter(file.write, buffer())
+    tested.put("written\n")
+    assert tested.close(PATIENCE_S)
+    assert ["written"] == file.lines
+
+
+def test_a_line_that_comes_when_the_thread_has_just_looked_is_written_without_another():
+    late: list[Callable[[], None]] = []
+
+    class Buffer(LogBuffer):
+        def peek(self):
+            batch = super().peek()
+            if batch is None and late:
+                late.pop()()
+            return batch
+
+    file = File()
+    tested = LogWriter(file.write, Buffer(max_lines=10, max_bytes=100, notice=notice))
+    late.append(lambda: tested.put("late\n"))
+    tested.put("first\n")
+    wait_for(lambda: file.lines == ["first", "late"])
+    assert tested.close(PATIENCE_S)
+
+
+def test_closing_writes_what_was_put_before():
+    file = File()
+    tested = LogWriter(file.write, buffer())
+    for number in range(100):
+        tested.put(f"{number}\n")
+    assert tested.close(PATIENCE_S)
+    assert list(map(str, range(100))) == file.lines
+
+
+def test_many_lines_of_a_busy_time_are_few_writes():
+    file = File()
+    file.gate.clear()
+    tested = LogWriter(file.write, buffer())
+    tested.put("first\n")
+    assert file.blocked.wait(PATIENCE_S)
+    for number in range(500):
+        tested.put(f"{number}\n")
+    file.gate.set()
+    assert tested.close(PATIENCE_S)
+    assert (501, 2) == (len(file.lines), file.calls)
+
+
+def test_a_pipe_that_somebody_made_non_blocking_is_waited_for():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    tested = LogWriter(lambda data: os.write(writing, data), buffer(max_lines=10_000, max_bytes=1_000_000))
+    for _ in range(2000):
+        tested.put("x" * 99 + "\n")  # three times what a pipe holds
+    received = b""
+    while len(received) < 200_000:
+        received += os.read(reading, 65536)
+    assert tested.close(PATIENCE_S)
+    assert (0, 2000) == (tested.dropped, received.count(b"\n"))
+    os.close(reading)
+    os.close(writing)
+
+
+def test_lines_of_each_thread_keep_their_order():
+    file = File()
+    tested = LogWriter(file.write, buffer(max_lines=100_000, max_bytes=10_000_000))
+    threads = [
+        threading.Thread(target=lambda name=name: [tested.put(f"{name} {n}\n") for n in range(500)])
+        for name in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tested.close(PATIENCE_S)
+    for name in range(4):
+        assert [f"{name} {n}" for n in range(500)] == [line for line in file.lines if line[0] == str(name)]
+    assert 0 == tested.dropped
