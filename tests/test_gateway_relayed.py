@@ -20,8 +20,8 @@ from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_of
 from nodes.stub_server import StubServer, text
 
-BEFORE = [("gone", 0), ("garbage", 0), ("status", 502), ("status", 500)]
-ONLY_STREAMS = [("end", 0), ("kind", 0)]
+BEFORE = [("gone", 0), ("garbage", 0), ("kind", 0), *(("status", status) for status in (204, 302, 500, 502))]
+ONLY_STREAMS = [("end", 0)]
 BETWEEN = [("reset", 4), ("end", 4), ("half", 4), ("broken", 4), ("error", 4)]
 
 

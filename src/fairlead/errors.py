@@ -178,10 +178,9 @@ class NodeFull(NodeFailed):
 
 
 class NodeRefused(FairleadError):
-    """The node answered that the request itself is at fault: its client gets that answer as it came.
+    """The node answered that the request itself is at fault; the client gets the node's own words.
 
-    `status` is the node's; `body` and `content_type` are its words, in its own dialect. If it had none, the
-    message is all there is.
+    `status` is the node's, and `body` the JSON object that it sent; empty if it sent anything else.
     """
 
     status = 400
@@ -194,12 +193,10 @@ class NodeRefused(FairleadError):
         param: str | None = None,
         status: int = 400,
         body: bytes = b"",
-        content_type: str = "application/json",
     ) -> None:
         super().__init__(message, param=param)
         self.status = status
         self.body = body
-        self.content_type = content_type
 
 
 class LoadFailed(FairleadError):

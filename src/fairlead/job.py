@@ -116,10 +116,10 @@ class Delta(msgspec.Struct):
     stop string are held back until they are decided. Deltas of one choice can be added up by `merge`.
 
     A piece that another server wrote has its bytes in `raw`, to be passed on as they are: whole events of a
-    stream, or the body of an answer, which is of `content_type`. Its `text` is what they say, of any kind
-    (reasoning and calls too), and `relayed_tokens` how many tokens that is, one an event until the server
-    counts them. Events at the end that belong to no choice have an index of their own, after those of the
-    choices.
+    stream, or the body of an answer, which is JSON. Its `text` is what they say, of any kind (reasoning and
+    calls too), and `relayed_tokens` how many tokens that is: one an event, and at the end the difference to
+    the server's own count, which may be negative. Events at the end that belong to no choice have an index of
+    their own, after those of the choices.
 
     Of a job that embeds, a choice's only delta has its prompt's `vector`: float32, little-endian.
     """
@@ -132,7 +132,6 @@ class Delta(msgspec.Struct):
     stop_reason: str | int | None = None
     raw: list[bytes] = []
     relayed_tokens: int = 0
-    content_type: str = ""
     vector: bytes = b""
 
     def merge(self, later: "Delta") -> None:
@@ -146,5 +145,4 @@ class Delta(msgspec.Struct):
         self.stop_reason = later.stop_reason
         self.raw += later.raw
         self.relayed_tokens += later.relayed_tokens
-        self.content_type = self.content_type or later.content_type
         self.vector += later.vector

@@ -12,7 +12,7 @@ ALL = (CHAT, COMPLETIONS, *PATHS)
 STREAMING = (CHAT, COMPLETIONS, "/v1/responses", MESSAGES)
 
 ANSWER = b'{"id": "theirs",  "unheard_of": [1, {"of": null}], "choices": []}'
-KIND = "application/json; charset=utf-8"
+KIND = "application/json"
 EVENTS = [
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
     b'data: {"choices":[{"index":0,"delta":{"content":"far"}}],"unheard_of":1}\n\n',
@@ -23,7 +23,7 @@ EVENTS = [
 
 def whole(job):
     """Another server's answer, in one body for all choices."""
-    first = Delta(0, raw=[ANSWER], content_type=KIND, relayed_tokens=7, finish_reason="stop")
+    first = Delta(0, raw=[ANSWER], relayed_tokens=7, finish_reason="stop")
     return [[first, *(Delta(index, finish_reason="stop") for index in range(1, job.sequences))]]
 
 

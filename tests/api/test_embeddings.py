@@ -233,7 +233,7 @@ async def test_a_model_that_another_server_has_too_may_be_embedded_there(client_
     client = client_with(models={"small": embedder}, fleet=fleet)
     theirs = b'{"theirs": [1,  2]}'
     client.gateway.script = lambda job: [
-        [Delta(0, raw=[theirs], content_type="application/json", finish_reason="stop")],
+        [Delta(0, raw=[theirs], finish_reason="stop")],
         [Delta(index, finish_reason="stop") for index in range(1, job.sequences)],
     ]
     body = {"model": "small", "input": ["a", "b"], "unheard_of": 1, "stream": True}

@@ -19,10 +19,13 @@ from fake_fleet import FakeFleet
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_their_server_says_of_a_bad_request_is_said_in_its_words(far, path, stream):
     body = b'{"error": {"message":\n "no such tool"}, "detail": 1}'
-    kind = "application/problem+json"
-    far.gateway.refusal = NodeRefused("refused", status=422, body=body, content_type=kind)
+    far.gateway.refusal = NodeRefused("refused", status=422, body=body)
     reply = await far.post(path, asking(stream=stream), headers={"X-Request-Id": "mine"})
-    assert (422, body, kind) == (reply.status, reply.body, reply.headers["content-type"])
+    assert (422, body) == (reply.status, reply.body)
+    assert ("application/json", "nosniff") == (
+        reply.headers["content-type"],
+        reply.headers["x-content-type-options"],
+    )
     assert "mine" == reply.headers["x-request-id"]
     assert reply.whole
 

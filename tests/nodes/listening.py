@@ -141,14 +141,14 @@ def ready_node(server: StubServer, listener: Listening | None = None, **options:
     """A node on the stub that is up, and that nobody probes."""
     names = options.pop("names", {"m": "m"})
     seats = options.pop("seats", 4)
-    filters = options.pop("filters", None)
+    own = {name: options.pop(name) for name in {"filters", "answer_bytes"} & options.keys()}
     node = RemoteNode(
         "stub",
         upstream_of(server, **options),
         listener or Listening(),
         names=names,
         seats=seats,
-        filters=filters,
+        **own,
     )
     node.came_up()
     return node

@@ -8,7 +8,7 @@ its body named `stub`: {"words", "chunk_words", "delay_s", "how", "after"}. `how
     half        half an event, then a clean end   broken      half a chunk of the body, then a clean close
     no_done     all, but no [DONE]                close       well, but its length is the connection's end
     unfinished  no finish_reason, but [DONE]      error       an error event after `after` events
-    status      an answer with status `after`     kind        a stream that says it is text/html
+    status      an answer with status `after`     kind        an answer that says it is text/html
     garbage     no HTTP at all                    gzip        says that it is compressed
     silent      no byte of an answer              gone        closes the connection without an answer
     bad_chunk   a chunk size that is none         endless     never ends, as fast as it can
@@ -190,7 +190,8 @@ class _Misbehaviour:
         if self.delay_s:
             await trio.sleep(self.delay_s)
         body = json.dumps(whole_answer(path, document, self.words)).encode()
-        answer = whole(200, body, encoding="gzip" if self.how == "gzip" else None)
+        kind = "text/html" if self.how == "kind" else "application/json"
+        answer = whole(200, body, kind=kind, encoding="gzip" if self.how == "gzip" else None)
         if self.how in ("half", "broken", "end"):
             await self.stream.send_all(answer[: -len(body) // 2])
             raise _Leave
@@ -368,10 +369,10 @@ def _data(document: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
-def whole(status: int, body: bytes, *, encoding: str | None = None) -> bytes:
+def whole(status: int, body: bytes, *, kind: str = "application/json", encoding: str | None = None) -> bytes:
     """A whole HTTP answer."""
     extra = f"Content-Encoding: {encoding}\r\n" if encoding else ""
-    head = f"HTTP/1.1 {status} Stub\r\nContent-Type: application/json\r\n{extra}Content-Length: {len(body)}"
+    head = f"HTTP/1.1 {status} Stub\r\nContent-Type: {kind}\r\n{extra}Content-Length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
 
 

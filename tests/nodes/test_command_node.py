@@ -45,7 +45,10 @@ async def test_it_loads_serves_and_stops():
     listener, progress = Listening(), []
     node = CommandNode(
         command(
-            use_model_name="own-name", filters=FiltersConfig(strip_params=("seed",)), concurrency_limit=3
+            use_model_name="own-name",
+            filters=FiltersConfig(strip_params=("seed",)),
+            concurrency_limit=3,
+            answer_bytes=10_000,
         ),
         listener,
         on_progress=lambda fraction, stage: progress.append((fraction, stage)),
@@ -57,6 +60,8 @@ async def test_it_loads_serves_and_stops():
         assert [("up", "command:m", 3)] == listener.reports
         got = await generated(node, relayed_job(seed=5))
         assert text() == got.text()
+        got = await generated(node, relayed_job(stream=False, stub={"words": 10_000}))
+        assert "more than 10000 bytes" in got.error.message
         assert node.status().output[0].endswith(f"process {node.pid}")
         nursery.cancel_scope.cancel()
     assert [("up", "command:m", 3), ("down", "command:m")] == listener.reports

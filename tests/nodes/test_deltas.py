@@ -297,3 +297,10 @@ async def test_relayed_tokens_count():
     deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
     deltas.put(Delta(0, "bc", raw=[b"bc"], relayed_tokens=2))
     assert 3 == deltas.tokens
+
+
+async def test_a_correction_never_makes_the_count_negative():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
+    deltas.put(Delta(0, relayed_tokens=-999))
+    assert deltas.tokens == 0

@@ -12,6 +12,12 @@ from fairlead.nodes.deltas import Deltas
 from nodes.listening import ready_node, relayed_job, stub
 
 
+@pytest.fixture(autouse=True)
+def only_bytes_count(monkeypatch):
+    """As if a delta took nothing but its bytes."""
+    monkeypatch.setattr(module, "DELTA_BYTES", 0)
+
+
 def raw(size: int) -> Delta:
     return Delta(0, "x", raw=[b"x" * size], relayed_tokens=1)
 
@@ -82,3 +88,20 @@ async def test_an_answer_that_is_too_long_is_not_kept_for_a_repetition(monkeypat
     await deltas.take()
     assert is_kept == (deltas.kept is not None)
     assert is_kept == (again(deltas) is not None)
+
+
+async def test_what_a_delta_takes_itself_counts_as_well(monkeypatch):
+    monkeypatch.setattr(module, "DELTA_BYTES", 400)
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100 * 402)
+    monkeypatch.setattr(module, "KEPT_BYTES", 200 * 402)
+    deltas = Deltas(1, keeps=True)
+    for _ in range(100):
+        deltas.put(raw(2))
+    assert deltas.room() is None
+    deltas.put(raw(2))
+    assert deltas.room() is not None
+    for _ in range(99):
+        deltas.put(raw(2))
+    assert deltas.kept is not None
+    deltas.put(raw(2))
+    assert deltas.kept is None

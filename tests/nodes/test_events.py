@@ -14,7 +14,7 @@ from fairlead.nodes.events import (
     UNKNOWN,
     read_event,
     read_plain,
-    read_usage,
+    read_whole,
     without_beginning,
 )
 from nodes.stub_server import stream_events, text
@@ -79,6 +79,11 @@ def test_a_stream_says_its_text_and_how_it_ended(path):
         (b'data: {"some": "thing"}\n\n', UNKNOWN),
         (b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', UNKNOWN),
         (b"data: \xff\n\n", UNKNOWN),
+        (b'data: {"type": "\xff"}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": "\\ud800"}}]}\n\n', UNKNOWN),
+        (b'data: {"x": NaN, "choices": []}\n\n', UNKNOWN),
+        (b'data: {"x": ' + b"[" * 100_000 + b"\n\n", UNKNOWN),
     ],
 )
 def test_what_says_nothing_is_told_from_what_cannot_be_read(event, meaning):
@@ -122,23 +127,104 @@ def test_an_error_is_heard(event, message):
     assert message == read_event(said(event)).error
 
 
+# Numbers ---------------------------------------------------------------------------------------------
+
+# What a node may say of its tokens, and what is understood.
+REPORTS = [
+    (b"5", 5),
+    (b"0", 0),
+    (b"999999999999999", 10**15 - 1),
+    (b"1" + b"0" * 30, None),
+    (b"9" * 5000, None),
+    (b"-5", None),
+    (b"-0", None),
+    (b"1.5", None),
+    (b"7.0", None),
+    (b"1e3", None),
+    (b"1e999", None),
+    (b'"7"', None),
+    (b"null", None),
+    (b"true", None),
+    (b'{"of": 7}', None),
+    (b"[7]", None),
+    (b"[" * 500 + b"]" * 500, None),
+    (b'"\xff"', None),
+]
+
+
+@pytest.mark.parametrize(("reported", "understood"), REPORTS)
+@pytest.mark.parametrize("member", [b"completion_tokens", b"output_tokens"])
+def test_a_number_of_tokens_is_an_integer_or_was_not_reported(reported, understood, member):
+    usage = b'{"%s": %s, "prompt_tokens": %s}' % (member, reported, reported)
+    assert read_whole(b'{"usage": %s}' % usage).generated == understood
+    chunk = b'{"choices": [{"index": 0, "delta": {"content": "hi"}}], "usage": %s}'
+    for event in (chunk % usage, b'{"type": "x", "delta": "hi", "response": {"usage": %s}}' % usage):
+        read = read_event(b"data: " + event + b"\n\n")
+        assert (read.text, read.is_known, read.generated) == ("hi", True, understood)
+
+
+@pytest.mark.parametrize("usage", [b"5", b"null", b"[]", b'"x"', b"true", b"{}", b"[" * 500 + b"]" * 500])
+def test_usage_that_is_no_usage_spoils_nothing_else(usage):
+    assert read_whole(b'{"usage": %s}' % usage).generated is None
+    event = read_event(b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage)
+    assert (event.text, event.generated) == ("hi", None)
+
+
 @pytest.mark.parametrize(
-    ("body", "tokens"),
+    "body",
     [
-        (b'{"usage": {"completion_tokens": 5}}', 5),
-        (b'{"usage": {"output_tokens": 6}}', 6),
-        (b'{"usage": null}', 0),
-        (b'{"usage": 5}', 0),
-        (b"[]", 0),
+        b"",
+        b'{"usage": ',
+        b"[]",
+        b"5",
+        b"null",
+        b'{"x": NaN}',
+        b'{"x": ' + b"[" * 100_000,
+        b"<html></html>",
+        b"\xff\xfe{}",
     ],
 )
-def test_a_whole_answer_says_what_it_used(body, tokens):
-    assert tokens == read_usage(body)
+def test_a_whole_answer_is_a_json_object(body):
+    with pytest.raises(ValueError, match="no JSON object"):
+        read_whole(body)
 
 
-def test_a_whole_answer_that_is_cut_is_no_json():
-    with pytest.raises(ValueError, match="no JSON"):
-        read_usage(b'{"usage": ')
+@pytest.mark.parametrize(
+    ("body", "content_bytes"),
+    [
+        (b'{"choices": [{"text": "hello"}]}', 19),
+        (b'{"content": [{"text": "hello"}]}', 19),
+        (b'{"output": [], "error": null}', 2),
+        (b'{"data": [{"embedding": [1, 2, 3]}]}', 0),
+        (b'{"input_tokens": 12}', 0),
+    ],
+)
+def test_a_whole_answer_says_how_much_was_generated(body, content_bytes):
+    whole = read_whole(body)
+    assert (whole.content_bytes, whole.error) == (content_bytes, None)
+
+
+def test_a_whole_answer_that_is_nothing_but_an_error_says_so():
+    assert read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (b'{"message": "' + b"x" * 1000 + b'"}', "x" * 200),
+        (b'"one\\nline\\u001b[31m"', "one line [31m"),
+        (b'{"no": "message", "b": 1}', '{"no": "message", "b": 1}'),
+        (b'{"message": 5}', '{"message": 5}'),
+        (b"[" * 100_000 + b"]" * 100_000, "[" * 200),
+        (b'{"message": "\xff"}', '{"message": "\ufffd"}'),
+    ],
+)
+def test_what_an_error_says_is_one_short_line_of_text(error, reason):
+    event = read_event(b'data: {"error": ' + error + b"}\n\n")
+    if b"[[" in error:
+        assert (event.error, event.is_known) == (None, False)
+    else:
+        assert event.error == reason
 
 
 @pytest.mark.parametrize(
@@ -157,6 +243,28 @@ def test_an_event_can_lose_its_beginning_and_nothing_else(document):
     assert cut.startswith(b"event: e\ndata: ")
     assert "lo" == read_event(cut).text
     assert json.dumps(document).replace('"hello"', '"lo"') == json.dumps(json.loads(cut.split(b"data: ")[1]))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"tool_calls": 5',
+        '"tool_calls": [5, null, {"function": 7}]',
+        '"choices": [{"delta": {"content": "x"}}]',
+        '"x": 1e999',
+        '"x": 1' + "0" * 5000,
+        '"x": ' + "[" * 900 + "]" * 900,
+        '"x": "\\ud800"',
+    ],
+)
+def test_odd_members_beside_a_text_are_kept_or_refused(members):
+    choice = b'{"index": 0, "delta": {"content": "hello"}, %s}' % members.encode()
+    event = b'data: {"choices": [%s]}\n\n' % choice
+    try:
+        cut = without_beginning(event, "lo")
+    except ValueError:
+        return
+    assert json.loads(cut[6:])["choices"][0]["delta"] == {"content": "lo"}
 
 
 def test_an_event_that_says_it_in_pieces_cannot_be_cut():

@@ -9,7 +9,8 @@ import trio
 from fairlead.config import FiltersConfig
 from fairlead.errors import InvalidRequest, NodeFailed
 from fairlead.nodes.connection import Connection
-from fairlead.nodes.relay import _Stream, rewritten
+from fairlead.nodes.relay import rewritten
+from fairlead.nodes.relayed_stream import RelayedStream
 from nodes.listening import CHAT, Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text, whole_answer
 
@@ -208,6 +209,9 @@ class _Read:
     async def read(self):
         return self._reads.pop(0) if self._reads else b""
 
+    async def drain(self, within_s):
+        """Nothing comes after the end."""
+
 
 def _chunk(index, content, finish_reason=None):
     choice = {"index": index, "delta": {"content": content}, "finish_reason": finish_reason}
@@ -232,7 +236,8 @@ async def test_choices_that_end_apart_and_more_of_them_than_were_told(choices, r
     ]
     deltas = Deltas(choices)
     reads = events if reads_one_by_one else [b"".join(events)]
-    await _Stream("stub", choices, deltas).run(_Read(*reads))
+    stream = RelayedStream("stub", relayed_job(n=choices), deltas, event_bytes=10_000)
+    await stream.run(_Read(*reads))
     await deltas.ended()
     taken = await deltas.take()
     raw = b"".join(piece for delta in taken for piece in delta.raw)

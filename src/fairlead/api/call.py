@@ -12,6 +12,8 @@ import trio
 
 from fairlead.config import ApiKey
 
+NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -77,6 +79,9 @@ class Reply(NamedTuple):
 
 
 def json_reply(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    """Return an answer in JSON; bytes are taken as JSON already."""
+    """Return an answer in JSON; bytes are taken as JSON already.
+
+    Some contain what another server wrote, so browsers are told not to guess another type.
+    """
     body = document if isinstance(document, bytes) else _encode(document)
-    return Reply(body, status, {"Content-Type": "application/json", **(headers or {})})
+    return Reply(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})

@@ -110,7 +110,7 @@ def error_reply(raised: Exception, path: str, public: FairleadError | None = Non
     if isinstance(raised, werkzeug.MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     if isinstance(error, NodeRefused) and error.body:
-        return Reply(error.body, error.status, {"Content-Type": error.content_type, **headers})
+        return json_reply(error.body, error.status, headers)
     return json_reply(_dialect(path).body(error), error.status, headers)
 
 

@@ -19,6 +19,7 @@ from fairlead.api.schemas import Addressed, Relayed
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.relay import rewritten
+from fairlead.nodes.reported import BYTES_A_TOKEN
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -33,7 +34,6 @@ PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS)
 _SILENT = frozenset({EMBEDDINGS, COUNT_TOKENS})
 # What an answer is taken to come to when its client sets no limit: nobody knows the other server's.
 USUAL_TOKENS = 256
-BYTES_A_TOKEN = 4
 _MOST_TOKENS = 2**31 - 1
 
 _decoder = msgspec.json.Decoder(Relayed)
@@ -87,7 +87,7 @@ class Relaying:
         answer, headers = await self._edge.whole(call, job)
         if own is not None and not answer[0].raw:
             return json_reply(own(answer), headers=headers)
-        return Reply(b"".join(answer[0].raw), 200, {"Content-Type": answer[0].content_type, **headers})
+        return json_reply(b"".join(answer[0].raw), headers=headers)
 
     async def _answer(self, path: str, call: Call) -> Reply:
         body, wanted, model = await self.read(call)

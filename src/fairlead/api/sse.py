@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 
 from fairlead.api.asgi import Direct
-from fairlead.api.call import Reply
+from fairlead.api.call import NO_SNIFFING, Reply
 from fairlead.api.errors import public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
@@ -22,6 +22,7 @@ HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # or nginx keeps events until it has a page of them
+    **NO_SNIFFING,
 }
 # How often a stream without an answer yet says that it lives.
 COMMENT_EVERY_S = 5.0

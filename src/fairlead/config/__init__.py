@@ -14,6 +14,7 @@ from fairlead.config.fleet import (
     SwapConfig,
 )
 from fairlead.config.models import (
+    ANSWER_BYTES,
     CommandConfig,
     FiltersConfig,
     KvCacheConfig,
@@ -35,6 +36,7 @@ from fairlead.config.server import (
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
+    "ANSWER_BYTES",
     "AnyModelConfig",
     "ApiKey",
     "CommandConfig",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fairlead.config.models import HTTP_URL, FiltersConfig, TimeoutsConfig, is_http_url
+from fairlead.config.models import ANSWER_BYTES, HTTP_URL, FiltersConfig, TimeoutsConfig, is_http_url
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
 
 LONGEST_ID = 128
@@ -27,6 +27,8 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Its own names for some of them."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    answer_bytes: AtLeastOne = ANSWER_BYTES
+    """Bytes of an answer that comes whole, and of one event of a streamed answer; a larger one fails."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, in the configuration's names."""

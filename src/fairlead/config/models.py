@@ -22,6 +22,7 @@ from fairlead.config.spelling import (
     spelled,
 )
 
+ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
 
@@ -158,6 +159,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     """What the server calls the model; by default, as here."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    answer_bytes: AtLeastOne = ANSWER_BYTES
+    """Bytes of an answer that comes whole, and of one event of a streamed answer; a larger one fails."""
     unlisted: bool = False
     """Whether it is left out of the list of models."""
     title: str = msgspec.field(default="", name="name")

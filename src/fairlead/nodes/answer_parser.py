@@ -16,9 +16,12 @@ HEAD_BYTES = 64 * 1024
 HEADERS = 200
 INTERIM_HEADS = 10
 SIZE_LINE_BYTES = 1024
+# Bytes of chunk framing that are accepted: so many, and so many for each byte of data.
+FRAMING_BYTES = 16 * 1024
+FRAMING_PER_BYTE = 3
 TRAILER_BYTES = 16 * 1024
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\x00\r\n]*)?")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00\r\n]*)?")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
 _HEX = b"0123456789abcdefABCDEF"
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00\r\n]*)?")
@@ -44,19 +47,32 @@ class Head(msgspec.Struct, frozen=True):
 class AnswerParser:
     """One answer to one request that was no HEAD. Feed it what comes; it returns the body's bytes in it.
 
-    `head` is None until the whole head has come. `is_complete`: the body's end has come; `surplus` says that
-    more came than the answer, so that the connection makes no sense any more.
+    `head` is None until the whole head has come, and `length` is how many bytes of a body it announces, None
+    if the body itself says where it ends. `is_complete`: the body's end has come; `surplus` says that more
+    came than the answer, so that the connection makes no sense any more.
     """
 
-    __slots__ = ("_interim", "_left", "_rest", "_step", "head", "is_complete", "surplus")
+    __slots__ = (
+        "_framing_bytes_left",
+        "_interim",
+        "_left",
+        "_rest",
+        "_step",
+        "head",
+        "is_complete",
+        "length",
+        "surplus",
+    )
 
     def __init__(self) -> None:
         self.head: Head | None = None
+        self.length: int | None = None
         self.is_complete = False
         self.surplus = False
         self._rest = b""
         self._left = 0
         self._interim = 0
+        self._framing_bytes_left = FRAMING_BYTES
         # Not a bound method, which would make every parser a cycle for the garbage collector.
         self._step: _Step = AnswerParser._head
 
@@ -118,7 +134,7 @@ class AnswerParser:
         value = lengths.pop()
         if lengths or not value.isascii() or not value.isdigit() or len(value) > 15:
             raise BadAnswer("a content-length that is none")
-        self._left = int(value)
+        self._left = self.length = int(value)
         return AnswerParser._by_length
 
     # The body ----------------------------------------------------------------------------------------
@@ -136,6 +152,7 @@ class AnswerParser:
 
     def _chunked(self, data: bytes) -> bytes:  # noqa: C901  # one loop, and the hot one
         """`_left` counts what is missing of the chunk that has begun, with the line end after it."""
+        self._framing_bytes_left -= len(data)
         if self._rest:
             data = self._rest + data
         find, length, left = data.find, len(data), self._left
@@ -144,11 +161,9 @@ class AnswerParser:
         while at < length:
             if not left:
                 line_end = find(b"\r\n", at)
-                if line_end < 0:
-                    if length - at > SIZE_LINE_BYTES:
-                        raise BadAnswer("a chunk without a size")
+                if line_end < 0 and length - at <= SIZE_LINE_BYTES:
                     break
-                size = _size(data[at:line_end])
+                size = _size(data[at:line_end]) if 0 <= line_end <= at + SIZE_LINE_BYTES else None
                 if size is None:
                     if pieces:
                         break  # what was good first; this comes up again with the next bytes
@@ -175,7 +190,11 @@ class AnswerParser:
                 at += len(piece)
                 left -= len(piece)
         self._rest, self._left = data[at:], left
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._framing_bytes_left += (1 + FRAMING_PER_BYTE) * len(body)
+        if self._framing_bytes_left < 0:
+            raise BadAnswer("chunks of next to nothing")
+        return body
 
     def _trailers(self, data: bytes) -> bytes:
         """What comes after the last chunk is of no use to us; it ends with an empty line."""
@@ -213,6 +232,8 @@ def _parse_head(data: bytes) -> Head:
         value = header[2].decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     connection = headers.get("connection", "").lower()
+    if status[1] == b"0" and "transfer-encoding" in headers:
+        raise BadAnswer("chunks, which HTTP/1.0 does not have")
     keep_alive = "close" not in connection if status[1] == b"1" else "keep-alive" in connection
     return Head(int(status[2]), headers, keep_alive)
 

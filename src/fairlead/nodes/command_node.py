@@ -75,6 +75,7 @@ class CommandNode:
             names={config.name: config.use_model_name or config.name},
             seats=config.concurrency_limit,
             filters=config.filters,
+            answer_bytes=config.answer_bytes,
             face=self,
         )
         self._process = CommandProcess(

@@ -22,6 +22,8 @@ from fairlead.nodes.sink import Room
 # Events of other servers that nobody has read; and those that are kept, to be told from a repetition.
 UNREAD_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 16 * 1024 * 1024
+# What a delta takes besides its bytes: an event may have no more than two of them.
+DELTA_BYTES = 400
 
 Tap = Callable[[list[Delta]], bool]
 
@@ -57,8 +59,9 @@ class Deltas:
         """Add a piece of the answer. After the end it is dropped: the node may not know of it yet."""
         if self._ended.is_set():
             return
-        self.tokens += len(delta.token_ids) + delta.relayed_tokens
-        raw_bytes = sum(map(len, delta.raw)) if delta.raw else 0
+        # A correction may be for events that a repetition had in other pieces.
+        self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
+        raw_bytes = DELTA_BYTES + sum(map(len, delta.raw)) if delta.raw else 0
         self._keep_less(raw_bytes)
         if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
             self._was_read = True

@@ -37,6 +37,7 @@ class EventSplitter:
 
     def _check(self) -> None:
         if len(self._rest) > self._event_bytes:
+            self._rest.clear()  # the error outlives it, and refers to it
             raise OverflowError(f"an event of more than {self._event_bytes} bytes")
 
 

@@ -1,7 +1,6 @@
 """What another server's answer says, as far as we must know: a stream's events, and what a whole body used.
 
-One shape takes the chunks of chat and text completions, the events of Responses and of Anthropic's Messages.
-What it does not know it passes by: an event's bytes are the truth, this is a look at them.
+Only reads: what is passed on are an event's own bytes.
 """
 
 import re
@@ -9,6 +8,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from fairlead.nodes.event_shapes import (
+    ABSENT,
+    EventChoice,
+    EventPiece,
+    EventShape,
+    decode_any,
+    decode_event,
+    decode_events,
+    decode_reason,
+    decode_response,
+    decode_text,
+    decode_usage,
+    decode_whole,
+    encode,
+)
+from fairlead.nodes.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -28,65 +44,13 @@ _ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", 
 _CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "response.incomplete"})
 
 
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct, gc=False):
-    function: _Function | None = None
-
-
-class _Piece(msgspec.Struct, gc=False):
-    """A chat chunk's `delta`, or the `delta` of a Messages event."""
-
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking: str | None = None
-    content: str | None = None
-    refusal: str | None = None
-    text: str | None = None
-    partial_json: str | None = None
-    tool_calls: list[_Call] | None = None
-    stop_reason: str | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
-    delta: _Piece | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    completion_tokens: int | None = None
-    output_tokens: int | None = None
-
-    @property
-    def generated(self) -> int:
-        return self.completion_tokens or self.output_tokens or 0
-
-
-class _Response(msgspec.Struct, gc=False):
-    usage: _Usage | None = None
-
-
-class _Shape(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
-    type: str | None = None
-    delta: str | _Piece | None = None
-    usage: _Usage | None = None
-    response: _Response | None = None
-    error: Any = None
-    message: Any = None
-
-
 class Event(msgspec.Struct, frozen=True, gc=False):
     """What one event says. `index` is its (first) choice, None if it has none.
 
     `text` is all that was generated, of any kind. `finished` is why the choice ended ("stop" or "length", as
     far as we tell them apart). `is_beginning`: it comes before anything was generated and says nothing that
     has to be hurried on. `is_end`: the whole answer is there. `is_known`: we can tell what it says.
+    `generated` is the reported number of tokens, unchecked; None if there is none.
     """
 
     index: int | None = None
@@ -95,17 +59,25 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     is_beginning: bool = False
     is_end: bool = False
     is_known: bool = True
-    generated: int = 0
+    generated: int | None = None
+    error: str | None = None
+
+
+class WholeAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What a whole answer says. `generated` is the reported number of tokens, unchecked; None: none reported.
+
+    `content_bytes` is the size of what was generated as JSON; 0 where nothing is, as for embeddings. `error`
+    is the reason of a failure, if the answer contains nothing else.
+    """
+
+    generated: int | None = None
+    content_bytes: int = 0
     error: str | None = None
 
 
 NOTHING = Event(is_beginning=True)
 UNKNOWN = Event(is_known=False)
 DONE = Event(is_end=True)
-
-_decode = msgspec.json.Decoder(_Shape).decode
-_decode_list = msgspec.json.Decoder(list[_Shape]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def read_plain(events: bytes) -> tuple[int, list[str]] | None:
@@ -116,12 +88,9 @@ def read_plain(events: bytes) -> tuple[int, list[str]] | None:
     if not (events.startswith(b"data: {") and events.endswith(b"}\n\n")):
         return None
     count = events.count(b"\n\ndata: ") + 1
-    try:
-        # No string in JSON has a line end in it, so what is not between two events makes this no JSON.
-        shapes = _decode_list(b"[" + events[6:-2].replace(b"\n\ndata: ", b",") + b"]")
-    except msgspec.MsgspecError:
-        return None
-    if len(shapes) != count or not shapes[0].choices:
+    # No string in JSON has a line end in it, so what is not between two events makes this no JSON.
+    shapes = decoded(decode_events, b"[" + events[6:-2].replace(b"\n\ndata: ", b",") + b"]")
+    if shapes is None or len(shapes) != count or not shapes[0].choices:
         return None
     index = shapes[0].choices[0].index
     texts = []
@@ -133,8 +102,8 @@ def read_plain(events: bytes) -> tuple[int, list[str]] | None:
     return index, texts
 
 
-def _plain_text(shape: _Shape, index: int) -> str | None:
-    if shape.choices is None or len(shape.choices) != 1 or shape.usage is not None or shape.error is not None:
+def _plain_text(shape: EventShape, index: int) -> str | None:
+    if shape.choices is None or len(shape.choices) != 1 or is_given(shape.usage) or is_given(shape.error):
         return None
     choice = shape.choices[0]
     if choice.index != index or choice.finish_reason is not None:
@@ -154,12 +123,11 @@ def read_event(event: bytes) -> Event:
         return NOTHING
     if payload == b"[DONE]":
         return DONE
-    try:
-        shape = _decode(payload)
-    except msgspec.MsgspecError:
+    shape = decoded(decode_event, payload)
+    if shape is None:
         return UNKNOWN
-    if shape.error is not None or shape.type == "error":
-        return Event(error=_error_message(shape))
+    if is_given(shape.error) or shape.type == "error":
+        return Event(error=_reason(shape.error if is_given(shape.error) else shape.message))
     if shape.choices is not None:
         return _chunk(shape, shape.choices)
     if shape.type is not None:
@@ -167,35 +135,34 @@ def read_event(event: bytes) -> Event:
     return UNKNOWN
 
 
-def read_usage(body: bytes) -> int:
-    """Return how many tokens a whole answer says it generated, 0 if it does not. Raises `ValueError`."""
-    try:
-        shape = msgspec.json.decode(body, type=_WholeShape)
-    except msgspec.ValidationError:
-        return 0
-    except msgspec.DecodeError as error:
-        raise ValueError("no JSON") from error
-    return shape.usage.generated if shape.usage is not None else 0
+def read_whole(body: bytes) -> WholeAnswer:
+    """Return what a whole answer says. Raises `ValueError` if it is no JSON object."""
+    shape = decoded(decode_whole, body)
+    if shape is None:
+        raise ValueError("no JSON object")
+    content_bytes = len(shape.choices) + len(shape.content) + len(shape.output)
+    if is_given(shape.error) and not content_bytes:
+        return WholeAnswer(error=_reason(shape.error))
+    return WholeAnswer(_generated(shape.usage), content_bytes)
 
 
 def without_beginning(event: bytes, text: str) -> bytes:
     """Return an event with `text` instead of what it says, which ends with it. All else stays.
 
-    Raises `ValueError` if it says it in several pieces.
+    Raises `ValueError` if it says it in several pieces, or cannot be written anew.
     """
-    document = msgspec.json.decode(_payload(event) or b"{}")
-    places = list(_texts(document))
+    document = decoded(decode_any, _payload(event) or b"{}")
+    places = list(_texts(document)) if isinstance(document, dict) else []
     if len(places) != 1:
         raise ValueError("several pieces of text in one event")
     holder, name = places[0]
     assert holder[name].endswith(text)
     holder[name] = text
     name_line = event[: event.find(b"data:")]
-    return name_line + b"data: " + _encode(document) + b"\n\n"
-
-
-class _WholeShape(msgspec.Struct, gc=False):
-    usage: _Usage | None = None
+    try:
+        return name_line + b"data: " + encode(document) + b"\n\n"
+    except (OverflowError, RecursionError) as error:
+        raise ValueError("an event that cannot be written anew") from error
 
 
 def _payload(event: bytes) -> bytes | None:
@@ -209,8 +176,8 @@ def _payload(event: bytes) -> bytes | None:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines).strip() if lines else None
 
 
-def _chunk(shape: _Shape, choices: list[_Choice]) -> Event:
-    generated = shape.usage.generated if shape.usage is not None else 0
+def _chunk(shape: EventShape, choices: list[EventChoice]) -> Event:
+    generated = _generated(shape.usage)
     if not choices:
         return Event(is_beginning=not generated, generated=generated)
     choice = choices[0]
@@ -227,13 +194,12 @@ def _chunk(shape: _Shape, choices: list[_Choice]) -> Event:
     return Event(choice.index, text, finished, is_beginning=not text and not finished, generated=generated)
 
 
-def _typed(shape: _Shape, kind: str) -> Event:
+def _typed(shape: EventShape, kind: str) -> Event:
     piece, text = shape.delta, ""
     if isinstance(piece, str):
         text = piece
     elif piece is not None:
         text = _said(piece)
-    usage = shape.usage or (shape.response.usage if shape.response is not None else None)
     finished = None
     if kind in _ENDS:
         finished = "length" if kind in _CUT_SHORT else "stop"
@@ -243,11 +209,26 @@ def _typed(shape: _Shape, kind: str) -> Event:
         finished,
         is_beginning=kind in _BEGINNINGS,
         is_end=kind in _ENDS,
-        generated=usage.generated if usage is not None and kind not in _BEGINNINGS else 0,
+        generated=None if kind in _BEGINNINGS else _generated(_usage_of(shape)),
     )
 
 
-def _said(piece: _Piece) -> str:
+def _usage_of(shape: EventShape) -> msgspec.Raw:
+    if is_given(shape.usage) or not is_given(shape.response):
+        return shape.usage
+    response = decoded(decode_response, shape.response)
+    return ABSENT if response is None else response.usage
+
+
+def _generated(usage: msgspec.Raw) -> int | None:
+    """Return how many tokens a `usage` says were generated; None if it says nothing of the kind."""
+    if not is_given(usage) or (shape := decoded(decode_usage, usage)) is None:
+        return None
+    of_openai = token_count(shape.completion_tokens)
+    return token_count(shape.output_tokens) if of_openai is None else of_openai
+
+
+def _said(piece: EventPiece) -> str:
     calls = [call.function for call in piece.tool_calls or () if call.function is not None]
     said = [piece.reasoning_content or piece.reasoning, piece.thinking, piece.content, piece.refusal]
     said += [piece.text, piece.partial_json]
@@ -255,19 +236,24 @@ def _said(piece: _Piece) -> str:
     return "".join(part for part in said if part)
 
 
-def _texts(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the places where an event says something."""
     if isinstance(document.get("delta"), str):
         yield document, "delta"
-    holders = [document.get("delta")]
-    for choice in document.get("choices") or ():
-        holders += [choice, choice.get("delta")]
-    for holder in [holder for holder in holders if isinstance(holder, dict)]:
-        holders += [call.get("function") for call in holder.get("tool_calls") or ()]
+    holders = _objects([document.get("delta")])
+    for choice in _objects(document.get("choices")):
+        holders += [choice, *_objects([choice.get("delta")])]
+    for holder in list(holders):
+        holders += _objects([call.get("function") for call in _objects(holder.get("tool_calls"))])
     for holder in holders:
         for name in _SAYING:
-            if isinstance(holder, dict) and isinstance(holder.get(name), str) and holder[name]:
+            if isinstance(holder.get(name), str) and holder[name]:
                 yield holder, name
+
+
+def _objects(members: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; nothing for what is no list."""
+    return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
 _SAYING = (
@@ -283,7 +269,8 @@ _SAYING = (
 )
 
 
-def _error_message(shape: _Shape) -> str:
-    error = shape.error if shape.error is not None else shape.message
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message)[:200]
+def _reason(error: msgspec.Raw) -> str:
+    """Return what an error says, or how it begins."""
+    reason = decoded(decode_reason, error)
+    text = decoded(decode_text, error) if reason is None else reason.message
+    return excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text)

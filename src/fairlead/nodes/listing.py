@@ -1,13 +1,28 @@
-"""What a server says of itself, and what we say of it. Fairlead tells more than others."""
+"""What a server says of itself, and what we say of it. Fairlead tells more than others.
+
+Its numbers and names are checked: the queue counts with its seats, and people are shown its names.
+"""
 
 from http import HTTPStatus
-from typing import TypeVar
+from itertools import islice
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from fairlead.nodes.reported import decoded
 from fairlead.nodes.upstream import UpstreamStatistics
 
-Shape = TypeVar("Shape")
+# Largest bodies of `/health`, and of `/v1/models` and `/running`.
+HEALTH_BYTES = 64 * 1024
+LISTING_BYTES = 2 * 1024 * 1024
+MODELS_AT_MOST = 1000
+LONGEST_NAME = 256
+SEATS_AT_MOST = 4096
+JOBS_AT_MOST = 1_000_000
+
+# An answer to a probe: its status and its body.
+Answered = tuple[int, bytes]
 
 
 class RemoteStatus(msgspec.Struct, frozen=True):
@@ -29,44 +44,69 @@ class RemoteStatus(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class Health(msgspec.Struct):
+class ReportedLoad(msgspec.Struct, frozen=True):
+    """The load of a Fairlead: its seats in all, 0 if no model runs, and its jobs per seat, 0…"""
+
+    seats: int
+    load: float
+
+
+class _Health(msgspec.Struct):
     """The answer of Fairlead's `GET /health`: `instance` is another for every server, at every start."""
 
     instance: str | None = None
 
 
-class Listed(msgspec.Struct):
+class _Listed(msgspec.Struct):
     """A model."""
 
     id: str
 
 
-class Listing(msgspec.Struct):
+class _Listing(msgspec.Struct):
     """The answer of `GET /v1/models`."""
 
-    data: list[Listed]
+    data: list[_Listed]
 
 
-class Running(msgspec.Struct):
+class _Running(msgspec.Struct):
     """A line of Fairlead's `GET /running`."""
 
     model: str
-    seats: int
-    sequences: int = 0
-    waiting: int = 0
+    seats: Annotated[int, Meta(ge=0, le=SEATS_AT_MOST)]
+    sequences: Annotated[int, Meta(ge=0, le=JOBS_AT_MOST)] = 0
+    waiting: Annotated[int, Meta(ge=0, le=JOBS_AT_MOST)] = 0
 
 
-HEALTH = msgspec.json.Decoder(Health)
-LISTING = msgspec.json.Decoder(Listing)
-RUNNING = msgspec.json.Decoder(list[Running])
+_decode_health = msgspec.json.Decoder(_Health).decode
+_decode_listing = msgspec.json.Decoder(_Listing).decode
+_decode_running = msgspec.json.Decoder(list[_Running]).decode
 
 
-def decoded(answer: tuple[int, bytes], decoder: "msgspec.json.Decoder[Shape]") -> Shape | None:
-    """Return what the answer says; None if that is something else."""
-    status, body = answer
-    if status != HTTPStatus.OK:
+def instance_of(answer: Answered) -> str | None:
+    """Return the instance that `GET /health` names; None if it names none."""
+    health = decoded(_decode_health, answer[1]) if answer[0] == HTTPStatus.OK else None
+    return None if health is None else health.instance
+
+
+def models_of(answer: Answered) -> frozenset[str] | None:
+    """Return the first `MODELS_AT_MOST` models of `GET /v1/models`; None if the answer is not a list.
+
+    Names that are too long or not printable are left out.
+    """
+    listing = decoded(_decode_listing, answer[1]) if answer[0] == HTTPStatus.OK else None
+    if listing is None:
         return None
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError:
-        return None
+    names = (listed.id for listed in listing.data)
+    usable = (name for name in names if 0 < len(name) <= LONGEST_NAME and name.isprintable())
+    return frozenset(islice(usable, MODELS_AT_MOST))
+
+
+def load_of(answer: Answered) -> ReportedLoad | None:
+    """Return the load from a Fairlead's `GET /running`; None if the answer is not one, or impossible."""
+    running = decoded(_decode_running, answer[1]) if answer[0] == HTTPStatus.OK else None
+    if not running:
+        return None if running is None else ReportedLoad(0, 0.0)
+    seats = max(1, sum(entry.seats for entry in running))
+    taken = sum(entry.sequences + entry.waiting for entry in running)
+    return ReportedLoad(min(seats, SEATS_AT_MOST), taken / seats)

@@ -7,6 +7,7 @@ so) tells its models, seats and load.
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
@@ -14,11 +15,19 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
+from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
 from fairlead.errors import FairleadError, NodeFailed
 from fairlead.job import Job, Relay
 from fairlead.nodes.health import Breaker, Change, watch
-from fairlead.nodes.listing import HEALTH, LISTING, RUNNING, RemoteStatus, Running, decoded
+from fairlead.nodes.listing import (
+    HEALTH_BYTES,
+    LISTING_BYTES,
+    Answered,
+    RemoteStatus,
+    instance_of,
+    load_of,
+    models_of,
+)
 from fairlead.nodes.node import Node, NodeLimits, NodeListener
 from fairlead.nodes.passage import Passage
 from fairlead.nodes.relay import relay
@@ -29,7 +38,7 @@ from fairlead.supervision import FailureBoundary, described, log_failure
 # What a node does not say is no limit of ours: it refuses what it cannot take itself.
 UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
-LISTING_BYTES = 8 * 1024 * 1024
+MODELS_LOGGED = 20
 
 OURSELVES = "it is this server itself"
 
@@ -48,9 +57,10 @@ class RemoteNode:
 
     `names` maps the models it is used for to its own names of them; None: it is asked, and has the same
     names. `seats` None: 1, or what a Fairlead reports. `health` None: nothing but `came_up` and `went_down`
-    says whether it is there, and `run` is not used. `face` is the node of which the listener is told, if this
-    one is only part of it. `ourselves` is what our own `GET /health` says that we are: who says the same is
-    us, by whatever address, and gets no work, which would come back to us for ever.
+    says whether it is there, and `run` is not used. `filters` and `answer_bytes` are as for `relay`. `face`
+    is the node of which the listener is told, if this one is only part of it. `ourselves` is what our own
+    `GET /health` says that we are: who says the same is us, by whatever address, and gets no work, which
+    would come back to us for ever.
 
     `met` is set when it was first asked how it is, whatever came of it.
     """
@@ -64,12 +74,13 @@ class RemoteNode:
         names: Mapping[str, str] | None = None,
         seats: int | None = None,
         filters: FiltersConfig | None = None,
+        answer_bytes: int = ANSWER_BYTES,
         health: HealthConfig | None = None,
         face: Node | None = None,
         ourselves: str | None = None,
     ) -> None:
         self.id = node_id
-        self.models = frozenset(names or ())
+        self._know(frozenset(names or ()))
         self.met = trio.Event()
         self.is_ourselves = False
         self._upstream = upstream
@@ -77,7 +88,7 @@ class RemoteNode:
         self._face: Node = face or self
         self._names = None if names is None else dict(names)
         self._seats = seats
-        self._filters = filters
+        self._pass_on = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
         self._health = health
         self._ourselves = ourselves
         self._breaker = self._new_breaker()
@@ -131,7 +142,7 @@ class RemoteNode:
             id=self.id,
             is_up=self._breaker.is_up,
             is_fairlead=self._is_fairlead,
-            models=tuple(sorted(self.models)),
+            models=self._sorted_models,
             seats=self._limits.seats,
             busy=len(self._running),
             load=self._limits.load,
@@ -185,7 +196,7 @@ class RemoteNode:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with passage.scope:
-                await relay(self._upstream, job, asked, passage, model=model, filters=self._filters)
+                await self._pass_on(job, asked, passage, model=model)
                 self._breaker.requested(well=True)
         except LocalShortage as error:
             passage.fail(error)  # which says nothing of the node
@@ -235,9 +246,8 @@ class RemoteNode:
         if answer[0] in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
             self._probe_path = "/v1/models" if self._probe_path == "/health" else "/health"
             answer = await self._get(self._probe_path)
-        told = decoded(answer, HEALTH)
-        says = None if told is None else told.instance
-        self._recognise(is_ourselves=says is not None and says == self._ourselves)
+        instance = instance_of(answer)
+        self._recognise(is_ourselves=instance is not None and instance == self._ourselves)
         return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_ourselves
 
     def _problem(self) -> str | None:
@@ -253,27 +263,31 @@ class RemoteNode:
     async def _look(self) -> None:
         """Ask for models, seats and load, as far as we are to ask."""
         before = (self.models, self._limits)
-        running: list[Running] | None = None
+        load = None
         if self._is_fairlead:
-            running = decoded(await self._get("/running"), RUNNING)
-            self._is_fairlead = running is not None
-        if running:
-            seats = sum(entry.seats for entry in running)
-            taken = sum(entry.sequences + entry.waiting for entry in running)
-            self._limits = self._limits_of(max(1, seats), load=taken / max(1, seats))
+            load = load_of(await self._get("/running"))
+            self._is_fairlead = load is not None
+        if load is not None and load.seats:
+            self._limits = self._limits_of(load.seats, load=load.load)
         else:
             self._limits = msgspec.structs.replace(self._limits, load=None)
         if self._names is None:
-            listing = decoded(await self._get("/v1/models"), LISTING)
-            if listing is not None:
-                self.models = frozenset(listed.id for listed in listing.data)
+            models = models_of(await self._get("/v1/models"))
+            if models is not None and models != self.models:
+                self._know(models)
         if self._breaker.is_up and before != (self.models, self._limits):
             self._listener.seats_changed(self._face, self._limits)
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    def _know(self, models: frozenset[str]) -> None:
+        self.models = models
+        # Kept sorted: a snapshot of the fleet asks for the list once for each model in it.
+        self._sorted_models = tuple(sorted(models))
+
+    async def _get(self, path: str) -> Answered:
         async with self._upstream.exchange("GET", path) as answer:
             self._probe_answered = True
-            return answer.head.status, await answer.read_all(LISTING_BYTES)
+            most = HEALTH_BYTES if path == "/health" else LISTING_BYTES
+            return answer.head.status, await answer.read_all(most)
 
     def _probed(self, well: bool) -> None:
         assert self._health is not None
@@ -304,7 +318,8 @@ class RemoteNode:
         self._ups += change == "up"
         self._downs += change == "down"
         if change == "up":
-            logger.info("node up", node=self.id, models=sorted(self.models), seats=self._limits.seats)
+            models = [*self._sorted_models[:MODELS_LOGGED]]
+            logger.info("node up", node=self.id, models=models, seats=self._limits.seats)
             self._is_reported = True
             self._listener.node_up(self._face, self._limits)
         elif change == "down":
@@ -335,6 +350,7 @@ def remote_node(
         names=names,
         seats=seats,
         filters=config.filters,
+        answer_bytes=config.answer_bytes,
         health=health,
         ourselves=ourselves,
     )

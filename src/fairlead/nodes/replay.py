@@ -10,7 +10,11 @@ from fairlead.errors import FairleadError, NodeFailed
 from fairlead.job import Delta
 from fairlead.nodes.event_splitter import split_events
 from fairlead.nodes.events import read_event, without_beginning
+from fairlead.nodes.reported import excerpt
 from fairlead.nodes.sink import Room, Sink
+
+# Characters of each text that are shown of a difference.
+SHOWN_LENGTH = 40
 
 
 class Recorded:
@@ -200,7 +204,8 @@ class _Sent:
             return text, False
         length = min(len(left), len(text))
         if left[:length] != text[:length]:
-            raise _Differs(f"{text[:length]!r} came instead of {left[:length]!r}")
+            came, sent = (excerpt(said[:length], SHOWN_LENGTH) for said in (text, left))
+            raise _Differs(f"{came!r} came instead of {sent!r}")
         self._text_at += length
         return text[length:], True
 

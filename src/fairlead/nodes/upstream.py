@@ -9,7 +9,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,13 +19,15 @@ from fairlead.errors import NodeFailed, NodeFull
 from fairlead.nodes.answer_parser import AnswerParser, BadAnswer, Head
 from fairlead.nodes.connection import Clock, Connection, is_local_shortage, reason_of, told
 from fairlead.nodes.links import connect
+from fairlead.nodes.request_head import RequestHeads
+
+# How much of a body is read and dropped to keep its connection; beyond that a new connection is cheaper.
+DRAIN_BYTES = 64 * 1024
 
 # Unused connections that are kept: each takes a descriptor, here and there.
 MOST_IDLE = 32
 
-_PATH = re.compile(r"/[!-~]*")
 _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
-_HEADER_VALUE = re.compile(r"[ -~]*")
 
 
 class UpstreamFailed(NodeFailed):
@@ -34,6 +36,10 @@ class UpstreamFailed(NodeFailed):
 
 class LocalShortage(UpstreamFailed, NodeFull):
     """This machine has no descriptor or memory left for a connection: that says nothing of the server."""
+
+
+class AnswerTooLarge(UpstreamFailed):
+    """The server's answer is larger than the caller accepts."""
 
 
 class UpstreamTimeouts(msgspec.Struct, frozen=True):
@@ -96,13 +102,28 @@ class Answer:
         await until()
 
     async def read_all(self, most_bytes: int) -> bytes:
-        """Return the rest of the body. Raises `UpstreamFailed`, also when it is longer than that."""
+        """Return the rest of the body. Raises `UpstreamFailed`.
+
+        Raises `AnswerTooLarge` for more than `most_bytes`, without reading if the length is announced.
+        """
+        too_large = AnswerTooLarge(f"{self._name} sent more than {most_bytes} bytes")
+        if (self._connection.parser.length or 0) > most_bytes:
+            raise too_large
         body = bytearray()
         while piece := await self.read():
+            if len(body) + len(piece) > most_bytes:
+                body.clear()  # the error outlives it, and refers to it
+                raise too_large
             body += piece
-            if len(body) > most_bytes:
-                raise UpstreamFailed(f"{self._name} sent more than {most_bytes} bytes")
         return bytes(body)
+
+    async def drain(self, within_s: float) -> None:
+        """Read and drop the rest, so that the connection can be reused; give up if it is long or late."""
+        self._clock.hold()
+        parser, left = self._connection.parser, DRAIN_BYTES
+        with trio.move_on_after(within_s), suppress(OSError, BadAnswer):
+            while not parser.is_complete and left > 0:
+                left -= len(await self._connection.receive())
 
 
 class Upstream:
@@ -131,10 +152,10 @@ class Upstream:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         # Many write the URL as they do for clients, with what all paths begin with.
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        self._heads = RequestHeads(parts.netloc, base=base, api_key=api_key)
         self._capacity = capacity
         self._timeouts = timeouts or UpstreamTimeouts()
-        self._head = self._standing_head(parts.netloc, api_key)
         self._idle: deque[Connection] = deque()
         self._busy = 0
         self._opened = 0
@@ -158,7 +179,7 @@ class Upstream:
         Of `headers`, which come from clients, those are left out that are empty or no header may have. Raises
         `UpstreamFailed`, within the block too.
         """
-        request = self._request(method, path, body, {"Accept": accept, **(headers or {})})
+        request = self._heads.request(method, path, body, {"Accept": accept, **(headers or {})})
         # A loop, because others may take the place before a task that was woken for it gets to run.
         while self._busy >= self._capacity:
             await self._waits.park()
@@ -266,28 +287,6 @@ class Upstream:
             self._idle.append(connection)
         else:
             connection.link.close()
-
-    # The request's head ------------------------------------------------------------------------------
-
-    def _standing_head(self, host: str, api_key: str | None) -> bytes:
-        lines = [f"Host: {host}", "User-Agent: fairlead"]
-        if api_key is not None:
-            lines.append(f"Authorization: Bearer {api_key}")
-        for line in lines:
-            if _HEADER_VALUE.fullmatch(line) is None:
-                raise ValueError("the URL or the API key has characters that no header may have")
-        return "".join(f"{line}\r\n" for line in lines).encode("ascii")
-
-    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        if _PATH.fullmatch(path) is None:
-            raise ValueError(f"{path!r} is no path")
-        head = f"{method} {self._base}{path} HTTP/1.1\r\n"
-        for name, value in headers.items():
-            if value and _HEADER_VALUE.fullmatch(value) is not None:
-                head += f"{name}: {value}\r\n"
-        if body or method == "POST":
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        return b"%s%s\r\n%s" % (head.encode("ascii"), self._head, body)
 
 
 class _Held:

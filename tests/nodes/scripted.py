@@ -1,0 +1,127 @@
+"""A server that sends what a test says, byte for byte, over connections that are none: without a socket.
+
+The whole client is under test, from the pool of connections up. Sources may be endless: a connection counts
+what was read of it (`read_bytes`), and whether it was closed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
+
+import trio
+
+from fairlead.config import HealthConfig
+from fairlead.nodes import upstream as module
+from fairlead.nodes.remote_node import RemoteNode
+from fairlead.nodes.upstream import Upstream
+from nodes.listening import Listening
+
+# A number among the pieces is a pause in seconds.
+Answer = Callable[[bytes], Iterable[bytes | float]]
+
+WELL = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"well"}}]}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+class ScriptedLink:
+    """One connection: each request is answered with what the server says; then it is closed from afar."""
+
+    def __init__(self, server: "ScriptedServer") -> None:
+        self._server = server
+        self._pieces: Iterator[bytes | float] = iter(())
+        self.read_bytes = 0
+        self.is_closed = False
+
+    async def send(self, data: bytes) -> None:
+        self._server.requests.append(data)
+        self._pieces = iter(self._server.answer(data))
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        piece = next(self._pieces, b"")
+        while isinstance(piece, float):
+            await trio.sleep(piece)
+            piece = next(self._pieces, b"")
+        self.read_bytes += len(piece)
+        return piece
+
+    def is_stale(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ScriptedServer:
+    """`answer` makes an answer of a request, in pieces; it may be changed. `links` are all connections."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[bytes] = []
+        self.links: list[ScriptedLink] = []
+
+    @property
+    def open_links(self) -> int:
+        return sum(not link.is_closed for link in self.links)
+
+    async def connect(self, *_address: Any) -> ScriptedLink:
+        await trio.lowlevel.checkpoint()
+        self.links.append(ScriptedLink(self))
+        return self.links[-1]
+
+
+@contextmanager
+def scripted(answer: Answer) -> Iterator[ScriptedServer]:
+    """Every connection that a pool opens within the block is one to this server."""
+    server, connect = ScriptedServer(answer), module.connect
+    module.connect = server.connect  # type: ignore[assignment]
+    try:
+        yield server
+    finally:
+        module.connect = connect
+
+
+def node(listener: Any = None, *, failures: int | None = None, **options: Any) -> RemoteNode:
+    """A node that is up and that nobody probes; with `failures`, its breaker opens after so many."""
+    upstream = Upstream("http://127.0.0.1:1", name="far")
+    health = None if failures is None else HealthConfig(failures=failures)
+    options = {"names": {"m": "m"}, "seats": 4, **options}
+    made = RemoteNode("far", upstream, listener or Listening(), health=health, **options)
+    made.came_up()
+    return made
+
+
+# What it sends ---------------------------------------------------------------------------------------
+
+
+def head(kind: str | None = "application/json", *lines: str, status: str = "200 OK") -> bytes:
+    """The head of an answer."""
+    kinds = [] if kind is None else [f"Content-Type: {kind}"]
+    return "\r\n".join([f"HTTP/1.1 {status}", *kinds, *lines, "", ""]).encode("latin-1")
+
+
+def whole(body: bytes, kind: str | None = "application/json", *lines: str, status: str = "200 OK") -> bytes:
+    """An answer with a length."""
+    return head(kind, *lines, f"Content-Length: {len(body)}", status=status) + body
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+STREAM_HEAD = head("text/event-stream", "Transfer-Encoding: chunked")
+
+
+def stream(*events: bytes) -> bytes:
+    """A whole stream."""
+    return STREAM_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n"
+
+
+def endless(event: bytes, *before: bytes) -> Iterator[bytes]:
+    """A stream that has no end, in pieces of about 8 KiB."""
+    return chain([STREAM_HEAD, *map(chunk, before)], repeat(chunk(event * max(1, 8192 // len(event)))))

@@ -1,0 +1,188 @@
+"""Answers without end cost little memory, end with an error, and leave their node able to serve again."""
+
+import gc
+import tracemalloc
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.config import HealthConfig, NodeConfig
+from fairlead.errors import NodeFailed, NodeRefused
+from fairlead.nodes.remote_node import remote_node
+from nodes.listening import Listening, generated, ready_node, relayed_job, stub
+from nodes.scripted import (
+    STREAM_HEAD,
+    WELL,
+    chunk,
+    endless,
+    head,
+    node,
+    scripted,
+    stream,
+    whole,
+)
+
+ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
+MOST = 100_000
+
+BEGUN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+ENDED = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+NO_LENGTH = head("application/json", "Connection: close")
+JSON_CHUNKED = head("application/json", "Transfer-Encoding: chunked")
+
+# What is sent, and how it ends; and whether it streams.
+ENDLESS = {
+    "whole": (lambda: chain([NO_LENGTH], repeat(b"x" * 8192)), "more than 100000 bytes", False),
+    "whole, announced": (
+        lambda: chain([head("application/json", f"Content-Length: {10**12}")], repeat(b"x" * 8192)),
+        "more than 100000 bytes",
+        False,
+    ),
+    "whole, in tiny pieces": (lambda: chain([NO_LENGTH], repeat(b"x" * 64)), "more than 100000 bytes", False),
+    "whole, in chunks of a byte": (
+        lambda: chain([JSON_CHUNKED], repeat(chunk(b"x") * 1000)),
+        "chunks of next to nothing",
+        False,
+    ),
+    "head": (lambda: chain([b"HTTP/1.1 200 OK\r\n"], repeat(b"X: y\r\n" * 1000)), "a head of more", True),
+    "header": (lambda: chain([b"HTTP/1.1 200 OK\r\nX: "], repeat(b"y" * 8192)), "a head of more", True),
+    "headers": (
+        lambda: [b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000 + b"\r\n"],
+        "a head of more|more than 200 headers",
+        True,
+    ),
+    "interim heads": (lambda: repeat(b"HTTP/1.1 103 Hints\r\n\r\n"), "status 103", True),
+    "first line": (lambda: repeat(b"HTTP/1.1 200 " + b"K" * 8192), "a head of more", True),
+    "event": (lambda: endless(b"x", b"data: "), "an event of more than 100000 bytes", True),
+    "event, in tiny pieces": (
+        lambda: chain([head("text/event-stream", "Connection: close"), b"data: "], repeat(b"x" * 64)),
+        "an event of more than 100000 bytes",
+        True,
+    ),
+    "event of many lines": (lambda: endless(b"data: x\n"), "an event of more than 100000 bytes", True),
+    "comment": (lambda: endless(b"x", b":"), "an event of more than 100000 bytes", True),
+    "comments": (lambda: endless(b": x\n\n"), "events that say nothing", True),
+    "comments after a token": (lambda: endless(b": x\n\n", BEGUN), "events that say nothing", True),
+    "empty events": (lambda: endless(b"\n\n"), "events that say nothing", True),
+    "unreadable events": (lambda: endless(b"data: {\n\n", BEGUN), "events that say nothing", True),
+    "events without a token": (
+        lambda: endless(b'data: {"choices":[]}\n\n'),
+        "more than 100000 bytes before or after its answer",
+        True,
+    ),
+    "large events without a token": (
+        lambda: endless(b'data: {"choices":[], "x": "%s"}\n\n' % (b"y" * 9000)),
+        "more than 100000 bytes before or after its answer",
+        True,
+    ),
+    "events after the end": (
+        lambda: endless(b'data: {"choices":[]}\n\n', BEGUN, ENDED),
+        "more than 100000 bytes before or after its answer",
+        True,
+    ),
+    "tokens after the end": (
+        lambda: endless(BEGUN, BEGUN, ENDED),
+        "more than 100000 bytes before or after its answer",
+        True,
+    ),
+    "chunk extension": (
+        lambda: chain([STREAM_HEAD, b"1;"], repeat(b"e" * 8192)),
+        "a chunk without a size",
+        True,
+    ),
+    "chunk extensions": (
+        lambda: chain([STREAM_HEAD], repeat(b"1;" + b"e" * 1000 + b"\r\n:\r\n")),
+        "chunks of next to nothing",
+        True,
+    ),
+    "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "a chunk without a size", True),
+    "trailers": (lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)), "trailers of", True),
+    "chunk": (
+        lambda: chain([STREAM_HEAD, b"fffffffffffffff\r\n"], repeat(b"x" * 8192)),
+        "an event of more than 100000 bytes",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+async def test_what_has_no_end_is_ended_with_little_read_and_little_held(name):
+    answer, says, streams = ENDLESS[name]
+    with scripted(lambda _request: answer()) as server:
+        far = node(answer_bytes=MOST)
+        job = relayed_job(stream=streams)
+        await generated(far, job)  # so that what is made once is there
+        gc.collect()
+        tracemalloc.start()
+        got = await generated(far, job)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert isinstance(got.error, NodeFailed)
+        assert [link.read_bytes for link in server.links if link.read_bytes > 700_000] == []
+        assert server.open_links == 0
+        assert peak_bytes < 2_000_000
+        with pytest.raises(NodeFailed, match=says):
+            raise got.error
+
+        server.answer = lambda _request: [stream(WELL)]
+        got = await generated(far, relayed_job())
+        assert (got.error, got.raw) == (None, WELL)
+        assert server.open_links == 1
+        assert far.status().connections.busy == 0
+
+
+async def test_what_comes_after_the_end_of_a_stream_is_dropped_and_its_connection_too():
+    with scripted(lambda _request: endless(b"x" * 8192, WELL)) as server:
+        got = await generated(node(), relayed_job())
+        assert (got.error, got.raw) == (None, WELL)
+        assert server.links[0].read_bytes < 200_000
+        assert server.open_links == 0
+
+
+async def test_comments_now_and_then_do_not_end_a_stream_that_says_something():
+    said = b'data: {"choices":[{"text":"a"}]}\n\n'
+    events = [(b": still here\n\n" * 9 + said) * 20] * 100
+    with scripted(lambda _request: [stream(*events, WELL)]):
+        got = await generated(node(), relayed_job())
+    assert got.error is None
+    assert got.text() == "a" * 2000 + "well"
+
+
+@pytest.mark.parametrize(("answer_bytes", "is_taken"), [(len(ANSWER), True), (len(ANSWER) - 1, False)])
+async def test_the_bound_of_an_answer_is_configured(answer_bytes, is_taken):
+    config = NodeConfig(id="far", url="http://127.0.0.1:1", models=("m",), answer_bytes=answer_bytes)
+    with scripted(lambda _request: [whole(ANSWER)]):
+        far = remote_node(config, Listening(), HealthConfig())
+        far.came_up()
+        got = await generated(far, relayed_job(stream=False))
+    assert (got.error is None) == is_taken
+
+
+async def test_descriptors_and_tasks_are_what_they_were():
+    async with stub() as server:
+        far = ready_node(server, answer_bytes=1000)
+        await generated(far, relayed_job())
+        before = open_descriptors(), trio.lowlevel.current_statistics().tasks_living
+        for how in ("gone", "reset", "garbage", "kind", "gzip", "half", "broken", "bad_chunk", "endless"):
+            for streams in (False, True):
+                await generated(far, relayed_job(stream=streams, stub={"how": how, "after": 4}))
+        await generated(far, relayed_job())
+        while server.connections > 1:
+            await trio.lowlevel.checkpoint()
+        assert (open_descriptors(), trio.lowlevel.current_statistics().tasks_living) == before
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_refusal_without_end_is_read_no_further_than_its_bound():
+    answer = head("application/json", "Connection: close", status="413 Too Large")
+    with scripted(lambda _request: chain([answer], repeat(b" " * 8192))) as server:
+        got = await generated(node(), relayed_job())
+        assert server.links[0].read_bytes < 1_100_000
+        assert server.open_links == 0
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.status, got.error.body) == (413, b"")

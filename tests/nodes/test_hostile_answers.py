@@ -1,0 +1,269 @@
+"""Answers that are none of the dialect's, or lie about themselves, cost their job only."""
+
+import pytest
+
+from fairlead.errors import NodeRefused
+from fairlead.nodes.relayed_stream import RelayFailed
+from fairlead.nodes.upstream import UpstreamFailed
+from nodes.listening import Listening, generated, relayed_job
+from nodes.scripted import (
+    WELL,
+    head,
+    node,
+    scripted,
+    whole,
+)
+
+ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
+PAGE = b"<html><script>alert(document.domain)</script></html>"
+MOST = 100_000
+
+# What kind of answer it is ------------------------------------------------------------------------------
+
+
+async def asked(answer: bytes, *, streams: bool = False):
+    """What becomes of a job that is answered so."""
+    with scripted(lambda _request: [answer]) as server:
+        got = await generated(node(), relayed_job(stream=streams))
+        assert len(server.requests) == 1
+    return got
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        "application/json;charset=iso-8859-1",
+        "application/json ; boundary=x",
+    ],
+)
+async def test_json_is_taken_with_any_parameters(kind):
+    got = await asked(whole(ANSWER, kind))
+    assert (got.error, got.raw) == (None, ANSWER)
+
+
+FOREIGN = [
+    "text/html",
+    "text/html; charset=application/json",
+    "text/plain",
+    "image/svg+xml",
+    "application/xhtml+xml",
+    "application/octet-stream",
+    "application/x-ndjson",
+    "application/json-seq",
+    "application/jsonp",
+    "application/problem+json",
+    "multipart/mixed; boundary=application/json",
+    "application/json, text/html",
+    "text/html, application/json",
+    '"application/json"',
+    "json",
+    ";application/json",
+    "",
+    None,
+]
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
+async def test_any_other_type_is_the_nodes_failure(kind, streams, body):
+    got = await asked(whole(body, kind), streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+    assert (got.error.status, got.error.code) == (502, "node_failed")
+    assert "instead of" in got.error.message
+    assert got.error.message.isprintable()
+
+
+async def test_two_content_types_are_none():
+    got = await asked(whole(ANSWER, "application/json", "Content-Type: text/html"))
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "streams"), [(whole(ANSWER), True), (whole(WELL, "text/event-stream"), False)]
+)
+async def test_an_answer_in_the_wrong_form_of_the_dialect_says_nothing_of_the_nodes_health(answer, streams):
+    got = await asked(answer, streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "x", "identity, gzip"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_encoding_that_nobody_asked_for_is_the_nodes_failure(encoding, streams):
+    kind = "text/event-stream" if streams else "application/json"
+    got = await asked(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        *("100", "101", "102", "103", "199", "201", "202", "203", "204", "205", "206", "226"),
+        *("300", "301", "302", "303", "304", "307", "308", "399", "600", "999", "000", "099", "20", "2000"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_any_status_but_200_and_those_of_errors_is_the_nodes_failure(status, streams):
+    answer = whole(ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd")
+    got = await asked(answer, streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        whole(b""),
+        head("application/json", "Connection: close"),
+        head("application/json", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    ],
+)
+async def test_an_empty_answer_is_the_nodes_failure(answer):
+    got = await asked(answer)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length: 1000"],
+        ["Content-Length: -1"],
+        ["Content-Length: +45"],
+        ["Content-Length: 4 5"],
+        ["Content-Length: 45", "Content-Length: 46"],
+        ["Content-Length: 45, 45, 46"],
+        ["Content-Length: " + "9" * 30],
+        ["Content-Length: ４５".encode().decode("latin-1")],
+        ["Transfer-Encoding: chunked", "Content-Length: 45"],
+        ["Transfer-Encoding: chunked, chunked"],
+        ["Transfer-Encoding: xchunked"],
+        ["Transfer-Encoding : chunked"],
+    ],
+)
+async def test_a_length_that_is_not_the_bodys_is_the_nodes_failure(lines):
+    got = await asked(head("application/json", *lines) + ANSWER)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PAGE,
+        b"[]",
+        b"null",
+        b'"hi"',
+        b'{"choices": [NaN]}',
+        b'{"choices": ' + b"[" * 50_000,
+        b'{"choices": [{"message": {"content": "hi"}}]',
+        b"\xff\xfe",
+        b" ",
+    ],
+)
+async def test_a_body_that_is_no_json_object_fails_its_job(body):
+    got = await asked(whole(body))
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [], "choices": 5, "choices": [[]]}',
+        b'{"choices": [{"message": {"content": "\\ud83d\\ude00"}}], "x": ' + b"[" * 50 + b"]" * 50 + b"}",
+        b'{"choices": [], "usage": {"completion_tokens": NaN}}'.replace(b"NaN", b"9" * 5000),
+        b'{"\xff": 1, "choices": []}',
+    ],
+)
+async def test_an_odd_object_passes_as_it_came(body):
+    got = await asked(whole(body))
+    assert (got.error, got.raw) == (None, body)
+
+
+async def test_an_error_with_status_200_is_no_success():
+    got = await asked(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+    assert got.error.message == "far failed: no credit  left"
+
+
+# Refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
+async def test_what_an_api_says_of_a_bad_request_passes_as_it_came(kind):
+    body = b'{"error":  {"message": "no such tool"}}'
+    got = await asked(whole(body, kind, status="422 Odd"))
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.status, got.error.body) == (422, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PAGE, "text/html"),
+        (ANSWER, "text/html"),
+        (PAGE, "application/json"),
+        (PAGE, "text/plain"),
+        (PAGE, None),
+        (b'["x"]', "application/json"),
+        (b'{"error": "\xff"}', "application/json"),
+        (b'{"error": ' + b"[" * 50_000, "application/json"),
+        (b'{"error": NaN}', "application/json"),
+        (b"", "application/json"),
+        (ANSWER, "application/xhtml+xml"),
+        (ANSWER, "image/svg+json"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams):
+    got = await asked(whole(body, kind, status="400 Bad"), streams=streams)
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.status, got.error.body) == (400, b"")
+    assert got.error.message.startswith("far answered 400")
+    assert got.error.message.isprintable()
+    assert len(got.error.message) < 250
+
+
+async def test_a_refusal_in_an_encoding_is_not_passed_on():
+    got = await asked(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.message, got.error.body) == ("far answered 400", b"")
+
+
+# What counts against the node ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_down"),
+    [
+        (whole(PAGE, "text/html"), True),
+        (whole(ANSWER, None), True),
+        (whole(b"", status="302 Found"), True),
+        (whole(b"", status="204 None"), True),
+        (whole(b""), True),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
+        # What a request itself may bring about must not take the node from all others.
+        (whole(b'{"a": "%s"}' % (b"x" * MOST)), False),
+        (whole(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
+        (whole(b'{"a": NaN}'), False),
+        (whole(PAGE, "text/html", status="400 Bad"), False),
+        (whole(PAGE, "text/html", status="500 Bad"), False),
+    ],
+)
+async def test_three_answers_that_no_request_could_cause_take_the_node_out(answer, is_down):
+    listener = Listening()
+    with scripted(lambda _request: [answer]):
+        far = node(listener, failures=3, answer_bytes=MOST)
+        for _ in range(3):
+            assert far.status().is_up
+            await generated(far, relayed_job(stream=False))
+    assert far.status().is_up == (not is_down)
+    assert ("down", "far") in listener.reports or not is_down
