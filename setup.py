@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 Options.warning_errors = True
 
-KERNELS = ("fairqueue", "inputbatch", "slotmap", "blockpool", "cpustep")
+KERNELS = ("fairqueue", "inputbatch", "slotmap", "blockpool", "cpustep", "jsoncount")
 
 # Kernels with C of their own beside them, in a directory of their name: how that is compiled. No flag names
 # an instruction set: the files say themselves what they are for, and which one runs is chosen as it runs.

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 import trio
 
+from fairlead import interpreter
 from fairlead.api.exchange import unwrap
 from fairlead.api.routes import create_app
 from fairlead.api.server import bind, serve_http
@@ -53,6 +54,7 @@ class Announcer(Protocol):
 
 def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 good, 1 failed, 2 bad configuration."""
+    interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
     with logs.log_streams():
         logs.configure(json=config.log_json, level=config.log_level)

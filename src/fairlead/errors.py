@@ -81,7 +81,7 @@ class MethodNotAllowed(FairleadError):
 
 
 class BodyTooLarge(FairleadError):
-    """Over `limits.bodyBytes`."""
+    """Over `limits.bodyBytes` or `limits.bodiesBytes`."""
 
     status = 413
     code = "body_too_large"
@@ -109,6 +109,13 @@ class NoQueue(FairleadError):
 
     status = 429
     code = "no_queue"
+
+
+class BodiesFull(FairleadError):
+    """The bodies in memory come to `limits.bodiesBytes`, and its tenant has more of them than others."""
+
+    status = 429
+    code = "bodies_full"
 
 
 class RateLimited(FairleadError):

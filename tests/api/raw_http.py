@@ -27,6 +27,13 @@ SHORT = Limits(
 )
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that sets no event."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
 class Answer(NamedTuple):
     """One answer as it came; `whole` if its framing says so."""
 

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from fairlead.api import prepare
+from fairlead.api import answers, prepare
 from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Delta, Sampling, TokenLogprob
 
@@ -128,6 +128,42 @@ async def test_logprobs_come_with_their_tokens_and_bytes(client, chat, model):
         (top["token"], top["logprob"]) for top in first["top_logprobs"]
     ]
     assert second["logprob"] == -9999.0
+
+
+async def test_a_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
+    client.gateway.script = with_logprobs
+    whole = (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
+    monkeypatch.setattr(answers, "MANY_LOGPROBS", 1)
+    threads = []
+    write = answers.chat_completion
+    monkeypatch.setattr(
+        answers,
+        "chat_completion",
+        lambda *given, **options: threads.append(threading.current_thread()) or write(*given, **options),
+    )
+    assert whole == (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
+    assert [threading.current_thread()] != threads
+
+
+async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, monkeypatch):
+    def all_at_once(job):
+        (first,), (second,) = with_logprobs(job)
+        return [[first, second]]
+
+    client.gateway.script = all_at_once
+    wanted = chat(logprobs=True, top_logprobs=2, stream=True)
+    events = (await client.post(CHAT, wanted)).chunks[1:]
+    monkeypatch.setattr(answers, "MANY_LOGPROBS", 1)
+    threads = []
+    write = answers.ChatChunks.write
+    monkeypatch.setattr(
+        answers.ChatChunks,
+        "write",
+        lambda *given: threads.append(threading.current_thread()) or write(*given),
+    )
+    in_thread = (await client.post(CHAT, wanted)).chunks[1:]
+    assert [event["choices"] for event in events] == [event["choices"] for event in in_thread]
+    assert threading.current_thread() not in threads[:1]
 
 
 async def test_streamed_logprobs_are_those_of_the_whole_answer(client, chat):

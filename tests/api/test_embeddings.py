@@ -11,7 +11,7 @@ import trio
 from openai.types import CreateEmbeddingResponse
 
 from api.conftest import FakeFleet
-from fairlead.api import embeddings
+from fairlead.api import answers, embeddings
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_ends_its_job(client, autojump_clock, steps):
 
 
 async def test_a_large_answer_is_written_while_others_have_their_turn(client, monkeypatch):
-    monkeypatch.setattr(embeddings, "MANY_NUMBERS", 2 * WIDTH)
+    monkeypatch.setattr(answers, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
     threads = []
     run_sync = trio.to_thread.run_sync
 

@@ -9,6 +9,7 @@ from msgspec.json import Decoder
 
 from fairlead.api.body import parse
 from fairlead.api.schemas import ChatCompletionRequest
+from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
 
 CHAT = "/v1/chat/completions"
@@ -241,7 +242,7 @@ json_values = st.recursive(
 
 def outcome(body: bytes) -> ChatCompletionRequest | InvalidRequest:
     try:
-        return parse(body, decoder)
+        return parse(body, decoder, Limits())
     except InvalidRequest as error:
         return error
 

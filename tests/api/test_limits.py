@@ -157,6 +157,31 @@ def test_an_answer_is_charged_once_however_often_it_is_counted():
     assert "70" == quota.headers(1.0)["x-ratelimit-remaining-tokens"]
 
 
+def test_an_estimate_is_replaced_by_what_was_counted():
+    quota = Quota(KeyLimits(tokens_per_minute=100))
+    other = quota.admit(prompt_tokens=10, now_s=0.0)
+    charge = quota.admit(prompt_tokens=50, is_estimate=True, now_s=0.0)
+    charge.settle(20, 0.5)
+    assert "70" == quota.headers(0.5)["x-ratelimit-remaining-tokens"]
+    charge.settle(80, 2.0)
+    assert "10" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+    charge.refund()
+    assert "90" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+    other.refund()
+    assert "100" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+
+
+def test_a_check_charges_nothing_and_refuses_what_could_not_be_admitted():
+    quota = Quota(KeyLimits(requests_per_minute=1, concurrent=1))
+    quota.check(now_s=0.0)
+    charge = quota.admit(prompt_tokens=10, now_s=0.0)
+    for end in (lambda: None, charge.end):
+        end()
+        with pytest.raises(RateLimited):
+            quota.check(now_s=1.0)
+    quota.check(now_s=60.0)
+
+
 # Over HTTP -----------------------------------------------------------------------------------------
 
 

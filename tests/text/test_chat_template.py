@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text import chat_template
-from fairlead.text.chat_template import ChatTemplate
+from fairlead.text.chat_template import MAX_ARGUMENT_VALUES, ChatTemplate
 from text.vocabularies import library
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -357,3 +357,18 @@ def test_a_template_that_is_not_utf_8_is_named(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(LoadFailed, match=r"chat_template\.jinja cannot be read"):
         ChatTemplate.load(tmp_path)
+
+
+def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(monkeypatch):
+    def calling(*arguments):
+        calls = [{"type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
+        return [{"role": "assistant", "content": None, "tool_calls": calls}]
+
+    half = "[" + "1," * (MAX_ARGUMENT_VALUES // 2 - 2) + "1]"
+    source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | length }} {% endfor %}"
+    length = MAX_ARGUMENT_VALUES // 2 - 1
+    assert f"{length} {length} " == rendered(source, calling(half, half))
+    monkeypatch.setattr("fairlead.text.chat_template.json", None)  # nothing may ask for it
+    with pytest.raises(InvalidRequest, match="JSON values") as caught:
+        rendered(source, calling(half, half, "1"))
+    assert "messages" == caught.value.param

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import InvalidRequest, LoadFailed
-from fairlead.text.tokenizer import Tokenizer
+from fairlead.text.tokenizer import MANY_IDS, Tokenizer
 from text.vocabularies import MAKES, library, loaded
 
 
@@ -155,6 +155,53 @@ def test_a_file_of_another_form_is_named(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(LoadFailed, match=r"tokenizer\.json is broken"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", MAKES)
+@given(text=st.text(max_size=400) | st.text("the quick😀日本語 \n", max_size=400))
+def test_a_text_that_fits_is_never_said_not_to(name, text):
+    """Cuts every 60 characters, and allows for few tokens a cut: the real allowance is larger."""
+    tokenizer = loaded(name)
+    most = len(tokenizer.encode(text, add_special_tokens=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairlead.text.tokenizer.SURE_BYTES_A_TOKEN", 0)
+        patch.setattr("fairlead.text.tokenizer.PIECE_CHARS", 60)
+        patch.setattr("fairlead.text.tokenizer.TOKENS_A_CUT", 8)
+        if len(text) <= most * tokenizer.longest_token_chars:  # else a normalizer has thrown most of it away
+            assert tokenizer.may_fit(text, most)
+
+
+def test_a_text_that_does_not_fit_is_not_encoded_to_its_end(monkeypatch):
+    tokenizer = loaded("byte_level")
+    monkeypatch.setattr(tokenizer, "longest_token_chars", 10**6, raising=False)
+    counted = []
+    library = tokenizer._tokenizer
+
+    class Spy:
+        def encode_batch_fast(self, texts, **options):
+            counted.extend(map(len, texts))
+            return library.encode_batch_fast(texts, **options)
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Spy())
+    assert not tokenizer.may_fit("x" * 10_000_000, 4096)
+    assert sum(counted) < 100_000
+
+
+def test_whether_a_short_text_may_fit_is_said_without_encoding_it(monkeypatch):
+    tokenizer = loaded("byte_level")
+    monkeypatch.setattr(tokenizer, "_tokenizer", None)
+    assert tokenizer.may_fit("x" * 4 * 4096, 4096)
+    assert not tokenizer.may_fit("x" * (4096 * tokenizer.longest_token_chars + 1), 4096)
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_many_ids_are_decoded_like_few(name):
+    tokenizer = loaded(name)
+    ids = tokenizer.encode("The quick brown fox, naïve 日本語 😀 </s> " * 50)
+    assert len(ids) > MANY_IDS
+    for skip in (True, False):
+        expected = library(name).decode(ids, skip_special_tokens=skip)
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
 def test_other_threads_run_while_a_long_text_is_encoded():

@@ -12,6 +12,7 @@ The tenant, between whom there is fairness, is, in this order:
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -23,6 +24,7 @@ from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
 USER_HEADER = "X-OpenWebUI-User-Id"
+ADDRESSES_REMEMBERED = 1024
 
 
 class Access:
@@ -118,6 +120,7 @@ def _presented_key(headers: Headers) -> str | None:
     return headers.get("x-api-key") or None
 
 
+@lru_cache(ADDRESSES_REMEMBERED)
 def _network(address: str | None) -> str:
     """One client has a whole /64 of IPv6 addresses, and must not be a new tenant with each of them."""
     try:

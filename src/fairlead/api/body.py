@@ -2,23 +2,37 @@
 
 msgspec reads strictly and fast, and is the only parser of bodies that are good. Only when it refuses one
 is the body read again, by the slower standard parser, to find out where it is wrong.
+
+A parser holds the GIL while it makes objects, and 16 MB can become eight million of them: for that long no
+stream gets its next token. So the values of a body that may have too many are counted first, which makes
+none.
 """
 
 import json
 import re
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from fairlead._cext.jsoncount import count
+from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
 
 Body = TypeVar("Body")
+
+# Members, of any dialect, whose numbers are token ids: there are many, and each costs little.
+TOKEN_LISTS = (b"prompt", b"input", b"tokens")
+# A body has at most this many values a byte ("1.," counts as four), so most need not be counted.
+_MOST_VALUES_A_BYTE = 2
 
 # The second reading holds up every other request, so it has a bound; beyond it the message is less precise.
 MAX_DIAGNOSED_BYTES = 64 * 1024
 # What a client wrote is not told back to it at any length.
 MAX_TOLD_CHARS = 200
 MAX_TOLD_NAME_CHARS = 100
+# A parser's message begins with what it found, which it may quote at any length, and ends with where.
+_MESSAGE_HEAD_CHARS = 300
+_MESSAGE_TAIL_CHARS = 1000
 
 _PLACE = re.compile(r"(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MEMBER = re.compile(
@@ -29,10 +43,13 @@ _SURROGATE = "a lone surrogate is not a character"
 _NOT_UTF8 = "not valid UTF-8"
 
 
-def parse(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Body:
     """Decode a body. Raises `InvalidRequest` for whatever is wrong with it, with the `param` if known."""
     try:
-        str(body, "utf-8")  # msgspec does not look into the strings of fields it ignores
+        if _MOST_VALUES_A_BYTE * len(body) > limits.body_values:
+            check_counts(body, limits)
+        else:
+            str(body, "utf-8")  # msgspec does not look into the strings of fields it ignores
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _misfit(str(error)) from None
@@ -42,6 +59,31 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         raise _malformed(body, error) from None
 
 
+def check_counts(body: bytes, limits: Limits) -> None:
+    """Raise `InvalidRequest` for more values than the limits allow, `UnicodeDecodeError` for other bytes."""
+    counts = count(body, TOKEN_LISTS)
+    if counts.invalid_at >= 0:
+        raise UnicodeDecodeError("utf-8", b"", counts.invalid_at, counts.invalid_at + 1, _NOT_UTF8)
+    if counts.values > limits.body_values:
+        name = counts.largest.decode(errors="replace")
+        raise InvalidRequest(
+            f"{name or 'the body'}: {counts.values} JSON values are too many; "
+            f"a body may have {limits.body_values}",
+            param=name or None,
+        )
+    tokens = sum(counts.apart)
+    if tokens > limits.request_tokens:
+        name = TOKEN_LISTS[counts.apart.index(max(counts.apart))].decode()
+        raise too_many_tokens(tokens, name, limits)
+
+
+def too_many_tokens(tokens: int, param: str, limits: Limits) -> InvalidRequest:
+    """Return the error for more tokens than one request may have."""
+    return InvalidRequest(
+        f"{param}: {tokens} tokens are too many; a request may have {limits.request_tokens}", param=param
+    )
+
+
 def told(name: str) -> str:
     """Return a name that a client sent as it can stand in a message to it."""
     return repr(name if len(name) <= MAX_TOLD_NAME_CHARS else f"{name[:MAX_TOLD_NAME_CHARS]}…")
@@ -49,6 +91,8 @@ def told(name: str) -> str:
 
 def _misfit(message: str) -> InvalidRequest:
     """Valid JSON that is not what the schema asks for. msgspec says where: "… - at `$.messages[0].role`"."""
+    if len(message) > _MESSAGE_HEAD_CHARS + _MESSAGE_TAIL_CHARS:
+        message = f"{message[:_MESSAGE_HEAD_CHARS]}…{message[-_MESSAGE_TAIL_CHARS:]}"
     place = _PLACE.fullmatch(message)
     assert place is not None
     reason = place["reason"][:1].lower() + place["reason"][1:MAX_TOLD_CHARS]
@@ -66,7 +110,7 @@ def _misfit(message: str) -> InvalidRequest:
 
 def _malformed(body: bytes, error: Exception) -> InvalidRequest:
     """Find out why a body is not JSON, and in which field."""
-    if not body.strip():
+    if not body or body.isspace():
         return InvalidRequest("the body is empty; a JSON object is expected")
     if len(body) <= MAX_DIAGNOSED_BYTES:
         fault = _diagnose(body)
@@ -94,24 +138,36 @@ def _diagnose(body: bytes) -> InvalidRequest | None:
     except ValueError:
         return None
     encoding_fault = _SURROGATE if text.isascii() or _is_encodable(text) else _NOT_UTF8
-    unvisited: list[tuple[str, object]] = [("", document)]
+    # A path is only made for the value at fault. Paths of all values would take half a gigabyte for 64 KB.
+    unvisited: list[tuple[_Place | None, object]] = [(None, document)]
     while unvisited:
-        path, value = unvisited.pop()
+        place, value = unvisited.pop()
         if isinstance(value, _NotANumber):
-            return _fault(path, _NOT_A_NUMBER)
+            return _fault(place, _NOT_A_NUMBER)
         if isinstance(value, str) and not _is_encodable(value):
-            return _fault(path, encoding_fault)
+            return _fault(place, encoding_fault)
         if isinstance(value, list):
-            unvisited += ((f"{path}[{index}]", item) for index, item in enumerate(value))
+            unvisited += ((_Place(place, index), item) for index, item in enumerate(value))
         elif isinstance(value, dict):
             if not all(map(_is_encodable, value)):
-                return _fault(path, f"{encoding_fault} (in a key)")
-            unvisited += ((f"{path}.{key}" if path else key, item) for key, item in value.items())
+                return _fault(place, f"{encoding_fault} (in a key)")
+            unvisited += ((_Place(place, key), item) for key, item in value.items())
     return None
 
 
-def _fault(path: str, reason: str) -> InvalidRequest:
-    path = path[:MAX_TOLD_CHARS]
+class _Place(NamedTuple):
+    """The position of a value: its key or index, and the position of what contains it."""
+
+    inside: "_Place | None"
+    key: str | int
+
+
+def _fault(place: _Place | None, reason: str) -> InvalidRequest:
+    keys: list[str] = []
+    while place is not None:
+        keys.append(f"[{place.key}]" if isinstance(place.key, int) else f".{place.key}")
+        place = place.inside
+    path = "".join(reversed(keys)).removeprefix(".")[:MAX_TOLD_CHARS]
     return InvalidRequest(f"{path or 'the body'}: {reason}", param=path or None)
 
 

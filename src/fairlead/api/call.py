@@ -48,12 +48,16 @@ class FirstHeaders:
 class Call:
     """One request. `nursery` is of all that is done for it, and is cancelled when its client leaves.
 
-    `read` returns the whole body, once, or raises as `exchange.read_body` does; `address` is the client's.
-    `request_id` and `api_key` are what the door made of its headers; `body_bytes` is 0 until it was read.
-    `is_job`: the gateway has it from here on, and says what became of it.
+    `read` returns the whole body, once, or raises as `IncomingBody.read` does; `leave_body` is called when
+    the request does not need it any more. `address` is the client's. `request_id` and `api_key` are what the
+    door made of its headers; `body_bytes` is 0 until it was read. `user` is the user that the body names,
+    once it was parsed. `is_job`: the gateway has it from here on, and says what became of it.
     """
 
-    __slots__ = ("address", "api_key", "body_bytes", "headers", "is_job", "nursery", "read", "request_id")
+    __slots__ = (
+        *("address", "api_key", "body_bytes", "headers", "is_job", "leave_body", "nursery", "read"),
+        *("request_id", "user"),
+    )
 
     nursery: trio.Nursery
 
@@ -61,10 +65,16 @@ class Call:
         self.headers = headers
         self.address = address
         self.read = read
+        self.leave_body: Callable[[], None] = _nothing
         self.request_id = ""
         self.api_key: ApiKey | None = None
         self.body_bytes = 0
+        self.user: str | None = None
         self.is_job = False
+
+
+def _nothing() -> None:
+    """Do nothing: there is no body to stop counting."""
 
 
 class Reply(NamedTuple):

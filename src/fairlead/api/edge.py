@@ -4,8 +4,9 @@ Request ids: a job is known by the `X-Request-Id` of its request, to its own cli
 log. An id that a job in flight has already gets a suffix, and the answer's header says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ReadOnlySequence
+from contextlib import contextmanager
 from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -19,12 +20,15 @@ from fairlead.api.access import flag_of, owner_of, priority_of, tenant_of
 from fairlead.api.body import Body, parse, told
 from fairlead.api.call import Call, Reply
 from fairlead.api.door import MAX_REQUEST_ID_LENGTH
+from fairlead.api.encoding import packed
+from fairlead.api.incoming import Bodies
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.schemas import Addressed
 from fairlead.api.selecting import Selecting
 from fairlead.api.services import Answer, Services
 from fairlead.api.sse import EventStream, Writer, event_reply
+from fairlead.api.turns import Threads
 from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, RequestTimeout
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.status import ModelStatus
@@ -33,8 +37,11 @@ from fairlead.text.model import TextModel
 Encoded = TypeVar("Encoded")
 
 # From here on, tokenizing could hold up everybody's next token: it goes to a thread.
-LONG_BODY_BYTES = 20_000
+LONG_BODY_BYTES = 8 * 1024
 ENCODING_THREADS = 2
+# From here on, parsing could. A parser does not release the GIL: two at a time would hold it twice as long.
+LARGE_BODY_BYTES = 64 * 1024
+PARSING_THREADS = WRITING_THREADS = 1
 _SUFFIX_LENGTH = 8
 
 
@@ -45,29 +52,78 @@ class Edge:
         self.services = services
         self.quotas = Quotas(services.config.api_keys)
         self.selecting = Selecting(services, self._allows)
-        self._threads = trio.CapacityLimiter(ENCODING_THREADS)
+        self.bodies = Bodies(services.config.limits.bodies_bytes)
+        timeout_s = services.config.queue.timeout_s
+        self._parsing = Threads(PARSING_THREADS, timeout_s=timeout_s)
+        self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)
+        self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
         self._in_flight: set[str] = set()
 
     # What the request is -----------------------------------------------------------------------------
 
-    async def body(self, call: Call) -> bytes:
-        """Return the body. Raises `BodyTooLarge` or `BodyTimeout`."""
+    async def take(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> tuple[bytes, Body]:
+        """Return the body, and parsed. Raises `InvalidRequest`, and as `IncomingBody.read` and `parse` do."""
         body = await call.read()
         call.body_bytes = len(body)
-        return body
+        return body, await self.parse(call, body, decoder)
 
     async def read(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
-        """Return the parsed body. Raises `InvalidRequest`, and as `body` does."""
-        return parse(await self.body(call), decoder)
+        """Return the parsed body. Raises as `take` does."""
+        return (await self.take(call, decoder))[1]
+
+    async def parse(self, call: Call, body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+        """Parse a body, in a thread if it is large.
+
+        Raises `InvalidRequest`; of a large one also `QueueFull` and `QueueTimeout`.
+        """
+        limits = self.services.config.limits
+        if len(body) <= LARGE_BODY_BYTES:
+            return parse(body, decoder, limits)
+        return await self._parsing.run(self._tenant_so_far(call), parse, body, decoder, limits)
 
     async def encode(
         self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
-        """Call what takes time for each part of a prompt, in a thread if the body was long."""
-        encoding = partial(encode, *arguments, **options)
+        """Call what takes time in proportion to a job's prompt, as `in_turn` does.
+
+        Raises `RateLimited`, too, if the body is long and the key's limits are used up.
+        """
+        if call.body_bytes >= LONG_BODY_BYTES:
+            self.quotas.of(call.api_key).check(now_s=trio.current_time())
+        return await self.in_turn(call, partial(encode, *arguments, **options))
+
+    async def in_turn(self, call: Call, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
+        """Call what takes time in proportion to a text: of a long body in a thread, by the tenant's turn.
+
+        Raises what that raises, `QueueFull` and `QueueTimeout`.
+        """
         if call.body_bytes < LONG_BODY_BYTES:
-            return encoding()
-        return await trio.to_thread.run_sync(encoding, abandon_on_cancel=True, limiter=self._threads)
+            return encode(*arguments)
+        return await self._encoding.run(self._tenant_so_far(call), encode, *arguments)
+
+    async def write(self, call: Call, write: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Call in a thread, by the tenant's turn, what writes a long answer. Raises as `in_turn` does."""
+        return await self._writing.run(self._tenant_so_far(call), write, *arguments)
+
+    @contextmanager
+    def charged(self, call: Call, tokens: int, param: str, *, is_estimate: bool = False) -> Iterator[Charge]:
+        """Charge the key for a request that is not a job; refund it if it is refused.
+
+        Raises as `Quota.admit` does.
+        """
+        charge = self.quotas.of(call.api_key).admit(
+            prompt_tokens=tokens, is_estimate=is_estimate, now_s=trio.current_time(), param=param
+        )
+        try:
+            yield charge
+        except FairleadError:
+            charge.refund()
+            raise
+        finally:
+            charge.end()
+
+    def _tenant_so_far(self, call: Call) -> str:
+        return self.tenant(call, user=call.user)
 
     def tenant(self, call: Call, *, user: str | None = None, safety_identifier: str | None = None) -> str:
         """Return whom the request is to be counted for."""
@@ -136,7 +192,7 @@ class Edge:
             id=f"{kind}-{token_hex(16)}",
             tenant=self.tenant(call, user=wanted.user, safety_identifier=wanted.safety_identifier),
             model=model,
-            prompts=prompts,
+            prompts=tuple(map(packed, prompts)),
             sampling=sampling,
             n=n,
             stop=stop,
@@ -195,6 +251,8 @@ class Edge:
             structlog.contextvars.bind_contextvars(request_id=request_id)
         self._in_flight.add(job.request_id)
         call.is_job = True
+        if job.relay is None:
+            call.leave_body()
         return job, charge, PendingAnswer()
 
     async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:

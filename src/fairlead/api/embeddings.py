@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import trio
 
 from fairlead.api import prepare
-from fairlead.api.body import parse
-from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
+from fairlead.api.encoding import encode_prompts
 from fairlead.api.hot import Route
 from fairlead.api.relaying import EMBEDDINGS, Relaying
 from fairlead.api.schemas import EmbeddingRequest
+from fairlead.config import Limits
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta, Job, Sampling
 from fairlead.text.embedding import Embedding
@@ -24,11 +24,9 @@ from fairlead.text.model import TextModel
 
 MAX_INPUTS = 2048
 """Texts in one request: OpenAI's bound, which its clients cut their lists by."""
-# From here on, writing the answer takes longer than anybody else's next token should wait.
-MANY_NUMBERS = 50_000
-
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
+_encode = msgspec.json.Encoder().encode
 
 
 class Embeddings:
@@ -48,14 +46,15 @@ class Embeddings:
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, EMBEDDINGS, body, addressed, name)
-        wanted = parse(body, _decoder)
+        wanted = await self._edge.parse(call, body, _decoder)
         model.check_purpose(embed=True)
         assert model.embedding is not None
         if wanted.dimensions is not None and wanted.dimensions > model.embedding.width:
             raise prepare.refuse(
                 "dimensions", f"{wanted.dimensions} is too many: this model's are {model.embedding.width}"
             )
-        prompts = await self._edge.encode(call, _encode, model, _inputs(wanted.input))
+        limits = self._services.config.limits
+        prompts = await self._edge.encode(call, _encoded, model, wanted.input, limits)
         job = self._edge.job(
             call,
             wanted,
@@ -67,12 +66,11 @@ class Embeddings:
             relay=self._relaying.beside(name, EMBEDDINGS, body, wanted),
             embed=True,
         )
+        # What is kept of the request lasts as long as the job: not its texts.
+        wanted = msgspec.structs.replace(wanted, input="")
+        del body, addressed, prompts
         write = partial(embedding_list, job, embedding=model.embedding, wanted=wanted)
-        if len(prompts) * model.embedding.width < MANY_NUMBERS or job.relay is not None:
-            return await self._relaying.whole(call, job, write)
-        answers, headers = await self._edge.whole(call, job)
-        written = await trio.to_thread.run_sync(write, answers, abandon_on_cancel=True)
-        return json_reply(written, headers=headers)
+        return await self._relaying.whole(call, job, write)
 
 
 def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted: EmbeddingRequest) -> bytes:
@@ -85,10 +83,11 @@ def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted:
         if wanted.dimensions is not None and wanted.dimensions < embedding.width:
             vector = shortened(vector, wanted.dimensions, normalized=embedding.normalized)
         in_text = wanted.encoding_format == "base64"
-        written = b64encode(vector).decode() if in_text else _numbers(vector)
+        # Encoded one by one: encoding all at once would keep the GIL for as long as it takes.
+        written = b64encode(vector).decode() if in_text else msgspec.Raw(_encode(_numbers(vector)))
         data.append({"object": "embedding", "index": answer.index, "embedding": written})
     usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
-    return msgspec.json.encode({"object": "list", "data": data, "model": job.model, "usage": usage})
+    return _encode({"object": "list", "data": data, "model": job.model, "usage": usage})
 
 
 def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
@@ -116,12 +115,5 @@ def _inputs(wanted: str | list[Any]) -> list[prepare.Prompt]:
     return inputs
 
 
-def _encode(model: TextModel, inputs: list[prepare.Prompt]) -> tuple[ReadOnlySequence[int], ...]:
-    encoded: list[ReadOnlySequence[int]] = []
-    for one in inputs:
-        if isinstance(one, str):
-            encoded.append(model.encode_prompt(one, param="input"))
-        else:
-            model.check_prompt(one, param="input")
-            encoded.append(one)
-    return tuple(encoded)
+def _encoded(model: TextModel, wanted: str | list[Any], limits: Limits) -> tuple[ReadOnlySequence[int], ...]:
+    return encode_prompts(model, _inputs(wanted), limits, "input")

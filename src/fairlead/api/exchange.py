@@ -17,12 +17,14 @@ from quart import Response
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
-from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from fairlead.api.call import Reply, json_reply
+from fairlead.api.incoming import Bodies, IncomingBody
 from fairlead.config import Limits
-from fairlead.errors import BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest
+from fairlead.errors import FairleadError
+
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class CutStream(Exception):  # not an error: how a body says that its answer is not whole
@@ -33,10 +35,15 @@ class CutStream(Exception):  # not an error: how a body says that its answer is 
 
 
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
-    """A request, with the nursery of all that is done for it and the limits its client is held to."""
+    """A request, with the nursery of all that is done for it, and its body.
+
+    `bodies` and `tenant` are what the body counts against.
+    """
 
     nursery: trio.Nursery
-    limits: Limits
+    incoming: IncomingBody
+    bodies: Bodies | None = None
+    tenant: str = ""
 
 
 class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has no types
@@ -45,35 +52,35 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Answer the request, or return without an answer if its client leaves first."""
         request = self._create_request_from_scope(send)
-        request.limits = self._limits = self.scope.get("state", {}).get("limits") or Limits()
-        request.body = request.body_class(request.content_length, request.limits.body_bytes)
+        self._limits = self.scope.get("state", {}).get("limits") or Limits()
         self._answering = False
+        cancels = self.scope.get("extensions", {}).get("fairlead") is not None  # as our listener does
         failure: BaseException | None = None
         # One app context for the route and its error page: what the route put into `g` is there for both.
         async with self.app.app_context():
             try:
                 async with trio.open_nursery() as request.nursery:
-                    request.nursery.start_soon(self._listen, request, receive)
+                    incoming = IncomingBody(
+                        receive, request.headers, self._limits, request.nursery, cancels=cancels
+                    )
+                    request.incoming = self._incoming = incoming
+                    if not cancels and self.scope["method"] not in _WITH_BODY:
+                        request.nursery.start_soon(incoming.watch)
                     await self._send_response(send, await self.app.handle_request(request))
                     request.nursery.cancel_scope.cancel()
             except* Exception as group:  # noqa: BLE001  # a route may raise anything
                 failure = unwrap(group)
+            finally:
+                incoming.leave()
             if failure is not None and not self._answering:
                 await self._send_response(send, await self._error_page(request, failure))
             elif failure is not None and not isinstance(failure, CutStream):
                 raise failure
 
-    async def _listen(self, request: FairleadRequest, receive: Any) -> None:
-        """Collect the body (no more than its limit) until the client leaves; then so does everything."""
-        while (message := await receive())["type"] != "http.disconnect":
-            request.body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                request.body.set_complete()
-        request.nursery.cancel_scope.cancel()
-
     async def _send_response(self, send: Any, response: Any) -> None:
         """Send the answer. It may take as long as it wants to, if only the client reads."""
         self._answering = True
+        self._incoming.keep()
         headers = encode_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         if isinstance(response, WerkzeugResponse):  # an error's default page
@@ -99,29 +106,8 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
 
 
 async def read_body(request: FairleadRequest) -> bytes:
-    """Return the whole body, which is then forgotten: it can be read once.
-
-    Raises `BodyTooLarge` as soon as more is announced or has come than `limits.body_bytes`, `BodyTimeout`
-    when it has not come within `limits.body_timeout_s`, and `InvalidRequest` for a compressed one. The
-    listener closes a connection whose body was not read to its end, after the answer.
-    """
-    check_encoding(request.headers.get("Content-Encoding", ""))
-    limits = request.limits
-    try:
-        with trio.fail_after(limits.body_timeout_s):
-            body: bytes = await request.body
-    except RequestEntityTooLarge:
-        raise BodyTooLarge(f"the body is larger than {limits.body_bytes} bytes") from None
-    except trio.TooSlowError:
-        raise BodyTimeout(f"the body took longer than {limits.body_timeout_s:g} s to arrive") from None
-    request.body.clear()
-    return body
-
-
-def check_encoding(encoding: str) -> None:
-    """Raise `InvalidRequest` unless a body of this `Content-Encoding` is just what it says."""
-    if encoding.strip().lower() not in {"", "identity"}:
-        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+    """Return the whole body, once. Raises as `IncomingBody.read` does."""
+    return await request.incoming.read(request.bodies or Bodies(Limits().bodies_bytes), request.tenant)
 
 
 def response_of(reply: Reply) -> Response:

@@ -13,23 +13,25 @@ from typing import Any
 
 import trio
 
+from fairlead.api.access import tenant_of
 from fairlead.api.call import Call, FirstHeaders, Reply
 from fairlead.api.door import Door
 from fairlead.api.errors import error_reply, public_error
-from fairlead.api.exchange import CutStream, check_encoding, unwrap
+from fairlead.api.exchange import CutStream, unwrap
+from fairlead.api.incoming import Bodies, IncomingBody
 from fairlead.api.sse import EventStream
 from fairlead.config import Limits
-from fairlead.errors import BodyTimeout, BodyTooLarge
 
 Route = Callable[[Call], Awaitable[Reply]]
 
 
 class HotRoutes:
-    """ASGI for POST to a few exact paths."""
+    """ASGI for POST to a few exact paths. `bodies` are those that count against the server's memory."""
 
-    def __init__(self, door: Door, routes: Mapping[str, Route]) -> None:
+    def __init__(self, door: Door, routes: Mapping[str, Route], bodies: Bodies | None = None) -> None:
         self._door = door
         self._routes = routes
+        self._bodies = bodies or Bodies(Limits().bodies_bytes)
 
     def serves(self, scope: Any) -> bool:
         """Whether this request is for one of them. All other questions about their paths are Quart's."""
@@ -37,14 +39,16 @@ class HotRoutes:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer the request, or return without an answer if its client leaves first."""
-        await _Request(self._door, scope, receive, send).answer(self._routes[scope["path"]])
+        request = _Request(self._door, self._bodies, scope, receive, send)
+        await request.answer(self._routes[scope["path"]])
 
 
 class _Request:
     """One request and the sending of its answer."""
 
-    def __init__(self, door: Door, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, door: Door, bodies: Bodies, scope: Any, receive: Any, send: Any) -> None:
         self._door = door
+        self._bodies = bodies
         self._path = scope["path"]
         self._receive = receive
         self._send = send
@@ -52,6 +56,7 @@ class _Request:
         self._direct = scope.get("extensions", {}).get("fairlead")
         client = scope.get("client")
         self._call = Call(FirstHeaders(scope["headers"]), client[0] if client else None, self._read)
+        self._incoming: IncomingBody | None = None
         self._answering = False
 
     async def answer(self, route: Route) -> None:
@@ -71,6 +76,8 @@ class _Request:
                     await self._end(reply)
         except* Exception as group:  # noqa: BLE001  # a task of the request may raise anything
             failure = unwrap(group)
+        finally:
+            self._call.leave_body()
         if isinstance(failure, Exception) and not self._answering:
             unended = self._refusal(failure)
         elif failure is not None and not isinstance(failure, CutStream):
@@ -108,39 +115,18 @@ class _Request:
 
     async def _begin(self, reply: Reply, *more: tuple[str, str]) -> None:
         self._answering = True
+        if self._incoming is not None:
+            self._incoming.keep()
         headers = (*reply.headers.items(), *self._door.headers(self._call).items(), *more)
         encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send({"type": "http.response.start", "status": reply.status, "headers": encoded})
 
     async def _read(self) -> bytes:
-        """Return the whole body; see `exchange.read_body`. Whoever leaves from then on is watched for."""
-        check_encoding(self._call.headers.get("Content-Encoding", ""))
-        limit = self._limits.body_bytes
-        too_large = BodyTooLarge(f"the body is larger than {limit} bytes")
-        announced = self._call.headers.get("Content-Length", "")
-        if announced.isdigit() and int(announced) > limit:
-            raise too_large
-        pieces: list[bytes] = []
-        size = 0
-        with trio.move_on_after(self._limits.body_timeout_s) as clock:
-            more = True
-            while more:
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    self._call.nursery.cancel_scope.cancel()
-                    await trio.lowlevel.checkpoint()
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > limit:
-                    raise too_large
-                more = message.get("more_body", False)
-        if clock.cancelled_caught:
-            raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
-        if self._direct is None:  # our own listener cancels this task
-            self._call.nursery.start_soon(self._leave_with_the_client)
-        return b"".join(pieces)
-
-    async def _leave_with_the_client(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._call.nursery.cancel_scope.cancel()
+        """Return the whole body; see `IncomingBody.read`."""
+        call = self._call
+        self._incoming = IncomingBody(
+            self._receive, call.headers, self._limits, call.nursery, cancels=self._direct is not None
+        )
+        call.leave_body = self._incoming.leave
+        tenant = tenant_of(call.api_key, call.headers, call.address, user=None, safety_identifier=None)
+        return await self._incoming.read(self._bodies, tenant)

@@ -97,7 +97,9 @@ class Quota:
         self.running = 0
         self._concurrent = limits.concurrent
 
-    def admit(self, *, prompt_tokens: int, now_s: float, is_estimate: bool = False) -> "Charge":
+    def admit(
+        self, *, prompt_tokens: int, now_s: float, is_estimate: bool = False, param: str = "prompt"
+    ) -> "Charge":
         """Charge a job for itself and its prompt, or charge nothing and raise.
 
         Raises `RateLimited` with the time to come back, and `InvalidRequest` for a prompt that no minute
@@ -108,8 +110,13 @@ class Quota:
         if self.tokens is not None and prompt_tokens > self.tokens.limit:
             raise InvalidRequest(
                 f"the prompt has {prompt_tokens} tokens; this API key may use {self.tokens.limit} a minute",
-                param="prompt",
+                param=param,
             )
+        self.check(prompt_tokens=prompt_tokens, now_s=now_s)
+        return Charge(self, prompt_tokens, now_s)
+
+    def check(self, *, prompt_tokens: int = 1, now_s: float) -> None:
+        """Raise `RateLimited` if a job of so many tokens, at most the limit, cannot be admitted now."""
         if self._concurrent is not None and self.running >= self._concurrent:
             raise _refusal(f"{self._concurrent} jobs at a time", CONCURRENT_RETRY_S)
         costs = ((self.requests, 1, "requests"), (self.tokens, prompt_tokens, "tokens"))
@@ -124,7 +131,6 @@ class Quota:
         )
         if window is not None and wait_s > 0:
             raise _refusal(f"{window.limit} {unit} a minute", wait_s)
-        return Charge(self, prompt_tokens, now_s)
 
     def headers(self, now_s: float) -> dict[str, str]:
         """Return what OpenAI's answers say about limits; nothing about those that are not set."""
@@ -147,6 +153,13 @@ class Charge:
         quota.running += 1
         self._request = quota.requests.spend(1, now_s) if quota.requests is not None else None
         self._prompt = quota.tokens.spend(prompt_tokens, now_s) if quota.tokens is not None else None
+
+    def settle(self, prompt_tokens: int, now_s: float) -> None:
+        """Charge for the prompt's tokens, now that they are counted, instead of their estimate."""
+        if self._quota.tokens is not None and self._prompt is not None:
+            self._quota.tokens.refund(self._prompt, self._prompt_tokens)
+            self._prompt = self._quota.tokens.spend(prompt_tokens, now_s)
+        self._prompt_tokens = prompt_tokens
 
     def answered(self, tokens: int, now_s: float) -> None:
         """Charge for the answer: so many tokens in all, less those that were charged before."""

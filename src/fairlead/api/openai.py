@@ -7,9 +7,9 @@ import msgspec
 from quart import Quart, Response, g
 
 from fairlead.api import answers, prepare
-from fairlead.api.body import parse
 from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
+from fairlead.api.encoding import encode_prompts
 from fairlead.api.exchange import json_response
 from fairlead.api.hot import Route
 from fairlead.api.relaying import CHAT, COMPLETIONS, Relaying
@@ -44,7 +44,7 @@ class OpenAI:
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, CHAT, body, addressed, name)
-        wanted = parse(body, _chat_decoder)
+        wanted = await self._edge.parse(call, body, _chat_decoder)
         model.check_purpose(embed=False)
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
@@ -72,9 +72,10 @@ class OpenAI:
             stop=prepare.stop_strings(wanted),
             relay=self._relaying.beside(name, CHAT, body, wanted),
         )
-        created = int(time.time())
+        created, options = int(time.time()), wanted.stream_options
+        del body, addressed, wanted, messages, prompt  # or they would last as long as the job
         if job.stream:
-            chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=wanted.stream_options)
+            chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=options)
             return await self._relaying.stream(call, job, chunks)
         return await self._relaying.whole(
             call, job, lambda whole: answers.chat_completion(job, whole, model.tokenizer, created=created)
@@ -85,13 +86,13 @@ class OpenAI:
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, COMPLETIONS, body, addressed, name)
-        wanted = parse(body, _completion_decoder)
+        wanted = await self._edge.parse(call, body, _completion_decoder)
         model.check_purpose(embed=False)
         prepare.check_completion(wanted)
-        prompts = prepare.completion_prompts(wanted.prompt)
-        sequences = self._services.config.limits.sequences
-        n = prepare.check_generation(wanted, prompts=len(prompts), sequences=sequences)
-        encoded = await self._edge.encode(call, _encode_prompts, model, prompts)
+        prompts = await self._edge.encode(call, prepare.completion_prompts, wanted.prompt)
+        limits = self._services.config.limits
+        n = prepare.check_generation(wanted, prompts=len(prompts), sequences=limits.sequences)
+        encoded = await self._edge.encode(call, encode_prompts, model, prompts, limits, "prompt")
         echo = await self._edge.encode(call, _decode_prompts, model, prompts) if wanted.echo else ()
         job = self._edge.job(
             call,
@@ -110,10 +111,11 @@ class OpenAI:
             stop=prepare.stop_strings(wanted),
             relay=self._relaying.beside(name, COMPLETIONS, body, wanted),
         )
-        created = int(time.time())
+        created, options = int(time.time()), wanted.stream_options
+        del body, addressed, wanted, prompts, encoded
         if job.stream:
             chunks = answers.CompletionChunks(
-                job, model.tokenizer, created=created, options=wanted.stream_options, echo=echo
+                job, model.tokenizer, created=created, options=options, echo=echo
             )
             return await self._relaying.stream(call, job, chunks)
         return await self._relaying.whole(
@@ -159,17 +161,6 @@ def _described(config: CommandConfig) -> dict[str, Any]:
         "meta": {"llamaswap": config.metadata} if config.metadata else None,
     }
     return {name: value for name, value in told.items() if value}
-
-
-def _encode_prompts(model: TextModel, prompts: list[prepare.Prompt]) -> tuple[list[int], ...]:
-    encoded = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            encoded.append(model.encode_prompt(prompt))
-        else:
-            model.check_prompt(prompt)
-            encoded.append(prompt)
-    return tuple(encoded)
 
 
 def _decode_prompts(model: TextModel, prompts: list[prepare.Prompt]) -> tuple[str, ...]:

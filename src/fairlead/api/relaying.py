@@ -4,13 +4,14 @@ Only what our own side of the bargain needs is read: which model, for whom, how 
 could be repeated. What else is in a body, and whether it is good, is for the server that answers it.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
-from fairlead.api.answers import Chunks
-from fairlead.api.body import parse, told
+from fairlead.api.answers import Chunks, is_large
+from fairlead.api.body import told
 from fairlead.api.call import Call, Reply, json_reply
 from fairlead.api.edge import Edge
 from fairlead.api.errors import error_event
@@ -38,6 +39,7 @@ _MOST_TOKENS = 2**31 - 1
 
 _decoder = msgspec.json.Decoder(Relayed)
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_LIST_OF_PROMPTS = re.compile(rb'\[[ \t\n\r]*["[]')
 
 
 class Relaying:
@@ -54,11 +56,11 @@ class Relaying:
     async def read(self, call: Call) -> tuple[bytes, Relayed, str]:
         """Return the body, what must be known of any, and the canonical name of the model it is for.
 
-        A body for a selector becomes one for the model that the job gets. Raises `InvalidRequest`, and as
-        `Edge.body` and `Edge.find` do.
+        A body for a selector becomes one for the model that the job gets. Raises as `Edge.take` and
+        `Edge.find` do.
         """
-        body = await self._edge.body(call)
-        wanted = parse(body, _decoder)
+        body, wanted = await self._edge.take(call, _decoder)
+        call.user = wanted.user or wanted.safety_identifier
         if wanted.model is not None and self._edge.selecting.is_selector(wanted.model):
             target = self._edge.selecting.take(call, wanted.model)
             return rewritten(body, target.name), wanted, target.model
@@ -86,7 +88,9 @@ class Relaying:
         """Have a job served to its end; an answer that our engine gives is written by `own`, in JSON."""
         answer, headers = await self._edge.whole(call, job)
         if own is not None and not answer[0].raw:
-            return json_reply(own(answer), headers=headers)
+            large = is_large(answer)
+            written = await self._edge.write(call, own, answer) if large else own(answer)
+            return json_reply(written, headers=headers)
         return json_reply(b"".join(answer[0].raw), headers=headers)
 
     async def _answer(self, path: str, call: Call) -> Reply:
@@ -162,11 +166,12 @@ def _choices(path: str, wanted: Relayed) -> int:
 
 def _prompts(prompt: msgspec.Raw) -> int:
     """Return how many prompts are in that member: a list of numbers is one."""
+    if _LIST_OF_PROMPTS.match(prompt) is None:
+        return 1
     try:
-        members = _decode_list(prompt)
+        return len(_decode_list(prompt))
     except msgspec.MsgspecError:
         return 1
-    return len(members) if members and bytes(members[0])[:1] in (b'"', b"[") else 1
 
 
 def _sampling(path: str, wanted: Relayed) -> Sampling:

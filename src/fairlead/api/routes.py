@@ -98,6 +98,7 @@ def create_app(services: Services) -> QuartTrio:
         )
         if not app.has_path(current.scope):  # Quart would route some of these
             raise NotFound("there is no such route")
+        current.bodies, current.tenant = edge.bodies, edge.tenant(g.call)
 
     async def fail(error: Exception) -> Response:
         public = public_error(error)
@@ -114,16 +115,15 @@ def create_app(services: Services) -> QuartTrio:
     relaying = Relaying(edge)
     openai = OpenAI(edge, relaying)
     embeddings = Embeddings(edge, relaying)
-    generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
+    hot = {**openai.generating(), **embeddings.generating(), **relaying.generating(), **Tokens(edge).routes()}
     app.change_keys = change_keys
-    app.hot = HotRoutes(door, generating)
-    for path in generating:
+    app.hot = HotRoutes(door, hot, edge.bodies)
+    for path in hot:
         # Quart never runs these: it knows them for what it answers to other methods.
         app.add_url_rule(path, endpoint=path, methods=["POST"])
     overview = Overview(services, door.refusals)  # one for all who look: rates are between their looks
     for part in (
         openai,
-        Tokens(edge),
         Queue(edge),
         Admin(services),
         FleetRoutes(edge),

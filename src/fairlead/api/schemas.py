@@ -18,6 +18,7 @@ PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_INT32)]
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+UserName = Annotated[str, Meta(max_length=64 * 1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
@@ -39,8 +40,8 @@ class Addressed(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: UserName | None = None
+    safety_identifier: UserName | None = None
     priority: str | None = None
 
 
@@ -94,7 +95,7 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-Content = str | list[ContentPart]
+Content = str | Annotated[list[ContentPart], Meta(max_length=4096)]
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -138,7 +139,7 @@ class AssistantMessage(_Message, frozen=True, tag="assistant"):
     """What the model said before: text, calls or both."""
 
     content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
 
 
 class ToolMessage(_Message, frozen=True, tag="tool"):
@@ -149,7 +150,7 @@ class ToolMessage(_Message, frozen=True, tag="tool"):
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-Messages = Annotated[list[Message], Meta(min_length=1)]
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=16_384)]
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -168,6 +169,10 @@ class Tool(msgspec.Struct, frozen=True):
     function: Function
 
 
+Tools = Annotated[list[Tool], Meta(max_length=2048)]
+TemplateVariables = Annotated[dict[str, Any], Meta(max_length=1024)]
+
+
 class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
 
@@ -175,8 +180,8 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     max_completion_tokens: PositiveCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
@@ -218,8 +223,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import trio
 
+from fairlead.api.answers import is_large
 from fairlead.api.asgi import Direct
 from fairlead.api.call import NO_SNIFFING, Reply
 from fairlead.api.errors import public_error
@@ -96,7 +97,11 @@ class EventStream:
         deltas = (await self._pending.get()).deltas
         tap = self._pour if self.direct is not None else None
         while taken := await deltas.take(tap):
-            if events := self._writer.write(taken):
+            if is_large(taken):
+                events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
+            else:
+                events = self._writer.write(taken)
+            if events:
                 return events
         self._ended = True
         return self._writer.end()

@@ -1,15 +1,25 @@
-"""`POST /tokenize` and `/detokenize`, with vLLM's field names."""
+"""`POST /tokenize` and `/detokenize`, with vLLM's field names.
+
+Both are bounded by the model's context and charged to the API key like a prompt. Long texts take turns at the
+encoding threads.
+"""
 
 import msgspec
-from quart import Quart, Response, g
+import trio
 
 from fairlead.api import prepare
+from fairlead.api.call import Call, Reply, json_reply
 from fairlead.api.edge import Edge
-from fairlead.api.exchange import json_response
+from fairlead.api.hot import Route
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
+from fairlead.errors import InvalidRequest
+from fairlead.text.model import TextModel
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+_encode = msgspec.json.Encoder().encode
+
+USUAL_CHARS_A_TOKEN = 4
 
 
 class Tokens:
@@ -18,52 +28,69 @@ class Tokens:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        app.add_url_rule("/tokenize", view_func=self.tokenize, methods=["POST"])
-        app.add_url_rule("/detokenize", view_func=self.detokenize, methods=["POST"])
+    def routes(self) -> dict[str, Route]:
+        """Return the routes, by path: both are POST."""
+        return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
 
-    async def tokenize(self) -> Response:
+    async def tokenize(self, call: Call) -> Reply:
         """`POST /tokenize`."""
-        wanted = await self._edge.read(g.call, _tokenize_decoder)
-        model = self._edge.find_model(g.call, wanted.model)
+        wanted = await self._edge.read(call, _tokenize_decoder)
+        model = self._edge.find_model(call, wanted.model)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise prepare.refuse("prompt", "either prompt or messages must be given")
-        if wanted.prompt is not None:
-            tokens = await self._edge.encode(
-                g.call,
-                model.tokenizer.encode,
-                wanted.prompt,
-                add_special_tokens=wanted.add_special_tokens is not False,
-                param="prompt",
-            )
-        else:
-            messages = await self._edge.encode(g.call, prepare.template_messages, wanted.messages or [])
-            tokens = await self._edge.encode(
-                g.call,
-                model.encode_chat,
-                messages,
-                tools=prepare.template_tools(wanted.tools),
-                variables=wanted.chat_template_kwargs,
-                add_generation_prompt=wanted.add_generation_prompt is not False,
-            )
-        token_strs = list(map(model.tokenizer.token, tokens)) if wanted.return_token_strs else None
-        return json_response(
-            {
-                "count": len(tokens),
-                "max_model_len": model.max_model_len,
-                "tokens": tokens,
-                "token_strs": token_strs,
-            }
-        )
+        chars = call.body_bytes if wanted.prompt is None else len(wanted.prompt)
+        estimate = chars // USUAL_CHARS_A_TOKEN
+        with self._edge.charged(call, estimate, "prompt", is_estimate=True) as charge:
+            body, tokens = await self._edge.in_turn(call, _tokenized, model, wanted)
+            charge.settle(tokens, trio.current_time())
+        return json_reply(body)
 
-    async def detokenize(self) -> Response:
+    async def detokenize(self, call: Call) -> Reply:
         """`POST /detokenize`."""
-        wanted = await self._edge.read(g.call, _detokenize_decoder)
-        model = self._edge.find_model(g.call, wanted.model)
-        if wanted.tokens:
-            prepare.check_token_ids(wanted.tokens, model, "tokens")
-        prompt = await self._edge.encode(
-            g.call, model.tokenizer.decode, wanted.tokens, skip_special_tokens=False
+        wanted = await self._edge.read(call, _detokenize_decoder)
+        model = self._edge.find_model(call, wanted.model)
+        if len(wanted.tokens) > model.max_model_len:
+            raise _too_long(model, f"{len(wanted.tokens)} tokens", "tokens")
+        with self._edge.charged(call, len(wanted.tokens), "tokens"):
+            body = await self._edge.in_turn(call, _detokenized, model, wanted.tokens)
+        return json_reply(body)
+
+
+def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
+    """Return the answer in JSON, and how many tokens it has. Raises `InvalidRequest`."""
+    if wanted.messages is not None:
+        tokens = model.encode_chat(
+            prepare.template_messages(wanted.messages),
+            tools=prepare.template_tools(wanted.tools),
+            variables=wanted.chat_template_kwargs,
+            add_generation_prompt=wanted.add_generation_prompt is not False,
         )
-        return json_response({"prompt": prompt})
+    else:
+        assert wanted.prompt is not None
+        if not model.tokenizer.may_fit(wanted.prompt, model.max_model_len):
+            raise _too_long(model, f"{len(wanted.prompt)} characters", "prompt")
+        tokens = model.tokenizer.encode(
+            wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False, param="prompt"
+        )
+        if len(tokens) > model.max_model_len:
+            raise _too_long(model, f"{len(tokens)} tokens", "prompt")
+    answer = {
+        "count": len(tokens),
+        "max_model_len": model.max_model_len,
+        "tokens": tokens,
+        "token_strs": list(map(model.tokenizer.token, tokens)) if wanted.return_token_strs else None,
+    }
+    return _encode(answer), len(tokens)
+
+
+def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
+    """Return the answer in JSON. Raises `InvalidRequest`."""
+    if tokens:
+        prepare.check_token_ids(tokens, model, "tokens")
+    return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+def _too_long(model: TextModel, what: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param}: {what} do not fit the model's context of {model.max_model_len} tokens", param=param
+    )

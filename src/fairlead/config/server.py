@@ -106,6 +106,16 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
 
     body_bytes: AtLeastOne = 16 * 1024 * 1024
     """Bytes of a request's body."""
+    body_values: AtLeastOne = 128 * 1024
+    """JSON values in a body, however deep; a number with a fraction counts as four. Not counted are the
+    numbers in `prompt`, `input` and `tokens`.
+    """
+    request_tokens: AtLeastOne = 1024 * 1024
+    """Tokens in all prompts or texts of a request together."""
+    bodies_bytes: AtLeastOne = 256 * 1024 * 1024
+    """Bytes of all bodies in memory, of all clients. When they are more, the tenant with most of them is
+    answered 429.
+    """
     header_bytes: AtLeastOne = 64 * 1024
     """Bytes of its headers."""
     headers: AtLeastOne = 100

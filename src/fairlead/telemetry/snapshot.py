@@ -18,7 +18,7 @@ from fairlead.tally import TallyStatistics
 
 # Codes that say that there was no capacity for a job, which may come again. The dashboard says: rejected.
 REJECTIONS = (
-    *("queue_full", "displaced", "no_queue", "rate_limited"),
+    *("queue_full", "displaced", "no_queue", "bodies_full", "rate_limited"),
     *("queue_timeout", "model_loading", "no_node", "draining"),
 )
 # A rate is that of the last seconds, or since the look before that if nobody has looked since.

@@ -16,11 +16,14 @@ from typing import Any
 import jinja2
 from jinja2.exceptions import SecurityError
 
+from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.sandbox import Refusal, environment
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
+MAX_ARGUMENT_VALUES = 128 * 1024
+"""JSON values in the arguments of all tool calls of a chat."""
 _MAX_REASON_CHARS = 500
 _PROBE = "fairlead probe"
 
@@ -85,6 +88,7 @@ class ChatTemplate:
         """
         template = self._tool_template if tools else self._template
         try:
+            _check_arguments(messages)
             names = {
                 **self._special_tokens,
                 **variables,
@@ -168,6 +172,24 @@ def _texts(parts: Any) -> list[str]:
             case _:
                 raise InvalidRequest("this model takes text only, in parts of type text", param="messages")
     return texts
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """Raise `InvalidRequest` if parsing the arguments of all tool calls would make too many objects."""
+    texts = [
+        text
+        for message in messages
+        for call in message.get("tool_calls") or ()
+        if isinstance(text := (call.get("function") or {}).get("arguments"), str)
+    ]
+    if 2 * sum(map(len, texts)) <= MAX_ARGUMENT_VALUES:  # no text has more values than twice its length
+        return
+    values = sum(count(text.encode(errors="surrogatepass")).values for text in texts)
+    if values > MAX_ARGUMENT_VALUES:
+        raise InvalidRequest(
+            f"the arguments of tool calls have {values} JSON values; they may have {MAX_ARGUMENT_VALUES}",
+            param="messages",
+        )
 
 
 def _with_parsed_arguments(call: Any) -> Any:

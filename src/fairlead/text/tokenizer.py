@@ -16,6 +16,14 @@ from fairlead.errors import InvalidRequest, LoadFailed
 
 FILE = "tokenizer.json"
 
+# The encoding of a text takes a few hundred bytes a token. Up to so many bytes of text for each token that a
+# prompt may have, it is not worth counting first.
+SURE_BYTES_A_TOKEN = 4
+PIECE_CHARS = 32 * 1024
+# More tokens than cutting a text in two adds.
+TOKENS_A_CUT = 32
+MANY_IDS = 256
+
 
 class Tokenizer:
     """Text to ids and back, for one vocabulary. Safe to use from several threads.
@@ -81,7 +89,11 @@ class Tokenizer:
         """Return the ids' text; unknown ids are no text, bytes that are not UTF-8 become U+FFFD."""
         size = self.vocab_size
         known = [token_id for token_id in ids if 0 <= token_id < size]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        text: str
+        if len(known) < MANY_IDS:
+            text = self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        else:  # as in `encode`, only the form for many texts lets go of the GIL
+            (text,) = self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)
         return text
 
     def knows(self, token_id: int) -> bool:
@@ -107,11 +119,29 @@ class Tokenizer:
         return found
 
     def may_fit(self, text: str, max_tokens: int) -> bool:
-        """Tell at no cost whether a text of this length could be `max_tokens` tokens or fewer.
+        """Tell whether a text could be `max_tokens` tokens or fewer, without the memory of its encoding.
 
-        Too strict only where a normalizer throws most of a text away (a megabyte of blanks).
+        The pieces of a text that may well be too long are encoded one by one and their tokens counted, until
+        there are too many. Too strict only where a normalizer throws most of a text away (a megabyte of
+        blanks).
         """
-        return len(text) <= max_tokens * self.longest_token_chars
+        if len(text) > max_tokens * self.longest_token_chars:
+            return False
+        most_bytes = len(text) if text.isascii() else 4 * len(text)
+        if most_bytes <= SURE_BYTES_A_TOKEN * max_tokens:
+            return True
+        tokens = 0
+        for begin in range(0, len(text), PIECE_CHARS):
+            try:
+                (encoding,) = self._tokenizer.encode_batch_fast(
+                    [text[begin : begin + PIECE_CHARS]], add_special_tokens=False
+                )
+            except Exception:  # noqa: BLE001  # `encode` will say what is wrong with it
+                return True
+            tokens += max(0, len(encoding) - TOKENS_A_CUT)
+            if tokens > max_tokens:
+                return False
+        return True
 
     def _work_out_bytes(self, token_id: int, token: str) -> bytes:
         if self.byte_level:

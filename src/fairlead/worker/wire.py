@@ -5,6 +5,7 @@ socketpair is the child's only tie: its end, on either side, ends the child.
 """
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from fairlead.job import FinishReason, Sampling, TokenLogprob
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
+_INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 ErrorCode = Literal["engine_failed", "request_timeout"]
 
@@ -194,7 +196,12 @@ def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as `Submit.prompt`; `struct.error` when one is no 32-bit integer."""
+    """Return token ids as `Submit.prompt`; `struct.error` when one is no 32-bit integer.
+
+    An array of C's `int` is a thousand times as fast as a list.
+    """
+    if isinstance(token_ids, array) and token_ids.typecode == "i" and _INT_IS_LITTLE_INT32:
+        return token_ids.tobytes()
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 

@@ -95,6 +95,7 @@ export default {
   queue_full: "The queue is full. Try again in {wait}.",
   displaced: "The queue was full and the place went to somebody with fewer waiting. Try again in {wait}.",
   queue_timeout: "It waited too long and was given up.",
+  bodies_full: "The server holds as much of large requests as it can. Try again in {wait}.",
   rate_limited: "This key has used up its limit for now.",
   invalid_api_key: "This server does not know that key.",
   no_node: "No node can serve this model now.",

@@ -95,6 +95,7 @@ export default {
   queue_full: "队列已满，请在 {wait} 后重试。",
   displaced: "队列已满，位置让给了等待较少的用户。请在 {wait} 后重试。",
   queue_timeout: "等待时间过长，请求已被放弃。",
+  bodies_full: "服务器已接收的大型请求达到上限。请在 {wait} 后重试。",
   rate_limited: "这个密钥目前已用完限额。",
   invalid_api_key: "服务器不认识这个密钥。",
   no_node: "目前没有节点可以运行这个模型。",

@@ -1,0 +1,188 @@
+"""Does a body that one client sends hold up the others? Hostile bodies of 16 MB, and ordinary ones.
+
+A Fairlead runs in a process of its own, with the demonstration model, its context stretched to 131,072
+tokens, and a node that answers from memory. While each body is sent in turn, another user streams tokens and
+asks for `/health` all the time. Reported for each body: the answer's status, the time to it; of the server's
+event loop the longest gap between two turns of a task that wants one every millisecond, and the longest step
+of a task in CPU time; the other user's longest wait for a token and for `/health`; and by how much the
+server's memory grew. All are the least of several rounds, since noise only adds to them. Then:
+
+- fairness: how long another's chat of 25 KB takes while one user has six texts of 4 MB encoded;
+- memory: what 25 bodies of 16 MB leave behind when they have come and gone.
+
+    python bench/bodies.py [--rounds 3] [--only WORD] [--out bench/results/bodies.json]
+"""
+
+import argparse
+import json
+import platform
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bodies_cases import CASES, CHAT, MILLION, Case, said
+from bodies_parts import (
+    KEYS,
+    Canary,
+    Server,
+    answer_from_memory,
+    ask,
+    connect,
+    long_context_model,
+    request,
+    serving,
+)
+from router_parts import process
+
+SETTLE_S = 0.3
+BODIES = 25
+
+
+def attack(server: Server, canary: Canary, case: Case, rounds: int) -> dict[str, Any]:
+    """Send the body a few times; return the least of each figure, since noise only adds to them."""
+    body = case.make()
+    found: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        time.sleep(SETTLE_S)
+        before_mb = server.memory_mb()
+        canary.forget()
+        server.forget()
+        answer = ask(server.port, case.path, body)
+        time.sleep(SETTLE_S)
+        found.append(
+            {
+                "status": answer.status,
+                "time_ms": 1000 * answer.time_s,
+                "loop_gap_ms": 1000 * server.gap_s.value,
+                "loop_step_ms": 1000 * server.step_s.value,
+                "token_gap_ms": 1000 * canary.token_gap_s,
+                "health_ms": 1000 * canary.health_s,
+                "grown_mb": server.memory_mb("VmHWM") - before_mb,
+                "why": answer.body[:160].decode(errors="replace") if answer.status >= 400 else "",
+            }
+        )
+    figures = ("time_ms", "loop_gap_ms", "loop_step_ms", "token_gap_ms", "health_ms", "grown_mb")
+    return {
+        "mb": round(len(body) / MILLION, 2),
+        "status": found[0]["status"],
+        **{figure: round(min(one[figure] for one in found), 1) for figure in figures},
+        "why": found[0]["why"],
+    }
+
+
+def fairness(server: Server) -> dict[str, Any]:
+    """Return how long a user's chat of 25 KB takes alone, and beside another's six texts of 4 MB."""
+    chat = said(b"Hello " * 4_200)  # refused once it is encoded: its answer is not what is measured
+    text = b'{"model":"near","prompt":"%s"}' % (b"hello " * 700_000)
+    alone = ask(server.port, CHAT, chat, KEYS[1])
+    threads = [threading.Thread(target=ask, args=(server.port, "/tokenize", text)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(SETTLE_S)
+    beside = ask(server.port, CHAT, chat, KEYS[1])
+    for thread in threads:
+        thread.join()
+    return {
+        "alone_ms": round(1000 * alone.time_s, 1),
+        "beside_ms": round(1000 * beside.time_s, 1),
+        "status": beside.status,
+    }
+
+
+def memory(server: Server) -> dict[str, Any]:
+    """Hold bodies of 16 MB until all but their last bytes have come, end half, cut off the others."""
+    whole = request(
+        CHAT, b'{"model":"near","messages":[{"role":"user","content":"%s"}]}' % (b"x" * 16 * MILLION), KEYS[0]
+    )
+    before_mb = server.memory_mb()
+    server.forget()
+    socks = [connect(server.port) for _ in range(BODIES)]
+
+    def send(index: int) -> None:
+        with suppress(OSError):  # it may be refused before all of it was sent
+            socks[index].sendall(whole[:-1])
+
+    threads = [threading.Thread(target=send, args=(index,)) for index in range(BODIES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(1)
+    held_mb = server.memory_mb()
+    for index, sock in enumerate(socks):
+        try:
+            if index % 2:
+                sock.sendall(whole[-1:])
+                while sock.recv(1 << 16):
+                    pass
+        except OSError:
+            pass
+        sock.close()
+    time.sleep(2)
+    return {
+        "before_mb": round(before_mb),
+        "held_mb": round(held_mb),
+        "peak_mb": round(server.memory_mb("VmHWM")),
+        "after_mb": round(server.memory_mb()),
+    }
+
+
+def measure(only: str, rounds: int) -> dict[str, Any]:
+    """Return all figures."""
+    result: dict[str, Any] = {"bodies": {}}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        process(answer_from_memory) as node,
+        serving(long_context_model(Path(directory)), node.url) as server,
+    ):
+        ask(server.port, CHAT, CASES["chat of 2 KB"].make())
+        with Canary(server.port) as canary:
+            time.sleep(1)
+            canary.forget()
+            server.forget()
+            time.sleep(2)
+            quiet = (server.gap_s.value, server.step_s.value, canary.token_gap_s, canary.health_s)
+            names = ("loop_gap_ms", "loop_step_ms", "token_gap_ms", "health_ms")
+            result["quiet"] = {name: round(1000 * value, 1) for name, value in zip(names, quiet, strict=True)}
+            print("quiet", result["quiet"], flush=True)
+            for name, case in CASES.items():
+                if only in name:
+                    result["bodies"][name] = found = attack(server, canary, case, rounds)
+                    print(f"{name:28} {found}", flush=True)
+        if not only or only == "fairness":
+            result["fairness"] = fairness(server)
+            print("fairness", result["fairness"], flush=True)
+        if not only or only == "memory":
+            result["memory"] = memory(server)
+            print("memory", result["memory"], flush=True)
+    return result
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", default="", help="only bodies with this in their names, or fairness, or memory"
+    )
+    parser.add_argument("--out", help="write the result there too")
+    options = parser.parse_args()
+    result = {
+        "question": "whether a body that one client sends holds up the others",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "rounds": options.rounds,
+        **measure(options.only, options.rounds),
+    }
+    text = json.dumps(result, indent=2)
+    if options.out:
+        Path(options.out).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

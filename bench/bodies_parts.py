@@ -1,0 +1,258 @@
+"""What `bodies.py` measures with: a server whose event loop is watched, its clients, and a node."""
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import trio
+
+from fairlead.app import run
+from fairlead.config import ApiKey, Config, KvCacheConfig, ModelConfig, NodeConfig
+from router_parts import WHOLE
+
+CONTEXT = 131_072
+KEYS = ("sk-hostile", "sk-canary")
+LOOK_EVERY_S = 0.001
+HEALTH_EVERY_S = 0.005
+
+NOTHING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+# As others do, it writes tools and arguments as JSON, and takes messages of all roles.
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}\n"
+    "{% endfor %}"
+)
+
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+# The server --------------------------------------------------------------------------------------------
+
+
+class Steps(trio.abc.Instrument):
+    """Keeps the longest that a task computed without giving others a turn: true on a busy machine, too."""
+
+    def __init__(self, longest_s: Any) -> None:
+        self._longest_s = longest_s
+        self._begun_s = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002  # as Trio has it
+        self._begun_s = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
+        self._longest_s.value = max(self._longest_s.value, time.thread_time() - self._begun_s)
+
+
+class Ready:
+    """An announcer that sends the address through a pipe, and starts to watch the event loop."""
+
+    def __init__(self, ready: Connection, gap_s: Any, step_s: Any) -> None:
+        self._ready = ready
+        self._gap_s = gap_s
+        self._step_s = step_s
+
+    def loading(self, model: str, fraction: float, stage: str) -> None:
+        """See `Announcer`."""
+
+    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it
+        """See `Announcer`."""
+        trio.lowlevel.spawn_system_task(self._watch)
+        trio.lowlevel.add_instrument(Steps(self._step_s))
+        self._ready.send(url)
+
+    def failed(self, model: str, reason: str) -> None:
+        """See `Announcer`."""
+        self._ready.send(f"{model}: {reason}")
+
+    def stopping(self) -> None:
+        """See `Announcer`."""
+
+    async def _watch(self) -> None:
+        """Keep the longest time between two turns of a task that asks for one every millisecond."""
+        before = time.perf_counter()
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            now = time.perf_counter()
+            self._gap_s.value = max(self._gap_s.value, now - before)
+            before = now
+
+
+def serve(ready: Connection, gap_s: Any, step_s: Any, model: str, node: str) -> None:
+    """Serve the model and the node as `fairlead serve` does; log to nowhere."""
+    sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # to the end of the process
+    cache = KvCacheConfig(max_memory_mb=512)
+    config = Config(
+        models=(ModelConfig(Path(model), "near", device="cpu", threads=1, preload=True, kv_cache=cache),),
+        nodes=(NodeConfig(id="bench", url=node, seats=64, models=("far",)),),
+        api_keys=tuple(ApiKey(key, user=key) for key in KEYS),
+        port=0,
+    )
+    run(config, Ready(ready, gap_s, step_s))
+
+
+def answer_from_memory(ready: Connection) -> None:
+    """Answer every request, once all of it has come, until killed; send the address through `ready`."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    ready.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    while True:
+        threading.Thread(target=_answer_all, args=(listener.accept()[0],), daemon=True).start()
+
+
+def _answer_all(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data = b""
+    while True:
+        while b"\r\n\r\n" not in data:
+            if not (piece := sock.recv(1 << 20)):
+                return
+            data += piece
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head)
+        left = (int(length[1]) if length else 0) - len(data)
+        data = b""
+        while left > 0:
+            left -= len(sock.recv(min(left, 1 << 20)))
+        sock.sendall(NOTHING if head.startswith(b"GET") else WHOLE)
+
+
+class Server(NamedTuple):
+    """A running server: its port, its process; of its event loop the longest gap and step, in seconds."""
+
+    port: int
+    pid: int
+    gap_s: Any
+    step_s: Any
+
+    def memory_mb(self, field: str = "VmRSS") -> float:
+        """Return what the process holds now, or held at most since `forget_peak` (`VmHWM`)."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+    def forget(self) -> None:
+        """Have gap, step and `VmHWM` begin anew."""
+        self.gap_s.value = self.step_s.value = 0.0
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+@contextmanager
+def serving(model: Path, node: str) -> Iterator[Server]:
+    """Run the server in a process of its own, which ends with the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    gap_s, step_s = (context.Value("d", 0.0, lock=False) for _ in range(2))
+    process = context.Process(target=serve, args=(theirs, gap_s, step_s, str(model), node))
+    process.start()
+    try:
+        assert ours.poll(120), "it does not start"
+        url = ours.recv()
+        assert process.pid is not None
+        yield Server(int(url.rpartition(":")[2]), process.pid, gap_s, step_s)
+    finally:
+        process.terminate()
+        process.join(60)
+        process.kill()
+
+
+def long_context_model(directory: Path) -> Path:
+    """Make a copy of the demonstration model that takes `CONTEXT` tokens; return its folder."""
+    path = directory / "near"
+    shutil.copytree(str(files("fairlead") / "demo" / "fairlead-demo"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+# The clients -------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """An answer, and how long it took from the first byte sent to the last one read."""
+
+    status: int
+    body: bytes
+    time_s: float
+
+
+def request(path: str, body: bytes, key: str) -> bytes:
+    """Return a request, of which the connection is closed after the answer."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def connect(port: int) -> socket.socket:
+    """Return a connected socket."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=300)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def ask(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
+    """Send a request and read its answer."""
+    begun = time.perf_counter()
+    with connect(port) as sock:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may be refused before all of it was sent
+            sock.sendall(request(path, body, key))
+        answer = bytearray()
+        while piece := sock.recv(1 << 20):
+            answer += piece
+    head, _, rest = bytes(answer).partition(b"\r\n\r\n")
+    return Answer(int(head.split(b" ", 2)[1]), rest, time.perf_counter() - begun)
+
+
+class Canary:
+    """Another user, who has a stream all the time and asks for `/health` all the time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._ended = threading.Event()
+        self.token_gap_s = 0.0
+        self.health_s = 0.0
+        self._threads = [threading.Thread(target=run) for run in (self._stream, self._look)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.token_gap_s = self.health_s = 0.0
+
+    def _stream(self) -> None:
+        body = b'{"model":"near","prompt":"hello","max_tokens":400,"ignore_eos":true,"stream":true}'
+        while not self._ended.is_set():
+            with connect(self._port) as sock:
+                sock.sendall(request("/v1/completions", body, KEYS[1]))
+                sock.recv(1 << 16)
+                before = time.perf_counter()
+                while sock.recv(1 << 16):
+                    now = time.perf_counter()
+                    self.token_gap_s = max(self.token_gap_s, now - before)
+                    before = now
+
+    def _look(self) -> None:
+        with connect(self._port) as sock:
+            while not self._ended.wait(HEALTH_EVERY_S):
+                begun = time.perf_counter()
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert sock.recv(1 << 16)
+                self.health_s = max(self.health_s, time.perf_counter() - begun)

@@ -1,0 +1,36 @@
+"""Encodes the prompts of one request: each within the model's limits, all together within the request's."""
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as ReadOnlySequence
+
+from fairlead.api.body import too_many_tokens
+from fairlead.api.prepare import Prompt
+from fairlead.config import Limits
+from fairlead.text.model import TextModel
+
+LONG_PROMPT_TOKENS = 1024
+
+
+def encode_prompts(
+    model: TextModel, prompts: Iterable[Prompt], limits: Limits, param: str
+) -> tuple[ReadOnlySequence[int], ...]:
+    """Return each prompt's token ids; it may be ids already. Raises `InvalidRequest` of `param`."""
+    encoded: list[ReadOnlySequence[int]] = []
+    tokens = 0
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids = model.encode_prompt(prompt, param=param)
+        else:
+            ids = prompt
+            model.check_prompt(ids, param=param)
+        tokens += len(ids)
+        if tokens > limits.request_tokens:
+            raise too_many_tokens(tokens, param, limits)
+        encoded.append(packed(ids))
+    return tuple(encoded)
+
+
+def packed(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:
+    """Return many ids as an array, in four bytes each: the form in which the engine takes them."""
+    return array("i", ids) if len(ids) >= LONG_PROMPT_TOKENS else ids

@@ -1,0 +1,179 @@
+"""Worker threads that tenants take turns at. `Turns` decides and is pure; `Threads` runs.
+
+Encoding a long prompt takes seconds of CPU time. A tenant has one thread at a time, so that another one stays
+free for other tenants; its further work waits behind their first. A waiting call that is cancelled gives up
+its place. A thread cannot be cancelled: its turn lasts until it ends.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+import trio
+
+from fairlead.api.shares import Holding, Shares
+from fairlead.errors import FairleadError, QueueFull, QueueTimeout
+
+MOST_WAITING = 1000
+RETRY_S = 5
+
+Result = TypeVar("Result")
+
+
+class Turn:
+    """One piece of work. `decided` is called when it stops waiting."""
+
+    __slots__ = ("decided", "place", "state", "tenant")
+
+    def __init__(self, tenant: str, decided: Callable[[], None]) -> None:
+        self.tenant = tenant
+        self.decided = decided
+        self.state: Literal["waiting", "running", "refused", "over"] = "waiting"
+        self.place: Holding | None = None
+
+
+class Turns:
+    """At most `threads` turns run, `each` of one tenant; at most `most_waiting` wait.
+
+    When more would wait, the tenant with the most waiting turns loses its newest one.
+    """
+
+    def __init__(self, threads: int, *, each: int = 1, most_waiting: int = MOST_WAITING) -> None:
+        self._free = threads
+        self._each = each
+        self._running: dict[str, int] = {}
+        # In the order of their turns. A tenant whose turn has ended goes behind the others.
+        self._lines: dict[str, dict[Turn, None]] = {}
+        self._places = Shares(most_waiting)
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting turns."""
+        return self._places.taken
+
+    @property
+    def running(self) -> int:
+        """The number of running turns."""
+        return sum(self._running.values())
+
+    def enter(self, tenant: str, decided: Callable[[], None] = lambda: None) -> Turn:
+        """Return a new turn: running, waiting or refused. It ends with `leave`."""
+        turn = Turn(tenant, decided)
+        if self._may_run(tenant):  # no waiting turn may, or it would run
+            self._run(turn)
+            return turn
+        self._lines.setdefault(tenant, {})[turn] = None
+        turn.place = self._places.enter(tenant, turn)
+        for place in self._places.grow(turn.place, 1):
+            self._remove(place.owner)
+            place.owner.state = "refused"
+            place.owner.decided()
+        return turn
+
+    def leave(self, turn: Turn) -> None:
+        """End a turn in any state. Others may begin to run."""
+        if turn.state == "waiting":
+            assert turn.place is not None
+            self._places.leave(turn.place)
+            self._remove(turn)
+        elif turn.state == "running":
+            self._free += 1
+            self._running[turn.tenant] -= 1
+            if not self._running[turn.tenant]:
+                del self._running[turn.tenant]
+            if line := self._lines.pop(turn.tenant, None):
+                self._lines[turn.tenant] = line
+        turn.state = "over"
+        self._begin()
+
+    def _may_run(self, tenant: str) -> bool:
+        return self._free > 0 and self._running.get(tenant, 0) < self._each
+
+    def _begin(self) -> None:
+        while (tenant := next(filter(self._may_run, self._lines), None)) is not None:
+            turn = next(iter(self._lines[tenant]))
+            assert turn.place is not None
+            self._places.leave(turn.place)
+            self._remove(turn)
+            self._run(turn)
+            turn.decided()
+
+    def _run(self, turn: Turn) -> None:
+        self._free -= 1
+        self._running[turn.tenant] = self._running.get(turn.tenant, 0) + 1
+        turn.state = "running"
+
+    def _remove(self, turn: Turn) -> None:
+        line = self._lines[turn.tenant]
+        del line[turn]
+        if not line:
+            del self._lines[turn.tenant]
+
+
+class Threads:
+    """Runs functions in threads, by tenants' turns. No call waits longer than `timeout_s` for its turn."""
+
+    def __init__(self, threads: int, *, timeout_s: float) -> None:
+        self.turns = Turns(threads)
+        self._timeout_s = timeout_s
+
+    async def run(self, tenant: str, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Return the function's result. When cancelled, do not wait for the thread to end.
+
+        Raises what the function raises, `QueueFull` and `QueueTimeout`.
+        """
+        limiter = cast(trio.CapacityLimiter, _Limiter(self.turns, tenant, self._timeout_s))
+        result, error = await trio.to_thread.run_sync(
+            _attempt, partial(call, *arguments), abandon_on_cancel=True, limiter=limiter
+        )
+        if error is None:
+            return cast(Result, result)
+        try:
+            raise error
+        finally:
+            del error  # which refers to this frame
+
+
+def _attempt(call: Callable[[], Result]) -> tuple[Result | None, FairleadError | None]:
+    """Return the call's result, or the error it raised.
+
+    Trio's own way of raising a thread's error in the caller makes a reference cycle: the traceback refers to
+    frames that refer to the error. These frames hold the request's body, which would stay in memory until the
+    collector runs. So the error is returned, without its traceback; errors that are not for clients keep
+    theirs.
+    """
+    try:
+        return call(), None
+    except FairleadError as error:
+        error.__context__ = None
+        return None, error.with_traceback(None)
+
+
+class _Limiter:
+    """A turn as a `CapacityLimiter`, which Trio releases when the thread has ended."""
+
+    def __init__(self, turns: Turns, tenant: str, timeout_s: float) -> None:
+        self._turns = turns
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+        self._turn: Turn
+
+    async def acquire_on_behalf_of(self, _borrower: object) -> None:
+        decision = trio.Event()
+        turn = self._turn = self._turns.enter(self._tenant, decision.set)
+        try:
+            with trio.move_on_after(self._timeout_s):
+                if turn.state == "waiting":
+                    await decision.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
+            if turn.state == "refused":
+                raise QueueFull("too many long requests wait to be encoded", retry_after_s=RETRY_S)
+            if turn.state == "waiting":
+                raise QueueTimeout(f"the request waited longer than {self._timeout_s:g} s to be encoded")
+        except BaseException:
+            self._turns.leave(turn)
+            raise
+
+    def release_on_behalf_of(self, _borrower: object) -> None:
+        self._turns.leave(self._turn)

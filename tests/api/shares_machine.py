@@ -1,0 +1,120 @@
+"""Drives `Shares` beside a plain account of its rules. A subclass says with `new_shares` what is tested."""
+
+from fractions import Fraction
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from fairlead.api.shares import Shares
+
+MACHINE_SETTINGS = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+TOTAL = 12
+amounts = st.sampled_from([0, 1, 2, 3, 5, 8, TOTAL + 1])
+
+
+class SharesMachine(RuleBasedStateMachine):
+    """`account` is the truth: the name, amount and `kept` of each holding, the oldest first."""
+
+    new_shares = Shares
+    holdings = Bundle("holdings")
+
+    @initialize()
+    def begin(self):
+        self.shares = self.new_shares(TOTAL)
+        self.account = {}
+
+    @rule(target=holdings, name=st.sampled_from("abc"))
+    def enter(self, name):
+        holding = self.shares.enter(name, owner=object())
+        self.account[holding] = [name, 0, False]
+        return holding
+
+    @rule(target=holdings, name=st.sampled_from("abc"), amount=amounts, kept=st.booleans())
+    def hold(self, name, amount, kept):
+        holding = self.enter(name)
+        self.grow(holding, amount)
+        if kept:
+            self.keep(holding)
+        return holding
+
+    @rule(holding=holdings, amount=amounts)
+    def grow(self, holding, amount):
+        if holding not in self.account:
+            assert self.shares.grow(holding, amount) == []
+        elif not self.account[holding][2]:
+            before = {one: list(entry) for one, entry in self.account.items()}
+            self.account[holding][1] += amount
+            expected = self.taken_back(holding)
+            revoked = self.shares.grow(holding, amount)
+            assert revoked == expected
+            if amount <= Fraction(TOTAL, self.names(before)) - self.sum_of(before, holding.name):
+                # It is within its share afterwards, too: only what others keep may stand in its way.
+                kept_above = sum(
+                    self.sum_of(before, name)
+                    for name in "abc"
+                    if name != holding.name and self.keeps(before, name)
+                )
+                assert kept_above or holding not in revoked
+
+    @rule(holding=holdings)
+    def keep(self, holding):
+        self.shares.keep(holding)
+        if holding in self.account:
+            self.account[holding][2] = True
+
+    @rule(holding=consumes(holdings))
+    def leave(self, holding):
+        self.shares.leave(holding)
+        self.account.pop(holding, None)
+
+    @rule(holding=holdings)
+    def leave_and_be_remembered(self, holding):
+        self.shares.leave(holding)
+        self.account.pop(holding, None)
+
+    @invariant()
+    def all_is_accounted_for(self):
+        assert self.shares.taken == sum(entry[1] for entry in self.account.values()) <= TOTAL
+        assert self.shares.holders == self.names(self.account)
+
+    @invariant()
+    def what_has_ended_holds_nothing(self):
+        assert all(not holding.gone for holding in self.account)
+
+    def taken_back(self, growing):
+        """Take back what the rules say, and return it."""
+        revoked = []
+        while sum(entry[1] for entry in self.account.values()) > TOTAL:
+            share = Fraction(TOTAL, self.names(self.account))
+            names = {entry[0] for entry in self.account.values() if not entry[2]}
+            above = [name for name in names if self.sum_of(self.account, name) > share]
+            victim = growing
+            if above:
+                most = max(self.sum_of(self.account, name) for name in above)
+                largest = next(  # of several equals, who came first
+                    entry[0]
+                    for entry in self.account.values()
+                    if entry[0] in above and self.sum_of(self.account, entry[0]) == most
+                )
+                victim = [
+                    one for one, (name, _, kept) in self.account.items() if name == largest and not kept
+                ][-1]
+            del self.account[victim]
+            revoked.append(victim)
+        return revoked
+
+    def names(self, account):
+        return len({name for name, _, _ in account.values()})
+
+    def sum_of(self, account, wanted):
+        return sum(amount for name, amount, _ in account.values() if name == wanted)
+
+    def keeps(self, account, wanted):
+        return any(kept for name, _, kept in account.values() if name == wanted)

@@ -1,0 +1,271 @@
+"""What all bodies together may take of memory: who is refused, when it is given back, and that it is."""
+
+import gc
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import trio
+from quart import request
+from quart_trio import QuartTrio
+
+from api import far_away
+from api.conftest import client_of
+from api.raw_http import get, post, serving, until
+from fairlead.api.access import Access
+from fairlead.api.call import Call, Reply
+from fairlead.api.door import Door
+from fairlead.api.exchange import Exchange, FairleadRequest, read_body
+from fairlead.api.hot import HotRoutes
+from fairlead.api.incoming import Bodies
+from fairlead.api.limits import Quotas
+from fairlead.config import Config, Limits, ModelConfig
+from fairlead.errors import FairleadError
+from fake_fleet import FakeFleet
+
+KB = 1024
+CHAT = "/v1/chat/completions"
+
+
+async def echo(call: Call) -> Reply:
+    return Reply(b"%d" % len(await call.read()), 200, {})
+
+
+def hot(bodies, route=echo):
+    """Return an app with one route, past Quart; tenants are the users that requests name."""
+    routes = HotRoutes(Door(Access(()), Quotas(())), {"/": route}, bodies)
+
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            await routes(scope, receive, send)
+
+    return app
+
+
+class App(QuartTrio):
+    asgi_http_class = Exchange
+    request_class = FairleadRequest
+
+
+def quart(bodies):
+    """Return an app with the same route, of Quart's."""
+    app = App("test")
+
+    @app.post("/")
+    async def route():
+        current = request._get_current_object()
+        current.bodies, current.tenant = bodies, "user/" + request.headers.get("X-OpenWebUI-User-Id", "")
+        return str(len(await read_body(current)))
+
+    @app.errorhandler(FairleadError)
+    async def fail(error):
+        return {"error": {"code": error.code}}, error.status, {"Retry-After": str(error.retry_after_s)}
+
+    return app
+
+
+both = pytest.mark.parametrize("app_with", [hot, quart])
+
+
+def of(user, body):
+    return post(body, "/", f"X-OpenWebUI-User-Id: {user}")
+
+
+async def held(bodies, amount):
+    """Wait until so much is held: what the listener reads ahead is not among it."""
+    await until(lambda: bodies.shares.taken == amount)
+
+
+@both
+async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
+    bodies = Bodies(10 * KB)
+    async with serving(app_with(bodies)) as server:
+        older, newer, other = [await server.connect() for _ in range(3)]
+        await older.send(of("ana", b"x" * 4 * KB)[:-1])
+        await held(bodies, 4 * KB - 1)
+        await newer.send(of("ana", b"x" * 4 * KB)[:-1])
+        await held(bodies, 8 * KB - 2)
+        assert 200 == (await other.ask(of("bob", b"x" * 3 * KB))).status
+        answer = await newer.answer()
+        assert (429, "bodies_full", "2") == (
+            answer.status,
+            answer.error["code"],
+            answer.headers["retry-after"],
+        )
+        await older.send(b"x")
+        assert b"4096" == (await older.answer()).body
+        await held(bodies, 0)
+
+
+@both
+async def test_a_body_that_alone_is_more_than_all_may_be_is_too_large(app_with):
+    bodies = Bodies(KB)
+    async with serving(app_with(bodies)) as server:
+        answer = await server.ask(of("ana", b"x" * 2 * KB))
+        assert (413, "body_too_large") == (answer.status, answer.error["code"])
+        assert b"1024" == (await server.ask(of("ana", b"x" * KB))).body
+
+
+@both
+async def test_a_body_that_is_announced_and_does_not_come_takes_nothing(app_with):
+    bodies = Bodies(KB)
+    async with serving(app_with(bodies)) as server:
+        for _ in range(3):
+            await (await server.connect()).send(of("ana", b"x" * KB)[:-KB])
+        assert b"1024" == (await server.ask(of("bob", b"x" * KB))).body
+
+
+@both
+async def test_a_client_that_leaves_gives_back_what_it_held(app_with):
+    bodies = Bodies(KB)
+    async with serving(app_with(bodies)) as server:
+        client = await server.connect()
+        await client.send(of("ana", b"x" * KB)[:-1])
+        await held(bodies, KB - 1)
+        client.reset()
+        await held(bodies, 0)
+        assert 0 == bodies.shares.holders
+
+
+@both
+async def test_a_body_that_comes_too_slowly_gives_back_what_it_held(app_with):
+    bodies = Bodies(KB)
+    async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
+        assert 408 == (await server.ask(of("ana", b"x" * KB)[:-1])).status
+        await held(bodies, 0)
+
+
+async def test_a_request_whose_answer_has_begun_is_not_refused_for_another():
+    bodies = Bodies(10 * KB)
+    begun = trio.Event()
+
+    class Slow:
+        def __init__(self):
+            self.pieces = [b"second", b"first"]
+
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            if not self.pieces:
+                raise StopAsyncIteration
+            if len(self.pieces) == 1:
+                await begun.wait()
+            return self.pieces.pop()
+
+    async def stream(call: Call) -> Reply:
+        if len(await call.read()) < 8 * KB:
+            return Reply(b"small", 200, {})
+        return Reply(Slow(), 200, {})
+
+    async with serving(hot(bodies, stream)) as server:
+        client = await server.connect()
+        await client.send(of("ana", b"x" * 8 * KB))
+        await client.until(b"first")
+        refused = await server.ask(of("bob", b"x" * 3 * KB))
+        assert 429 == refused.status
+        begun.set()
+        answer = await client.answer()
+        assert (200, b"firstsecond", True) == (answer.status, answer.body, answer.whole)
+
+
+async def test_a_body_that_waits_to_be_passed_on_makes_room_for_anothers():
+    bodies = Bodies(10 * KB)
+
+    async def wait(call: Call) -> Reply:
+        if len(await call.read()) > 5 * KB:
+            await trio.sleep_forever()
+        return Reply(b"", 200, {})
+
+    async with serving(hot(bodies, wait)) as server:
+        waiting = await server.connect()
+        await waiting.send(of("ana", b"x" * 8 * KB))
+        await held(bodies, 8 * KB)
+        assert 200 == (await server.ask(of("bob", b"x" * 3 * KB))).status
+        assert 429 == (await waiting.answer()).status
+
+
+# In the application ------------------------------------------------------------------------------------
+
+
+def padded(size, **fields):
+    body = {"model": "small", "messages": [{"role": "user", "content": "hello"}], **fields}
+    return json.dumps({**body, "ignored": "x" * size}).encode()
+
+
+@pytest.fixture
+def freed():
+    """Return a function that waits until memory is freed, without the cycle collector's help."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+
+    yield lambda: until(lambda: tracemalloc.get_traced_memory()[0] - before < 1_000_000)
+    tracemalloc.stop()
+    gc.enable()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream):
+    client = client_of(model, gateway_script=lambda _job: [None])
+    shares = client.app.hot._bodies.shares
+    fields = {"prompt": "hello"} if path != CHAT else {}
+    async with serving(client.app) as server:
+        await (await server.connect()).send(post(padded(2_000_000, stream=stream, **fields), path))
+        await until(lambda: client.gateway.jobs)
+        assert (0, 0) == (shares.taken, shares.holders)
+        await freed()
+
+
+async def test_a_relayed_job_holds_its_body_to_its_end(model):
+    client = client_of(
+        model, fleet=FakeFleet(["small"], ["far"]), gateway_script=lambda job: [None, *far_away.whole(job)]
+    )
+    shares = client.app.hot._bodies.shares
+    body = padded(1000, model="far")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.post, CHAT, body)
+        await until(lambda: client.gateway.jobs)
+        assert len(body) == shares.taken
+        nursery.cancel_scope.cancel()
+    assert 0 == shares.taken
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        padded(2_000_000, n=0),
+        padded(2_000_000, max_tokens=10**6),
+        padded(2_000_000)[:-1],
+        b"[" * 2_000_000,
+        json.dumps({"model": "small", "messages": [{"role": "user", "content": "x" * 2_000_000}]}).encode(),
+    ],
+    ids=["out of range", "too long an answer", "cut short", "too many values", "too long a text"],
+)
+async def test_nothing_of_a_refused_body_stays_in_memory(model, freed, body):
+    client = client_of(model)
+    reply = await client.post(CHAT, body)
+    assert 400 == reply.status
+    await freed()
+    assert 0 == client.app.hot._bodies.shares.taken
+
+
+async def test_nothing_of_a_body_without_room_stays_in_memory(freed):
+    bodies = Bodies(2_000_000)
+    async with serving(hot(bodies)) as server:
+        client = await server.connect()
+        await client.send(of("ana", b"x" * 1_900_000)[:-1])
+        await held(bodies, 1_899_999)
+        assert 200 == (await server.ask(of("bob", b"x" * 200_000))).status
+        assert 429 == (await client.answer()).status
+        assert 200 == (await server.ask(get().replace(b"GET", b"POST"))).status
+        await freed()
+
+
+async def test_the_configured_bound_is_that_of_the_application(model):
+    config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(bodies_bytes=1000))
+    reply = await client_of(model, config=config).post(CHAT, padded(2000))
+    assert (413, "body_too_large") == (reply.status, reply.error["code"])

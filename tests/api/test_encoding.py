@@ -1,0 +1,36 @@
+"""The prompts of one request as token ids."""
+
+from array import array
+
+import pytest
+
+from fairlead.api.encoding import LONG_PROMPT_TOKENS, encode_prompts
+from fairlead.config import Limits
+from fairlead.errors import InvalidRequest
+from fairlead.worker.wire import pack_tokens
+
+
+def test_texts_and_ids_become_ids(model):
+    encoded = encode_prompts(model, ["hello world", [1, 2]], Limits(), "prompt")
+    assert encoded == (model.tokenizer.encode("hello world"), [1, 2])
+
+
+def test_many_ids_take_four_bytes_each_and_reach_the_engine_as_they_are(model):
+    ids = [n % 300 for n in range(LONG_PROMPT_TOKENS)]
+    (encoded,) = encode_prompts(model, [ids], Limits(), "prompt")
+    assert encoded == array("i", ids)
+    assert pack_tokens(encoded) == pack_tokens(ids)
+
+
+def test_all_prompts_of_a_request_together_have_a_bound(model):
+    asked = []
+
+    def prompts():
+        for n in range(10):
+            asked.append(n)
+            yield [1] * 4
+
+    with pytest.raises(InvalidRequest, match="12 tokens are too many; a request may have 10") as caught:
+        encode_prompts(model, prompts(), Limits(request_tokens=10), "input")
+    assert caught.value.param == "input"
+    assert asked == [0, 1, 2]  # what comes after it is not encoded

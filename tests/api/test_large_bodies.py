@@ -1,0 +1,266 @@
+"""Bodies of megabytes: each is answered, and none keeps the event loop from everybody else.
+
+How long the loop was kept is measured in its thread's CPU time, which is the same on a busy machine. What a
+parser holds the GIL for in another thread is bounded by the number of values, which is asserted of every
+body. The time that passes is measured by `bench/bodies.py`.
+"""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.api import body as bodies
+from fairlead.config import Config, Limits, ModelConfig
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MILLION = 1_000_000
+# Of this machine's loop; the bodies that are refused here took up to two seconds of it.
+LONGEST_STEP_S = 0.25
+# What may be parsed in the event loop's own thread.
+IN_LOOP_BYTES = 64 * 1024
+HELLO = b'"messages":[{"role":"user","content":"hello"}]'
+
+
+def many(item, count):
+    return b"[" + b",".join([item] * count) + b"]"
+
+
+def ids(count):
+    return b"[" + b",".join(b"%d" % (n % 300) for n in range(count)) + b"]"
+
+
+def members(count):
+    return b"{" + b",".join(b'"k%d":1' % n for n in range(count)) + b"}"
+
+
+def chat(**fields):
+    added = b"".join(b',"%s":%s' % (name.encode(), value) for name, value in fields.items())
+    return b'{"model":"small",' + HELLO + added + b"}"
+
+
+def said(content, model=b"small"):
+    return b'{"model":"%s","messages":[{"role":"user","content":"%s"}]}' % (model, content)
+
+
+def called(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    return json.dumps({"model": "small", "messages": messages}).encode()
+
+
+def tool(parameters):
+    return b'[{"type":"function","function":{"name":"f","parameters":{"a":%s}}}]' % parameters
+
+
+TOO_MANY = {
+    "keys of the template's variables": (
+        CHAT,
+        lambda: chat(chat_template_kwargs=members(400_000)),
+        "chat_template_kwargs",
+    ),
+    "lists in the template's variables": (
+        CHAT,
+        lambda: chat(chat_template_kwargs=b'{"a":%s}' % many(b"[1]", MILLION)),
+        "chat_template_kwargs",
+    ),
+    "lists in a member that is ignored": (CHAT, lambda: chat(ignored=many(b"[1]", MILLION)), "ignored"),
+    "tools": (CHAT, lambda: chat(tools=many(b"{}", MILLION)), "tools"),
+    "objects in a tool": (CHAT, lambda: chat(tools=tool(many(b"{}", MILLION))), "tools"),
+    "fractions in a tool": (CHAT, lambda: chat(tools=tool(many(b"0.5", 40_000))), "tools"),
+    "messages": (
+        CHAT,
+        lambda: b'{"model":"small","messages":%s}' % many(b'{"role":"user","content":""}', 100_000),
+        "messages",
+    ),
+    "values in a call's arguments": (CHAT, lambda: called("[" + "[1]," * MILLION + "0]"), "messages"),
+    "token ids": (COMPLETIONS, lambda: b'{"model":"small","prompt":%s}' % many(b"1", 2 * MILLION), "prompt"),
+    "prompts": (COMPLETIONS, lambda: b'{"model":"small","prompt":%s}' % many(b'""', MILLION), "prompt"),
+    "token ids to make text of": (
+        "/detokenize",
+        lambda: b'{"tokens":%s}' % many(b"1", 2 * MILLION),
+        "tokens",
+    ),
+    "relayed token ids": (
+        COMPLETIONS,
+        lambda: b'{"model":"far","prompt":%s}' % many(b"1", 2 * MILLION),
+        "prompt",
+    ),
+    "relayed texts": (EMBEDDINGS, lambda: b'{"model":"far","input":%s}' % many(b'"a"', MILLION), "input"),
+    "nested lists": (CHAT, lambda: b"[" * 4 * MILLION, None),
+}
+LONG = {
+    "text": (CHAT, lambda: said(b"Hello there. " * 1_200_000), "messages"),
+    "text of emoji": (CHAT, lambda: said("😀".encode() * 4 * MILLION), "messages"),
+    "text of line breaks": (CHAT, lambda: said(b"\\n" * 8 * MILLION), "messages"),
+    "text of escapes": (CHAT, lambda: said(b"\\u00e9" * 2_600_000), "messages"),
+    "text to count": (
+        "/tokenize",
+        lambda: b'{"model":"small","prompt":"%s"}' % (b"hello " * 2_600_000),
+        "prompt",
+    ),
+    "arguments": (CHAT, lambda: called(json.dumps({"text": "x" * 12 * MILLION})), "messages"),
+    "role": (
+        CHAT,
+        lambda: b'{"model":"small","messages":[{"role":"%s"}]}' % (b" - at " * 2_600_000),
+        "messages[0].role",
+    ),
+    "user": (CHAT, lambda: chat(user=b'"%s"' % (b"u" * 15 * MILLION)), "user"),
+    "number": (CHAT, lambda: chat(seed=b"1" * 15 * MILLION), "seed"),
+    "text that is cut short": (CHAT, lambda: said(b"Hello there. " * 1_200_000)[:-1], None),
+    "text that is not UTF-8": (CHAT, lambda: said(b"x" * 15 * MILLION + b"\xff"), None),
+}
+ACCEPTED = {
+    "keys of the template's variables": (
+        CHAT,
+        lambda: chat(chat_template_kwargs=b'{"a":%s}' % members(120_000)),
+    ),
+    "an agent's tools": (CHAT, lambda: chat(ignored=many(tool(members(40))[1:-1], 200))),
+    "relayed token ids": (COMPLETIONS, lambda: b'{"model":"far","prompt":%s}' % ids(MILLION)),
+    "relayed texts": (
+        EMBEDDINGS,
+        lambda: b'{"model":"far","input":%s}' % many(b'"%s"' % (b"a" * 7_000), 2048),
+    ),
+    "relayed image": (CHAT, lambda: said(b"A" * 15 * MILLION, b"far")),
+}
+
+
+class Loop(trio.abc.Instrument):
+    """Keeps the longest that a task computed in one turn."""
+
+    def __init__(self):
+        self.longest_s, self.begun_s = 0.0, time.thread_time()
+
+    def before_task_step(self, _task):
+        self.begun_s = time.thread_time()
+
+    def after_task_step(self, _task):
+        self.longest_s = max(self.longest_s, time.thread_time() - self.begun_s)
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Values and token ids of each body that a parser got, and whether the loop's thread parsed it."""
+    found = []
+
+    class Decoder:
+        def __init__(self, decoder):
+            self.decoder = decoder
+
+        def decode(self, body):
+            counts = bodies.count(body, bodies.TOKEN_LISTS)
+            found.append((counts.values, sum(counts.apart), threading.current_thread() is loop))
+            return self.decoder.decode(body)
+
+    parse, loop = bodies.parse, threading.current_thread()
+    monkeypatch.setattr(
+        "fairlead.api.edge.parse", lambda body, decoder, limits: parse(body, Decoder(decoder), limits)
+    )
+    return found
+
+
+async def asked(client, path, body):
+    """Return the reply; nothing of it may have kept the loop."""
+    watch = Loop()
+    trio.lowlevel.add_instrument(watch)
+    reply = await client.post(path, body)
+    trio.lowlevel.remove_instrument(watch)
+    assert watch.longest_s < LONGEST_STEP_S
+    return reply
+
+
+def check(parsed, body):
+    limits = Limits()
+    assert all(values <= limits.body_values and ids <= limits.request_tokens for values, ids, _ in parsed)
+    assert not any(in_loop for *_, in_loop in parsed if len(body) > IN_LOOP_BYTES)
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+async def test_too_many_values_are_refused_by_the_name_of_their_member(far, parsed, name):
+    path, make, param = TOO_MANY[name]
+    body = make()
+    reply = await asked(far, path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert far.gateway.jobs == []
+    check(parsed, body)
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_what_is_too_long_is_refused_by_name(far, parsed, name):
+    path, make, param = LONG[name]
+    body = make()
+    reply = await asked(far, path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert len(reply.body) < 2000
+    check(parsed, body)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+async def test_what_is_large_and_within_the_bounds_is_served(far, parsed, name):
+    path, make = ACCEPTED[name]
+    body = make()
+    reply = await asked(far, path, body)
+    assert reply.status == 200
+    check(parsed, body)
+
+
+async def test_the_bounds_are_configured(client_with, chat):
+    config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(body_values=20, request_tokens=5))
+    client = client_with(config=config)
+    assert 200 == (await client.post(CHAT, chat())).status
+    refused = await client.post(CHAT, chat(ignored=[1] * 20))
+    assert (400, "ignored") == (refused.status, refused.error["param"])
+    assert "may have 20" in refused.error["message"]
+    assert 200 == (await client.post(COMPLETIONS, {"prompt": [1] * 5})).status
+    for prompt in ([1] * 6, ["one two three"] * 3):
+        refused = await client.post(COMPLETIONS, {"prompt": prompt})
+        assert (400, "prompt") == (refused.status, refused.error["param"])
+        assert "may have 5" in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("most", "item", "body", "param"),
+    [
+        (16_384, {"role": "user", "content": "a"}, lambda many: {"messages": many}, "messages"),
+        (
+            4096,
+            {"type": "text", "text": "a"},
+            lambda many: {"messages": [{"role": "user", "content": many}]},
+            "messages[0].content",
+        ),
+        (2048, {"type": "function", "function": {"name": "f"}}, lambda many: {"tools": many}, "tools"),
+        (
+            1024,
+            {"id": "a", "function": {"name": "f", "arguments": "{}"}},
+            lambda many: {"messages": [{"role": "assistant", "tool_calls": many}]},
+            "messages[0].tool_calls",
+        ),
+    ],
+)
+async def test_parts_of_a_chat_have_bounds_of_their_own(far, chat, most, item, body, param):
+    refused = await far.post(CHAT, chat(**body([item] * (most + 1))))
+    assert (400, param) == (refused.status, refused.error["param"])
+    assert f"<= {most}" in refused.error["message"]
+    within = await far.post(CHAT, chat(max_tokens=4096, **body([item] * most)))
+    assert f"<= {most}" not in within.error["message"]  # refused for what comes after it
+
+
+async def test_a_template_has_a_bounded_number_of_variables(client, chat):
+    refused = await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1025)}))
+    assert (400, "chat_template_kwargs") == (refused.status, refused.error["param"])
+    assert (
+        200 == (await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1024)}))).status
+    )
+
+
+# The second parser ------------------------------------------------------------------------------------
+
+
+async def test_the_path_to_a_fault_is_written_down_for_that_alone(client):
+    """17,000 values below a key of 30,000 letters: a path for each would take half a gigabyte."""
+    body = b'{"' + b"k" * 30_000 + b'":' + many(b"1", 17_000) + b',"deep":{"er":[0,NaN]}}'
+    reply = await asked(client, CHAT, body)
+    assert (400, "deep.er[1]") == (reply.status, reply.error["param"])

@@ -1,0 +1,270 @@
+"""Turns at the threads; a machine against a plain account of the rules; then the threads themselves."""
+
+import threading
+
+import pytest
+import trio
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fairlead.api.turns import Threads, Turns
+from fairlead.errors import QueueFull, QueueTimeout
+
+MACHINE_SETTINGS = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def states(*turns):
+    return [turn.state for turn in turns]
+
+
+def test_a_tenant_has_one_thread_at_a_time():
+    turns = Turns(2)
+    first, second = turns.enter("a"), turns.enter("a")
+    other = turns.enter("b")
+    assert states(first, second, other) == ["running", "waiting", "running"]
+
+
+def test_a_tenants_further_work_waits_behind_others_first():
+    turns = Turns(1)
+    first, second, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
+    turns.leave(first)
+    assert states(second, other) == ["waiting", "running"]
+    turns.leave(other)
+    assert states(second) == ["running"]
+
+
+def test_who_leaves_gives_up_its_place():
+    turns = Turns(1)
+    first, second, third = turns.enter("a"), turns.enter("b"), turns.enter("c")
+    turns.leave(second)
+    turns.leave(first)
+    assert (states(second, third), turns.waiting) == (["over", "running"], 0)
+
+
+def test_the_tenant_that_waits_with_most_loses_its_last_turn():
+    turns = Turns(1, most_waiting=2)
+    turns.enter("a")
+    kept, last, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
+    assert states(kept, last, other) == ["waiting", "refused", "waiting"]
+    assert states(turns.enter("b")) == ["refused"]
+
+
+class TurnsMachine(RuleBasedStateMachine):
+    """`waiting`, by tenant, `order` of the tenants and `running` are the truth."""
+
+    new_turns = Turns
+    entered = Bundle("entered")
+
+    @initialize(threads=st.integers(1, 3), each=st.integers(1, 2))
+    def begin(self, threads, each):
+        self.threads, self.each = threads, each
+        self.turns = self.new_turns(threads, each=each, most_waiting=6)
+        self.order = []  # tenants that wait, the next one first
+        self.waiting = {}
+        self.running = []
+        self.decisions = {}
+
+    @rule(target=entered, tenant=st.sampled_from("abcd"))
+    def enter(self, tenant):
+        decision = []
+        turn = self.turns.enter(tenant, lambda: decision.append(True))
+        self.decisions[turn] = decision
+        if self.may_run(tenant):
+            self.running.append(turn)
+            return turn
+        if tenant not in self.order:
+            self.order.append(tenant)
+        self.waiting.setdefault(tenant, []).append(turn)
+        if sum(map(len, self.waiting.values())) > 6:
+            most = max(map(len, self.waiting.values()))
+            refused = [line[-1] for line in self.waiting.values() if len(line) == most]
+            lost = [one for one in refused if one.state == "refused"]
+            assert len(lost) == 1
+            assert self.decisions[lost[0]]
+            self.stop_waiting(lost[0])
+        return turn
+
+    @rule(turn=entered)
+    def leave(self, turn):
+        ran = turn in self.running
+        if ran:
+            self.running.remove(turn)
+            if turn.tenant in self.order:
+                self.order.remove(turn.tenant)
+                self.order.append(turn.tenant)
+        elif turn in self.waiting.get(turn.tenant, ()):
+            self.stop_waiting(turn)
+        self.turns.leave(turn)
+        while nexts := [tenant for tenant in self.order if self.may_run(tenant)]:
+            begun = self.waiting[nexts[0]][0]
+            self.stop_waiting(begun)
+            self.running.append(begun)
+            assert self.decisions[begun]
+
+    @invariant()
+    def all_are_where_they_should_be(self):
+        waiting = [turn for line in self.waiting.values() for turn in line]
+        assert {turn.state for turn in self.running} <= {"running"}
+        assert {turn.state for turn in waiting} <= {"waiting"}
+        assert (self.turns.running, self.turns.waiting) == (len(self.running), len(waiting))
+        assert len(self.running) <= self.threads
+
+    def may_run(self, tenant):
+        own = sum(turn.tenant == tenant for turn in self.running)
+        return len(self.running) < self.threads and own < self.each
+
+    def stop_waiting(self, turn):
+        self.waiting[turn.tenant].remove(turn)
+        if not self.waiting[turn.tenant]:
+            del self.waiting[turn.tenant]
+            self.order.remove(turn.tenant)
+
+
+TestTurns = TurnsMachine.TestCase
+TestTurns.settings = MACHINE_SETTINGS
+
+
+class StaysInFront(Turns):
+    """A tenant that has run stays before the others."""
+
+    def leave(self, turn):
+        lines, self._lines = self._lines, dict(self._lines)
+        order = list(lines)
+        self._free += turn.state == "running"
+        if turn.state == "running":
+            self._running[turn.tenant] -= 1
+            if not self._running[turn.tenant]:
+                del self._running[turn.tenant]
+            turn.state = "over"
+            self._lines = {tenant: lines[tenant] for tenant in order}
+            self._begin()
+        else:
+            super().leave(turn)
+
+
+class LosesThread(Turns):
+    """A turn that is left while it waits takes a thread with it."""
+
+    def leave(self, turn):
+        self._free -= turn.state == "waiting" and self.waiting > 2
+        super().leave(turn)
+
+
+class WakesNobody(Turns):
+    """Who waits is not told."""
+
+    def _run(self, turn):
+        super()._run(turn)
+        turn.decided = lambda: None
+
+
+class RefusesNewcomer(Turns):
+    """Whoever comes last is refused, however few turns its tenant waits for."""
+
+    def enter(self, tenant, decided=lambda: None):
+        turn = super().enter(tenant, decided)
+        if self.waiting == 6 and turn.state == "waiting":
+            self.leave(turn)
+            turn.state = "refused"
+            decided()
+        return turn
+
+
+@pytest.mark.parametrize("mutant", [StaysInFront, LosesThread, WakesNobody, RefusesNewcomer])
+def test_the_machine_catches_a_mutant(mutant):
+    class Machine(TurnsMachine):
+        new_turns = mutant
+
+    with pytest.raises((AssertionError, KeyError, StopIteration)):
+        run_state_machine_as_test(Machine, settings=settings(MACHINE_SETTINGS, phases=[Phase.generate]))
+
+
+# Threads -----------------------------------------------------------------------------------------------
+
+
+async def test_a_function_runs_in_a_thread_and_its_result_is_returned():
+    threads = Threads(2, timeout_s=60)
+    assert await threads.run("a", lambda one, two: (one, two, threading.current_thread()), 1, 2) != (
+        1,
+        2,
+        threading.current_thread(),
+    )
+    with pytest.raises(ZeroDivisionError):
+        await threads.run("a", lambda: 1 / 0)
+    assert (threads.turns.running, threads.turns.waiting) == (0, 0)
+
+
+async def test_a_cancelled_waiter_frees_its_place():
+    threads = Threads(1, timeout_s=60)
+    end = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.run, "a", end.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            nursery.start_soon(_cancel_when_waiting, threads, scope)
+            await threads.run("b", end.wait)
+        assert (threads.turns.running, threads.turns.waiting) == (1, 0)
+        end.set()
+
+
+async def _cancel_when_waiting(threads, scope):
+    while not threads.turns.waiting:
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+async def test_an_abandoned_thread_has_its_turn_to_its_end():
+    threads = Threads(1, timeout_s=60)
+    begun, end = trio.Event(), threading.Event()
+
+    def work():
+        trio.from_thread.run_sync(begun.set)
+        end.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.run, "a", work)
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+    assert threads.turns.running == 1
+    end.set()
+    assert await threads.run("b", lambda: "next") == "next"
+    assert threads.turns.running == 0
+
+
+async def test_nothing_waits_longer_than_the_timeout():
+    threads = Threads(1, timeout_s=0.05)
+    end = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.run, "a", end.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(QueueTimeout):
+            await threads.run("b", end.wait)
+        assert threads.turns.waiting == 0
+        end.set()
+
+
+async def test_a_turn_that_is_refused_is_an_error():
+    threads = Threads(1, timeout_s=60)
+    threads.turns = Turns(1, most_waiting=1)
+    end = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(threads.run, "a", end.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(threads.run, "b", end.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(QueueFull):
+            await threads.run("b", end.wait)
+        end.set()
