@@ -1,0 +1,87 @@
+"""Two servers with the demonstration model, one of them with API keys, checked after each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from advisories.target import Target
+from e2e.real_server import configured, real_server
+
+KEYS = {
+    "ana": "sk-ana-0123456789abcdefghij-ana",
+    "bob": "sk-ana-0123456789abcdefghij-bob",  # as long as ana's, and the same but for its end
+    "limited": "sk-limited-0123456789abcdef",
+}
+
+
+@pytest.fixture(autouse=True)
+def numbers(request) -> tuple[str, ...]:
+    """The advisories that the test tries; see `tries`."""
+    return getattr(request, "param", ())
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    """The home directory of the servers, with their caches and temporary files."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("tmp", "cache"):
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(home) -> dict[str, str]:
+    return {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "HF_HOME": str(home / "cache"),
+    }
+
+
+@pytest.fixture(scope="session")
+def keyless(environment) -> Iterator[Target]:
+    with real_server(environment=environment) as running:
+        target = Target(running)
+        yield target
+        target.http.close()
+
+
+@pytest.fixture(scope="session")
+def with_keys(environment, tmp_path_factory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = [
+        {"key": KEYS["ana"], "user": "ana"},
+        {"key": KEYS["bob"], "user": "bob"},
+        {"key": KEYS["limited"], "user": "limited", "models": ["other"]},
+    ]
+    cache = {"kvCache": {"isolateTenants": True}}
+    with real_server(*configured(folder, cache, apiKeys=keys), environment=environment) as running:
+        target = Target(running, KEYS["ana"])
+        yield target
+        target.http.close()
+
+
+def unharmed(target: Target) -> Iterator[Target]:
+    """Yield the server, then check that the test has not harmed it."""
+    log_lines = len(target.running.log)
+    yield target
+    target.assert_unharmed(log_lines)
+
+
+@pytest.fixture
+def server(keyless) -> Iterator[Target]:
+    """The server without keys, which is unharmed after the test."""
+    yield from unharmed(keyless)
+
+
+@pytest.fixture
+def guarded(with_keys) -> Iterator[Target]:
+    """The server with keys, which is unharmed after the test."""
+    yield from unharmed(with_keys)
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """The path that hostile content would create if any of it were run."""
+    return tmp_path / "was-run"

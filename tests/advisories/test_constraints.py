@@ -1,0 +1,149 @@
+"""Constraints on the output that crashed a peer.
+
+A constraint that is not served is a 400 that names the field, because an answer without it would be wrong.
+What no server could serve, as a schema of an unknown type, stays a 400 when constraints are served.
+"""
+
+import pytest
+
+from advisories.target import CHAT, COMPLETIONS, Target, chat, completion
+from advisories.tries import tries
+
+NO_SCHEMAS = ['{"properties": {"reason": {"type": "stsring"}}}', {"type": "stsring"}, "{", [], 7]
+NESTED = '{"type": "object", "properties": {"a": ' * 400 + '{"type": "string"}' + "}}" * 400
+RECURSIVE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+CATASTROPHIC = ["(a+)+b", "(" * 200 + "a*" + ")*" * 200, "(.{0,999}){999}"]
+PICKLE = "gASVHgAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAR0cnVllIWUUpQu"
+
+
+def schema_format(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+@tries("CVE-2025-48942", "CVE-2026-105757")
+@pytest.mark.parametrize("schema", NO_SCHEMAS, ids=str)
+def test_a_schema_that_is_none_is_refused(server: Target, schema):
+    server.refuses_everywhere("response_format", schema_format(schema))
+    server.refuses_everywhere("guided_json", schema)
+    server.refuses_everywhere("structured_outputs", {"json": schema})
+
+
+@tries("CVE-2025-48943")
+@pytest.mark.parametrize("pattern", ["[invalid", "(", "*"])
+def test_a_pattern_that_is_none_is_refused(server: Target, pattern):
+    server.refuses_everywhere("guided_regex", pattern)
+    server.refuses_everywhere("structured_outputs", {"regex": pattern})
+
+
+@tries("CVE-2026-55574", "CVE-2026-73556")
+def test_a_pattern_with_exponentially_many_states_is_refused(server: Target):
+    for pattern in CATASTROPHIC:
+        server.refuses_everywhere("structured_outputs", {"regex": pattern})
+        server.refuses_everywhere("guided_regex", pattern)
+
+
+@tries("CVE-2026-2069", "CVE-2025-57809", "CVE-2026-25048", "CVE-2025-58446")
+def test_a_grammar_without_end_is_refused(server: Target):
+    enumeration = "root ::= " + " | ".join(f'"{number}"' for number in range(20_000))
+    nested = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
+    for grammar in ("root ::= root", "root ::= a\na ::= root", nested, enumeration):
+        server.refuses_everywhere("guided_grammar", grammar)
+        server.refuses_everywhere("grammar", grammar)
+        server.refuses_everywhere("structured_outputs", {"grammar": grammar})
+
+
+@tries("CVE-2026-105757")
+@pytest.mark.parametrize(
+    "field", ["guided_json", "guided_regex", "guided_grammar", "guided_choice", "grammar"]
+)
+def test_an_empty_constraint_is_refused_or_none(server: Target, field):
+    for empty in ("", [], {}):
+        server.refuses_or_ignores(**{field: empty})
+        server.refuses_or_ignores(structured_outputs={field.removeprefix("guided_"): empty})
+
+
+@tries("CVE-2026-52130")
+@pytest.mark.parametrize("schema", [RECURSIVE, NESTED], ids=["recursive", "nested"])
+def test_a_schema_without_end_is_refused(server: Target, schema):
+    server.refuses_everywhere("response_format", schema_format(schema))
+    server.refuses_everywhere("json_schema", schema)
+    server.refuses_everywhere("guided_json", schema)
+
+
+@tries("CVE-2026-52130", "CVE-2025-48944")
+def test_a_schema_that_is_nested_deeper_than_any_parser_goes_is_refused(server: Target):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    for field in (b"response_format", b"tools", b"json_schema"):
+        body = b'{"messages": [{"role": "user", "content": "a"}], "' + field + b'": ' + deep + b"}"
+        server.refuses(CHAT, body, None)
+
+
+@tries("CVE-2025-48944")
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "something", "properties": {"a": {"type": "object"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a-"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": CATASTROPHIC[0]}}},
+        {"type": 7, "properties": [], "required": {}},
+        RECURSIVE,
+    ],
+    ids=str,
+)
+def test_a_tools_schema_is_text_or_refused(server: Target, parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    assert server.post(CHAT, chat(tools=tools)).status_code in {200, 400}
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        server.refuses(CHAT, chat(tools=tools, tool_choice=choice), None)
+
+
+@tries("CVE-2026-93989", "GHSA-6cxc-2vcg-w5qc", "CVE-2026-93840")
+def test_which_tokens_are_allowed_is_refused_and_bounds_no_other_request(server: Target):
+    server.refuses_everywhere("bad_words", ["owl", "x" * 10_000])
+    server.refuses_everywhere("allowed_token_ids", [2**31 - 1])
+    # This one could be served. The canary shows that its mask does not stay in the batch.
+    assert server.post(COMPLETIONS, completion(allowed_token_ids=[5])).status_code in {200, 400}
+
+
+@tries("CVE-2024-11040")
+def test_beam_search_is_refused(server: Target):
+    server.refuses_everywhere("use_beam_search", True)
+
+
+@tries(
+    "CVE-2025-62164",
+    "GHSA-mcmc-2m55-j8jj",
+    "CVE-2026-56340",
+    "CVE-2026-55514",
+    "CVE-2026-73557",
+    "GHSA-x9pq-jx6q-p3qv",
+)
+def test_embedded_prompts_are_refused(server: Target):
+    for embeds in ("AAAA", ["AAAA"], PICKLE):
+        part = {"type": "prompt_embeds", "prompt_embeds": embeds}
+        server.refuses(CHAT, chat(content=[part, part]), "messages[0].content[0]")
+        server.refuses(COMPLETIONS, completion(prompt_embeds=embeds, repetition_penalty=1.1), "prompt_embeds")
+        server.refuses(CHAT, chat(prompt_embeds=embeds), "prompt_embeds")
+
+
+@tries("CVE-2025-29770", "CVE-2025-32381", "GHSA-hf3c-wxg2-49q9")
+def test_a_flood_of_different_schemas_leaves_nothing_on_the_disk(server: Target, home):
+    before = sorted(home.rglob("*"))
+    for index in range(50):
+        schema = {"type": "object", "properties": {f"field{index}": {"type": "string"}}}
+        assert server.post(CHAT, chat(response_format=schema_format(schema))).status_code in {200, 400}
+    assert sorted(home.rglob("*")) == before
+
+
+@tries("CVE-2026-7304", "CVE-2026-10300")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"custom_logit_processor": f'{{"callable": "{PICKLE}"}}'},
+        {"logits_processors": ["os.system"]},
+        {"lora_path": "../../etc", "lora_request": {"lora_name": "a", "lora_int_id": 1, "lora_path": "/"}},
+    ],
+    ids=str,
+)
+def test_code_and_adapters_of_a_request_are_refused_or_ignored(server: Target, fields):
+    server.refuses_or_ignores(**fields)
