@@ -174,6 +174,7 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
             max_model_len=model.max_model_len,
             max_input_tokens=model.max_input_tokens,
             max_output_tokens=model.max_output_tokens,
+            special_tokens=model.special_tokens,
         )
 
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)

@@ -46,6 +46,35 @@ class InvalidRequest(FairleadError):
     code = "invalid_request"
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt is too long, alone or together with the answer; a shorter one may be served.
+
+    Clients then drop or summarize old messages. Some recognize the code, others the words of OpenAI's own
+    messages, so both must stay:
+
+    - LangChain (`OpenAIContextOverflowError`): the code, or «Input tokens exceed the configured limit».
+    - LiteLLM (`ContextWindowExceededError`): that phrase, or «this model's maximum context length is».
+    - opencode (compaction): the code, or «maximum context length is N tokens».
+    """
+
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of_prompt(cls, tokens: int, what: str, *, param: str) -> "ContextLengthExceeded":
+        """Return the error for a prompt that does not fit a context of `tokens`; `what` says its size."""
+        return cls.of_context(tokens, f"a prompt must be shorter, and {what}", param=param)
+
+    @classmethod
+    def of_context(cls, tokens: int, what: str, *, param: str) -> "ContextLengthExceeded":
+        """Return the error for anything that does not fit a context of `tokens`."""
+        return cls(f"this model's maximum context length is {tokens} tokens; {what}", param=param)
+
+    @classmethod
+    def of_input(cls, tokens: int, what: str, *, param: str) -> "ContextLengthExceeded":
+        """Return the error for a prompt of more tokens than the configuration allows."""
+        return cls(f"Input tokens exceed the configured limit of {tokens} tokens; {what}", param=param)
+
+
 class InvalidApiKey(FairleadError):
     """No key, or none we know."""
 

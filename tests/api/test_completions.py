@@ -119,7 +119,8 @@ async def test_text_offsets_go_on_from_chunk_to_chunk(client, model):
 async def test_what_cannot_be_done_is_refused_by_name(client, fields, param):
     reply = await client.post(COMPLETIONS, fields)
     assert (reply.status, reply.error["param"]) == (400, param)
-    assert reply.error["code"] == "invalid_request"
+    overflows = fields.get("prompt") == [1] * 4096 or fields.get("max_tokens") == 97
+    assert reply.error["code"] == ("context_length_exceeded" if overflows else "invalid_request")
     assert client.gateway.jobs == []
 
 

@@ -48,7 +48,8 @@ class Server:
         )
 
     def watch(self, looks: Looks | None = None, history: History | None = None) -> Watch:
-        return Watch(looks or Looks(self.take), history or History(self.take), lambda: self.draining)
+        view = (looks or Looks(self.take)).view(None)
+        return Watch(view, history or History(self.take), lambda: self.draining)
 
 
 @dataclass
@@ -192,12 +193,12 @@ async def test_what_commands_print_is_not_shown_and_is_no_change(autojump_clock)
         printed.append("password=1")
         return msgspec.structs.replace(shown, models=(msgspec.structs.replace(model, output=tuple(printed)),))
 
-    looks = Looks(take)
-    looks.look()
+    view = Looks(take).view(None)
+    view.look()
     await trio.sleep(1)
-    looks.look()
-    assert (2, 1) == (len(printed), looks.changes)
-    assert b"password" not in looks.event
+    view.look()
+    assert (2, 1) == (len(printed), view.changes)
+    assert b"password" not in view.event
 
 
 # The history ----------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ async def refused(client, body: bytes):
     assert reply.headers["content-type"] == "application/json"
     assert client.gateway.jobs == []
     assert set(reply.error) == {"message", "type", "param", "code"}
-    assert (reply.error["type"], reply.error["code"]) == ("invalid_request_error", "invalid_request")
+    is_too_long = "context length" in reply.error["message"]
+    code = "context_length_exceeded" if is_too_long else "invalid_request"
+    assert (reply.error["type"], reply.error["code"]) == ("invalid_request_error", code)
     if reply.error["param"] is not None:
         assert reply.error["message"].startswith(reply.error["param"])
     return reply.error

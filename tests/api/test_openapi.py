@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from openapi_spec_validator import validate
 
-from fairlead.api import openapi, schemas, shapes
+from fairlead.api import openapi, schemas, shapes, unserved
 from fairlead.api.dashboard import pages
 from fairlead.config import ApiKey
 from fairlead.nodes.status import NodeStatus
@@ -47,6 +47,21 @@ def test_each_field_of_a_request_is_in_it(document):
     for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.NodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", unserved.CHAT),
+        ("/v1/completions", unserved.COMPLETION),
+        ("/v1/embeddings", unserved.EMBEDDING),
+        ("/tokenize", unserved.TOKENIZE),
+    ],
+)
+def test_fields_that_are_refused_or_ignored_are_named(document, path, fields):
+    refused, ignored = document["paths"][path]["post"]["description"].split("\n\n")
+    assert set(fields) == set(re.findall(r"`(\w+)`", refused))
+    assert set(unserved.IGNORED) == set(re.findall(r"`(\w+)`", ignored))
 
 
 def test_all_errors_of_the_specification_are_described(document):

@@ -8,6 +8,9 @@ from api.conftest import client_of
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
+# By these words LiteLLM and opencode know that the conversation is too long; LangChain knows the code.
+CONTEXT_EXCEEDED = "this model's maximum context length is 4096 tokens"
+INPUT_TOO_LONG = "Input tokens exceed the configured limit of 5 tokens"
 
 
 @pytest.fixture
@@ -29,7 +32,38 @@ async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat
     ]:
         reply = await client.post(path, body)
         assert (400, param) == (reply.status, reply.json["error"]["param"])
+        assert "context_length_exceeded" == reply.error["code"]
+        assert INPUT_TOO_LONG in reply.error["message"]
     assert [] == client.gateway.jobs
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hello " * 3000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "messages"),
+        (CHAT, {"max_tokens": 4090}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": 2**31 - 1}, "max_completion_tokens"),
+        (COMPLETE, {"prompt": "hello " * 3000}, "prompt"),
+        (COMPLETE, {"prompt": [[3], [3] * 4096]}, "prompt"),
+        (COMPLETE, {"prompt": [3] * 4000, "max_tokens": 97}, "max_tokens"),
+    ],
+)
+async def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_act_on(
+    client, chat, path, fields, param
+):
+    reply = await client.post(path, (chat() if path == CHAT else {}) | fields)
+    error = reply.error
+    assert (400, param) == (reply.status, error["param"])
+    assert ("context_length_exceeded", "invalid_request_error") == (error["code"], error["type"])
+    assert CONTEXT_EXCEEDED in error["message"].lower()
+    assert [] == client.gateway.jobs
+
+
+async def test_an_answer_over_the_configured_limit_is_not_a_matter_of_the_context(limited, chat):
+    """A client that shortens its conversation would come back with the same max_tokens."""
+    reply = await limited(max_output_tokens=7).post(CHAT, chat(max_tokens=8))
+    assert (400, "invalid_request") == (reply.status, reply.error["code"])
 
 
 async def test_a_prompt_at_the_limit_is_served(limited):

@@ -10,7 +10,7 @@ from fairlead.dispatch.places import Places
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Wish
-from fairlead.errors import Draining, InvalidRequest, ModelLoading, ModelNotFound, NoQueue, QueueFull
+from fairlead.errors import ContextLengthExceeded, Draining, ModelLoading, ModelNotFound, NoQueue, QueueFull
 from fairlead.job import Relay
 from fairlead.swap.policy import KeepEverything
 
@@ -32,7 +32,7 @@ def admission(*, seats: int, rejects_loading: bool = False) -> Admission:
     ("options", "refusal"),
     [
         ({}, None),
-        ({"prompt": 20, "no_queue": True, "relay": HUGE}, InvalidRequest),
+        ({"prompt": 20, "no_queue": True, "relay": HUGE}, ContextLengthExceeded),
         ({"no_queue": True, "relay": HUGE}, NoQueue),
         ({"relay": HUGE}, QueueFull),
         ({"model": "x", "no_queue": True, "relay": HUGE}, ModelLoading),

@@ -126,7 +126,7 @@ def test_a_job_is_a_misfit_only_if_the_longest_model_is_too_short(prompt, is_mis
     subject = places(one=limits(1, longest=20), two=limits(1, longest=50))
     error = subject.misfit(job(prompt=prompt).job)
     assert is_misfit == (error is not None)
-    assert error is None or ("prompt", True) == (error.param, "at most 50" in error.message)
+    assert error is None or ("prompt", True) == (error.param, "length is 50 tokens" in error.message)
     assert subject.misfit(job(prompt=prompt, model="not up").job) is None
 
 

@@ -4,7 +4,15 @@ from collections import Counter
 
 from dispatch.recorded import FakeNode, Ledger, job, limits, scheduler, submit
 from fairlead.dispatch.ticket import TicketState
-from fairlead.errors import Displaced, Draining, InvalidRequest, LoadFailed, NoQueue, QueueFull, QueueTimeout
+from fairlead.errors import (
+    ContextLengthExceeded,
+    Displaced,
+    Draining,
+    LoadFailed,
+    NoQueue,
+    QueueFull,
+    QueueTimeout,
+)
 
 
 def test_two_tenants_with_five_jobs_and_two_are_served_a_b_a_b_a_a_a():
@@ -93,7 +101,7 @@ def test_a_prompt_that_fits_no_node_is_refused_and_one_that_fits_exactly_is_not(
     subject.node_up(FakeNode(), limits(2, longest=10))
     fits, too_long = submit(subject, job(prompt=9), job(prompt=10))
     assert [fits] == effects.granted
-    assert isinstance(effects.refused[too_long], InvalidRequest)
+    assert isinstance(effects.refused[too_long], ContextLengthExceeded)
     assert "prompt" == effects.refused[too_long].param
 
 
@@ -101,7 +109,7 @@ def test_a_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_
     subject, effects = scheduler()
     (too_long,) = submit(subject, job(prompt=10))
     subject.node_up(FakeNode(), limits(2, longest=10))
-    assert isinstance(effects.refused[too_long], InvalidRequest)
+    assert isinstance(effects.refused[too_long], ContextLengthExceeded)
     assert 0 == subject.statistics().waiting
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
-from fairlead.errors import FairleadError, InvalidRequest, LoadFailed, NodeFailed
+from fairlead.errors import ContextLengthExceeded, FairleadError, LoadFailed, NodeFailed
 from fairlead.job import Job, Sampling
 from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.engine_node import EngineNode, worker_spec
@@ -190,7 +190,7 @@ async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkey
 
 async def test_a_prompt_over_the_limit_is_refused_and_an_answer_is_cut_at_it(model: TextModel):
     async with running(model, Reports(), max_input_tokens=10, max_output_tokens=3) as node:
-        with pytest.raises(InvalidRequest, match="the prompt has 11 tokens, 10 are accepted") as refused:
+        with pytest.raises(ContextLengthExceeded, match="limit of 10 tokens; this one has 11") as refused:
             async with generating(node, job(1, prompts=2)):
                 raise AssertionError("the second prompt has 11 tokens")
         assert "prompt" == refused.value.param

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairlead.config import ApiKey, Config
 from fairlead.nodes.status import NodeStatus
 from fairlead.telemetry.metrics import Pulled, ServerMetrics
+from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
 from telemetry.sources import FakeSources, engine, journey
@@ -26,10 +27,10 @@ VLLM_HISTOGRAMS = (
 )
 
 
-def pulled(sources: FakeSources, **config) -> Pulled:
+def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> Pulled:  # noqa: B008 — it is frozen
     tenants = TenantNames(Config(models=(), **config))
     overview = Overview(sources, sources.refusals)
-    return ServerMetrics(sources, overview, refusals=sources.refusals, tenants=tenants).pull()
+    return ServerMetrics(sources, overview, refusals=sources.refusals, tenants=tenants).pull(scope)
 
 
 def samples(sources: FakeSources, **config) -> dict:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.text.model import GenerationDefaults, TextModel
 from fairlead.text.tokenizer import Tokenizer
 from text.vocabularies import library
@@ -152,10 +152,10 @@ def test_a_prompt_may_fill_all_but_one_token_of_the_context(directory):
     model = load(directory)
     longest = "a" * 29  # with <s> and ▁ it is 31 tokens
     assert 31 == len(model.encode_prompt(longest))
-    with pytest.raises(InvalidRequest, match="32 tokens") as caught:
+    with pytest.raises(ContextLengthExceeded, match=r"32 tokens.* this one has 32") as caught:
         model.encode_prompt(longest + "a")
     assert "prompt" == caught.value.param
-    with pytest.raises(InvalidRequest, match="tokens") as caught:
+    with pytest.raises(ContextLengthExceeded, match="32 tokens") as caught:
         model.encode_chat(user("a" * 40))
     assert "messages" == caught.value.param
 
@@ -164,7 +164,7 @@ def test_a_text_of_sixteen_megabytes_is_refused_without_encoding_it(directory, m
     model, text = load(directory), "a" * 16_000_000
     encoded = []
     monkeypatch.setattr(Tokenizer, "encode", lambda _self, text, **_options: encoded.append(text))
-    with pytest.raises(InvalidRequest, match="16000000 characters"):
+    with pytest.raises(ContextLengthExceeded, match="16000000 characters"):
         model.encode_prompt(text, param="input")
     assert not encoded
 

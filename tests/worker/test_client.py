@@ -154,13 +154,20 @@ async def test_a_sequence_that_the_engine_refuses_fails_alone():
     assert good.ends == ["length"]
 
 
-@pytest.mark.parametrize("prompt", [[1] * 1_000_000, [2**31], [-(2**31) - 1]])
-async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt):
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ([1] * 1_000_000, "context_length_exceeded"),
+        ([2**31], "invalid_request"),
+        ([-(2**31) - 1], "invalid_request"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt, code):
     tested = worker()
     async with running(tested):
         with pytest.raises(InvalidRequest) as caught:
             submit(tested, prompt, ENDLESS)
-        assert caught.value.param == "prompt"
+        assert (caught.value.param, caught.value.code) == ("prompt", code)
         _, stream = submit(tested, [4], Sampling(max_tokens=1))
         await stream.ended.wait()
     assert stream.ends == ["length"]

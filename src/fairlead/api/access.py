@@ -71,9 +71,14 @@ def tenant_of(
     """Return the tenant, at most `MAX_TENANT_LENGTH` characters; the last two arguments are the body's."""
     named = headers.get(USER_HEADER) or user or safety_identifier
     if api_key is not None:
-        identity = api_key.user or owner_of(api_key)
+        identity = identity_of(api_key)
         return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
     return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def identity_of(api_key: ApiKey) -> str:
+    """Return the tenant of a key's own jobs; the users that a trusted key names are under it."""
+    return api_key.user or owner_of(api_key)
 
 
 def owner_of(api_key: ApiKey | None) -> str:

@@ -2,9 +2,10 @@
 
 from importlib.metadata import version
 
-from quart import Quart, Response
+from quart import Quart, Response, g
 
 from fairlead.api.exchange import json_response
+from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 
 
@@ -33,8 +34,9 @@ class Admin:
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
 
     async def running(self) -> Response:
-        """The models that have a process here."""
-        return json_response([status for status in self._services.fleet.models() if status.is_resident])
+        """The models that have a process here, as far as the caller may see them."""
+        seen = scope_of(self._services, g.call.api_key).of_models(self._services.fleet.models())
+        return json_response([status for status in seen if status.is_resident])
 
     async def version(self) -> Response:
         """The program's version."""

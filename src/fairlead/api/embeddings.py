@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.api import prepare
+from fairlead.api import prepare, unserved
 from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
 from fairlead.api.encoding import encode_prompts
@@ -25,7 +25,7 @@ from fairlead.text.model import TextModel
 MAX_INPUTS = 2048
 """Texts in one request: OpenAI's bound, which its clients cut their lists by."""
 
-_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_decoder = msgspec.json.Decoder(unserved.reading(EmbeddingRequest, unserved.EMBEDDING))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -49,6 +49,7 @@ class Embeddings:
         wanted = await self._edge.parse(call, body, _decoder)
         model.check_purpose(embed=True)
         assert model.embedding is not None
+        unserved.refuse_unserved(wanted, unserved.EMBEDDING)
         if wanted.dimensions is not None and wanted.dimensions > model.embedding.width:
             raise prepare.refuse(
                 "dimensions", f"{wanted.dimensions} is too many: this model's are {model.embedding.width}"

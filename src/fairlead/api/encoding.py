@@ -6,21 +6,26 @@ from collections.abc import Sequence as ReadOnlySequence
 
 from fairlead.api.body import too_many_tokens
 from fairlead.api.prepare import Prompt
-from fairlead.config import Limits
+from fairlead.config import Limits, SpecialTokens
 from fairlead.text.model import TextModel
 
 LONG_PROMPT_TOKENS = 1024
 
 
 def encode_prompts(
-    model: TextModel, prompts: Iterable[Prompt], limits: Limits, param: str
+    model: TextModel,
+    prompts: Iterable[Prompt],
+    limits: Limits,
+    param: str,
+    *,
+    special_tokens: SpecialTokens = "parse",
 ) -> tuple[ReadOnlySequence[int], ...]:
     """Return each prompt's token ids; it may be ids already. Raises `InvalidRequest` of `param`."""
     encoded: list[ReadOnlySequence[int]] = []
     tokens = 0
     for prompt in prompts:
         if isinstance(prompt, str):
-            ids = model.encode_prompt(prompt, param=param)
+            ids = model.encode_prompt(prompt, special_tokens=special_tokens, param=param)
         else:
             ids = prompt
             model.check_prompt(ids, param=param)

@@ -1,12 +1,15 @@
 """`GET /events`: the server as it changes, for whoever watches. Server-sent events, JSON each.
 
 First `history`, the totals of the last ten minutes, then `snapshot`s: one a second, and up to four while
-something changes. A look at the server is shared by all who watch, who hold nothing but their place among
-`WATCHERS`: what a slow one has not taken is never made, and one that does not read at all is cut off by the
-listener. When the server drains the streams end.
+something changes. A watcher is sent what its key may see; the history has only totals, which every key may.
+
+A look at the server is shared by all watchers, and encoded once for all keys that are for the same models. A
+watcher holds nothing but its place among `WATCHERS`: what a slow one has not taken is never made, and one
+that does not read at all is cut off by the listener. When the server drains the streams end.
 """
 
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import msgspec
 import trio
@@ -17,7 +20,9 @@ from fairlead.api.call import Call, Reply
 from fairlead.api.exchange import response_of
 from fairlead.api.history import EVERY_S, History
 from fairlead.api.sse import HEADERS
+from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
+from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Snapshot
 
 WATCHERS = 64
@@ -25,18 +30,26 @@ LOOK_EVERY_S = 0.25
 SPEAK_EVERY_S = 1.0
 _FULL_RETRY_S = 10
 
+ScopeOf = Callable[[ApiKey | None], Scope]
+
 _encode = msgspec.json.Encoder().encode
 
 
 class Events:
     """The route, and the looks its watchers share. `take` returns the server as it is now.
 
-    `draining` says whether the server is about to stop. Keeps the history while the app is served.
+    `draining` says whether the server is about to stop, `scope_of` what a key may see. Keeps the history
+    while the app is served.
     """
 
-    def __init__(self, take: Callable[[], Snapshot], draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        take: Callable[[], Snapshot],
+        draining: Callable[[], bool],
+        scope_of: ScopeOf = lambda _: Scope(),
+    ) -> None:
         self.history = History(take)
-        self.looks = Looks(take)
+        self.looks = Looks(take, scope_of)
         self._draining = draining
         self._watchers = 0
         self._keeping = trio.CancelScope()
@@ -61,7 +74,8 @@ class Events:
         call: Call = g.call
         self._watchers += 1
         call.nursery.start_soon(self._stay)
-        return response_of(Reply(Watch(self.looks, self.history, self._draining), 200, HEADERS))
+        watch = Watch(self.looks.view(call.api_key), self.history, self._draining)
+        return response_of(Reply(watch, 200, HEADERS))
 
     async def _stay(self) -> None:
         """Hold one of the places, as long as the exchange."""
@@ -78,20 +92,49 @@ class Events:
 class Looks:
     """The latest look at the server, taken when somebody wants one and the last is old."""
 
-    def __init__(self, take: Callable[[], Snapshot]) -> None:
+    def __init__(self, take: Callable[[], Snapshot], scope_of: ScopeOf = lambda _: Scope()) -> None:
+        self.scope_of = scope_of
         self._take = take
-        self._seen: Snapshot | None = None
+        self._taken: Snapshot | None = None
         self._taken_at = -float("inf")
+        # By the models that a key is for. A view is dropped with its last watcher.
+        self._views: WeakValueDictionary[tuple[str, ...], View] = WeakValueDictionary()
+
+    def look(self) -> Snapshot:
+        """Return a snapshot that is not older than `LOOK_EVERY_S`."""
+        now = trio.current_time()
+        if self._taken is None or now - self._taken_at >= LOOK_EVERY_S:
+            self._taken_at = now
+            self._taken = _shown(self._take())
+        return self._taken
+
+    def view(self, api_key: ApiKey | None) -> "View":
+        """Return the view of a key; keys that are for the same models share one."""
+        models = () if api_key is None else api_key.models
+        view = self._views.get(models)
+        if view is None:
+            view = self._views[models] = View(self, api_key)
+        return view
+
+
+class View:
+    """The latest look as a key may see it, in `event`. `changes` counts how often that was another one."""
+
+    def __init__(self, looks: Looks, api_key: ApiKey | None) -> None:
+        self._looks = looks
+        self._api_key = api_key
+        self._taken: Snapshot | None = None
+        self._seen: Snapshot | None = None
         self.changes = 0
         self.event = b""
 
     def look(self) -> None:
-        """See to it that `event` is not older than `LOOK_EVERY_S`, and `changes` says if it is another."""
-        now = trio.current_time()
-        if now - self._taken_at < LOOK_EVERY_S:
+        """Bring `event` and `changes` up to date."""
+        taken = self._looks.look()
+        if taken is self._taken:
             return
-        self._taken_at = now
-        snapshot = _shown(self._take())
+        self._taken = taken
+        snapshot = self._looks.scope_of(self._api_key).of_snapshot(taken)
         seen = msgspec.structs.replace(snapshot, at_s=0.0)  # the time passes, which is no change
         if seen != self._seen:
             self._seen = seen
@@ -110,8 +153,8 @@ def _shown(snapshot: Snapshot) -> Snapshot:
 class Watch:
     """One watcher's body: asked for the next piece when the last has gone out. Holds nothing."""
 
-    def __init__(self, looks: Looks, history: History, draining: Callable[[], bool]) -> None:
-        self._looks = looks
+    def __init__(self, view: View, history: History, draining: Callable[[], bool]) -> None:
+        self._view = view
         self._history = history
         self._draining = draining
         self._told = -1
@@ -126,14 +169,14 @@ class Watch:
             return b"event: history\ndata: " + _encode(kept) + b"\n\n" + self._tell()
         while not self._draining():
             await trio.sleep(LOOK_EVERY_S)
-            self._looks.look()
+            self._view.look()
             silent_s = trio.current_time() - self._told_at
-            if self._looks.changes != self._told or silent_s >= SPEAK_EVERY_S:
+            if self._view.changes != self._told or silent_s >= SPEAK_EVERY_S:
                 return self._tell()
         raise StopAsyncIteration
 
     def _tell(self) -> bytes:
-        self._looks.look()
-        self._told = self._looks.changes
+        self._view.look()
+        self._told = self._view.changes
         self._told_at = trio.current_time()
-        return self._looks.event
+        return self._view.event

@@ -15,6 +15,7 @@ from fairlead.api.call import Call
 from fairlead.api.edge import Edge
 from fairlead.api.exchange import json_response
 from fairlead.api.schemas import LoadRequest, NodeRequest, UnloadRequest
+from fairlead.api.scope import scope_of
 from fairlead.config import ConfigError, NodeConfig
 from fairlead.config.spelling import dotted, spelled
 from fairlead.errors import Forbidden, InvalidRequest, NotFound
@@ -72,8 +73,8 @@ class FleetRoutes:
         return json_response(self._model(model))
 
     async def nodes(self) -> Response:
-        """Every node, ours and those elsewhere. No key of any is shown."""
-        return json_response(self._fleet.nodes())
+        """Every node that the caller may see, ours and those elsewhere. No key of any is shown."""
+        return json_response(scope_of(self._edge.services, g.call.api_key).of_nodes(self._fleet.nodes()))
 
     async def add_node(self) -> Response:
         """Take a server elsewhere into service, until this one ends; answered when it was asked how it is."""

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from quart import Quart, Response, g
 
-from fairlead.api import answers, prepare
+from fairlead.api import answers, prepare, unserved
 from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
 from fairlead.api.encoding import encode_prompts
@@ -17,8 +17,8 @@ from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.config import CommandConfig
 from fairlead.text.model import TextModel
 
-_chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_chat_decoder = msgspec.json.Decoder(unserved.reading(ChatCompletionRequest, unserved.CHAT))
+_completion_decoder = msgspec.json.Decoder(unserved.reading(CompletionRequest, unserved.COMPLETION))
 
 
 class OpenAI:
@@ -46,6 +46,7 @@ class OpenAI:
             return await self._relaying.pass_on(call, CHAT, body, addressed, name)
         wanted = await self._edge.parse(call, body, _chat_decoder)
         model.check_purpose(embed=False)
+        unserved.refuse_unserved(wanted, unserved.CHAT)
         n = prepare.check_generation(wanted, prompts=1, sequences=self._services.config.limits.sequences)
         logprobs = prepare.chat_logprobs(wanted)
         tools = prepare.chat_tools(wanted)
@@ -88,11 +89,20 @@ class OpenAI:
             return await self._relaying.pass_on(call, COMPLETIONS, body, addressed, name)
         wanted = await self._edge.parse(call, body, _completion_decoder)
         model.check_purpose(embed=False)
+        unserved.refuse_unserved(wanted, unserved.COMPLETION)
         prepare.check_completion(wanted)
         prompts = await self._edge.encode(call, prepare.completion_prompts, wanted.prompt)
         limits = self._services.config.limits
         n = prepare.check_generation(wanted, prompts=len(prompts), sequences=limits.sequences)
-        encoded = await self._edge.encode(call, encode_prompts, model, prompts, limits, "prompt")
+        encoded = await self._edge.encode(
+            call,
+            encode_prompts,
+            model,
+            prompts,
+            limits,
+            "prompt",
+            special_tokens=wanted.special_tokens or "parse",
+        )
         echo = await self._edge.encode(call, _decode_prompts, model, prompts) if wanted.echo else ()
         job = self._edge.job(
             call,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from quart import Quart, Response
 
-from fairlead.api import schemas, shapes
+from fairlead.api import schemas, shapes, unserved
 from fairlead.api.call import json_reply
 from fairlead.api.exchange import response_of
 from fairlead.dispatch.dispatcher import DispatchStatistics
@@ -25,7 +25,7 @@ COMPONENTS = "#/components/schemas/{name}"
 
 # What may go wrong, by status.
 ERRORS = {
-    400: "The request is wrong; `param` names the field.",
+    400: "The request is wrong; `param` names the field. `context_length_exceeded`: the prompt is too long.",
     401: "No API key, or a wrong one.",
     403: "The API key may not do this; or a page of another server asks for it.",
     404: "There is no such model, route, request or node.",
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
     """One method of one path. `takes` and `gives` are types; `media` what an answer is, if not JSON.
 
     `streams`: the answer may be a stream of events instead. `errors` beside 401 and 403, which all have that
-    are not open to everybody.
+    are not open to everybody. `refuses`: fields of other servers.
     """
 
     method: str
@@ -60,6 +60,7 @@ class Operation(NamedTuple):
     streams: bool = False
     query: tuple[tuple[str, str], ...] = ()
     is_open: bool = False
+    refuses: unserved.Fields | None = None
 
 
 class PassedOn(msgspec.Struct, frozen=True):
@@ -79,6 +80,7 @@ OPERATIONS = (
         shapes.ChatCompletion,
         _JOB,
         streams=True,
+        refuses=unserved.CHAT,
     ),
     Operation(
         "post",
@@ -89,6 +91,7 @@ OPERATIONS = (
         shapes.TextCompletion,
         _JOB,
         streams=True,
+        refuses=unserved.COMPLETION,
     ),
     Operation(
         "post",
@@ -98,6 +101,7 @@ OPERATIONS = (
         schemas.EmbeddingRequest,
         shapes.EmbeddingList,
         _JOB,
+        refuses=unserved.EMBEDDING,
     ),
     Operation("post", "/v1/responses", "generate", "OpenAI's responses.", PassedOn, Any, _JOB, streams=True),
     Operation("post", "/v1/messages", "generate", "Anthropic's messages.", PassedOn, Any, _JOB, streams=True),
@@ -127,6 +131,7 @@ OPERATIONS = (
         schemas.TokenizeRequest,
         shapes.Tokenized,
         (*_READING, 403, 404),
+        refuses=unserved.TOKENIZE,
     ),
     Operation(
         "post",
@@ -147,7 +152,13 @@ OPERATIONS = (
         errors=(400, 403, 404),
         query=(("model", "The model that it would be for; not needed if there is only one."),),
     ),
-    Operation("get", "/running", "fleet", "The models that have a process here.", gives=list[ModelStatus]),
+    Operation(
+        "get",
+        "/running",
+        "fleet",
+        "The models that have a process here, as far as the key may use them.",
+        gives=list[ModelStatus],
+    ),
     Operation(
         "post",
         "/models/load",
@@ -166,7 +177,14 @@ OPERATIONS = (
         ModelStatus,
         (*_READING, 403, 404),
     ),
-    Operation("get", "/nodes", "fleet", "Every node.", gives=list[NodeStatus], errors=(403,)),
+    Operation(
+        "get",
+        "/nodes",
+        "fleet",
+        "The nodes of the models that the key may use.",
+        gives=list[NodeStatus],
+        errors=(403,),
+    ),
     Operation(
         "post",
         "/nodes",
@@ -211,9 +229,20 @@ OPERATIONS = (
         errors=(503,),
     ),
     Operation("get", "/version", "server", "The program's version.", gives=shapes.Version),
-    Operation("get", "/metrics", "server", "Counts for Prometheus.", media="text/plain"),
     Operation(
-        "get", "/events", "server", "What the dashboard shows, as it changes.", errors=(429,), media=EVENTS
+        "get",
+        "/metrics",
+        "server",
+        "Counts for Prometheus; of models and users, those of the key.",
+        media="text/plain",
+    ),
+    Operation(
+        "get",
+        "/events",
+        "server",
+        "What the dashboard shows, as it changes; of models and nodes, those of the key.",
+        errors=(429,),
+        media=EVENTS,
     ),
     Operation("get", "/openapi.json", "server", "This document.", gives=dict[str, Any]),
     Operation("get", "/", "server", "The dashboard.", media="text/html", is_open=True),
@@ -277,6 +306,8 @@ def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         "summary": operation.summary,
         "responses": _responses(operation, schema_of),
     }
+    if operation.refuses is not None:
+        described["description"] = unserved.notes(operation.refuses)
     if parameters:
         described["parameters"] = parameters
     if operation.takes is not None:

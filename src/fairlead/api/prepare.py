@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlead.api import schemas
-from fairlead.errors import InvalidRequest
+from fairlead.errors import ContextLengthExceeded, InvalidRequest
 from fairlead.job import Sampling
 from fairlead.text.model import TextModel
 
@@ -46,6 +46,16 @@ def check_completion(wanted: schemas.CompletionRequest) -> None:
         raise refuse("best_of", "must equal n")
     if wanted.echo and wanted.logprobs is not None:
         raise refuse("echo", "is served without logprobs only")
+
+
+def check_tokenize(wanted: schemas.TokenizeRequest) -> None:
+    """Refuse what has no meaning for a prompt, or for messages."""
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise refuse("prompt", "either prompt or messages must be given")
+    if wanted.messages is not None and wanted.special_tokens is not None:
+        raise refuse("special_tokens", "only makes sense with prompt; for messages the model's setting holds")
+    if wanted.messages is not None and wanted.add_special_tokens:
+        raise refuse("add_special_tokens", "only makes sense with prompt; a chat template writes its own")
 
 
 def chat_logprobs(wanted: schemas.ChatCompletionRequest) -> int | None:
@@ -140,10 +150,8 @@ def sampling(
     """
     longest = model.longest_answer(longest_prompt)
     if max_tokens is not None and max_tokens > model.max_model_len - longest_prompt:
-        raise refuse(
-            max_tokens_param,
-            f"{max_tokens} is too large: {longest_prompt} of the model's {model.max_model_len} are taken",
-        )
+        what = f"{max_tokens} for the answer do not fit behind a prompt of {longest_prompt}"
+        raise ContextLengthExceeded.of_context(model.max_model_len, what, param=max_tokens_param)
     if max_tokens is not None and max_tokens > longest:
         raise refuse(max_tokens_param, f"{max_tokens} is too large: an answer may have {longest} tokens here")
     limit = max_tokens or longest

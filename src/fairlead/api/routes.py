@@ -30,6 +30,7 @@ from fairlead.api.origin import Guard
 from fairlead.api.paths import Paths
 from fairlead.api.queue import Queue
 from fairlead.api.relaying import Relaying
+from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
 from fairlead.config import ApiKey
@@ -130,7 +131,7 @@ def create_app(services: Services) -> QuartTrio:
         Metrics(services, overview, door.refusals),
         OpenApi(),
         Dashboard(),
-        Events(overview.snapshot, services.draining),
+        Events(overview.snapshot, services.draining, partial(scope_of, services)),
     ):
         part.add_to(app)
     app.paths = Paths(rule.rule for rule in app.url_map.iter_rules())

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from fairlead.config import SpecialTokens
+
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 _MAX_INT32 = 2**31 - 1
@@ -191,9 +193,13 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
-    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind)."""
+    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind).
+
+    `special_tokens`: whether control tokens in a text are parsed, as by default, or stay text.
+    """
 
     prompt: str | list[str | TokenId | TokenIds]
+    special_tokens: SpecialTokens | None = None
     suffix: str | None = None
     echo: bool | None = None
     best_of: PositiveCount | None = None
@@ -218,10 +224,14 @@ class EmbeddingRequest(Addressed, frozen=True, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /tokenize`: a `prompt`, or `messages` as the chat template writes them."""
+    """`POST /tokenize`: a `prompt`, or `messages` as the chat template writes them.
+
+    `special_tokens`: whether control tokens in a prompt are parsed, as by default, or stay text.
+    """
 
     model: str | None = None
     prompt: str | None = None
+    special_tokens: SpecialTokens | None = None
     messages: Messages | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None

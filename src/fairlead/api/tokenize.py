@@ -7,7 +7,7 @@ encoding threads.
 import msgspec
 import trio
 
-from fairlead.api import prepare
+from fairlead.api import prepare, unserved
 from fairlead.api.call import Call, Reply, json_reply
 from fairlead.api.edge import Edge
 from fairlead.api.hot import Route
@@ -15,7 +15,7 @@ from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
 from fairlead.errors import InvalidRequest
 from fairlead.text.model import TextModel
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_tokenize_decoder = msgspec.json.Decoder(unserved.reading(TokenizeRequest, unserved.TOKENIZE))
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -36,8 +36,8 @@ class Tokens:
         """`POST /tokenize`."""
         wanted = await self._edge.read(call, _tokenize_decoder)
         model = self._edge.find_model(call, wanted.model)
-        if (wanted.prompt is None) == (wanted.messages is None):
-            raise prepare.refuse("prompt", "either prompt or messages must be given")
+        unserved.refuse_unserved(wanted, unserved.TOKENIZE)
+        prepare.check_tokenize(wanted)
         chars = call.body_bytes if wanted.prompt is None else len(wanted.prompt)
         estimate = chars // USUAL_CHARS_A_TOKEN
         with self._edge.charged(call, estimate, "prompt", is_estimate=True) as charge:
@@ -69,8 +69,10 @@ def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
         assert wanted.prompt is not None
         if not model.tokenizer.may_fit(wanted.prompt, model.max_model_len):
             raise _too_long(model, f"{len(wanted.prompt)} characters", "prompt")
-        tokens = model.tokenizer.encode(
-            wanted.prompt, add_special_tokens=wanted.add_special_tokens is not False, param="prompt"
+        tokens = model.tokenize(
+            wanted.prompt,
+            special_tokens=wanted.special_tokens or "parse",
+            add_special_tokens=wanted.add_special_tokens is not False,
         )
         if len(tokens) > model.max_model_len:
             raise _too_long(model, f"{len(tokens)} tokens", "prompt")

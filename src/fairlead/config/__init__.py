@@ -19,6 +19,7 @@ from fairlead.config.models import (
     FiltersConfig,
     KvCacheConfig,
     ModelConfig,
+    SpecialTokens,
     TimeoutsConfig,
     demonstration_model,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "SelectorConfig",
     "SelectorSettings",
     "ServerConfig",
+    "SpecialTokens",
     "SwapConfig",
     "TimeoutsConfig",
     "demonstration_model",

@@ -22,6 +22,7 @@ from fairlead.config.spelling import (
     spelled,
 )
 
+SpecialTokens = Literal["text", "parse"]
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
@@ -73,6 +74,12 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Tokens that an answer may have."""
     max_model_len: Annotated[int, Meta(ge=2)] | None = None  # a token of the prompt and one of the answer
     """Tokens that prompt and answer may have together; by default the model's own limit."""
+    special_tokens: SpecialTokens = "text"
+    """What becomes of a control token (`<|im_end|>`, `</s>`) that a client writes in a message, a tool or
+    chat_template_kwargs. text: it stays text. parse: it becomes that token, with which a client can end its
+    message and begin one of another role. The template's own are always parsed, and so are `<think>`,
+    `<tool_call>` and others that answers show. Raw prompts are parsed unless a request says otherwise.
+    """
     kv_cache: KvCacheConfig = KvCacheConfig()
     watchdog_s: Seconds = 30.0
     """How long a step may take before the model's process is ended and started again."""

@@ -10,7 +10,7 @@ from random import Random
 from fairlead.dispatch.placement import Place, choose
 from fairlead.dispatch.prefixes import prefixes_of
 from fairlead.dispatch.ticket import Ticket
-from fairlead.errors import InvalidRequest
+from fairlead.errors import ContextLengthExceeded
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
 
@@ -119,17 +119,13 @@ class Places(Mapping[str, Place]):
                     break
         return fits
 
-    def misfit(self, job: Job) -> InvalidRequest | None:
+    def misfit(self, job: Job) -> ContextLengthExceeded | None:
         """Return why the job would wait for nothing: no node that is up for it could ever hold it."""
         longest = max(map(len, job.prompts), default=0) + 1
         lengths = [place.limits.max_model_len for place in self.taking(job)]
         if not lengths or longest <= max(lengths):
             return None
-        return InvalidRequest(
-            f"the prompt has {longest - 1} tokens; with one for the answer the model holds at most"
-            f" {max(lengths)}",
-            param="prompt",
-        )
+        return ContextLengthExceeded.of_prompt(max(lengths), f"this one has {longest - 1}", param="prompt")
 
     # Who sits ----------------------------------------------------------------------------------------
 

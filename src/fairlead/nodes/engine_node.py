@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from fairlead.config import ModelConfig
-from fairlead.errors import FairleadError, InvalidRequest, NodeFailed
+from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
 from fairlead.nodes.node import NodeLimits, NodeListener
@@ -122,7 +122,7 @@ class EngineNode:
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
         """Submit every sequence of the job; abort on exit what has not ended by then.
 
-        The deadline in force is told to the engine too. `InvalidRequest` when a prompt is over the limit.
+        The deadline in force is told to the engine too. `ContextLengthExceeded` for a prompt over the limit.
         """
         worker = self._worker
         if worker is None or not self.is_ready:
@@ -228,9 +228,7 @@ class EngineNode:
         limit = self._spec.max_input_tokens
         longest = max(map(len, job.prompts))
         if limit is not None and longest > limit:
-            raise InvalidRequest(
-                f"the prompt has {longest} tokens, {limit} are accepted here", param="prompt"
-            )
+            raise ContextLengthExceeded.of_input(limit, f"this one has {longest}", param="prompt")
 
     def _salt(self, job: Job) -> bytes:
         """Whose cached prefixes the job may use: everybody's, or its tenant's own."""

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from fairlead.nodes.status import ModelStatus, NodeStatus
 from fairlead.tally import LABELS_AT_MOST, OTHER, ModelTally, TallyStatistics, TenantTally
 from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, itself
+from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
 from fairlead.telemetry.streams import lines_dropped
 from fairlead.telemetry.tenants import TenantNames
@@ -119,10 +120,10 @@ class ServerMetrics:
         self._refusals = refusals
         self._tenants = tenants
 
-    def pull(self) -> "Pulled":
-        """Return what everybody says now."""
-        tally = self._sources.gateway.statistics()
-        now = self._overview.snapshot()
+    def pull(self, scope: Scope) -> "Pulled":
+        """Return what everybody says now, as far as `scope` goes."""
+        tally = scope.of_tally(self._sources.gateway.statistics())
+        now = scope.of_snapshot(self._overview.snapshot())
         return Pulled(now, tally, self._refusals(), self._tenants, lines_dropped=lines_dropped())
 
 

@@ -1,7 +1,7 @@
 """A chat as one text, the way the model's author wrote it down in Jinja.
 
 Agrees with transformers' `apply_chat_template`. Whatever goes wrong in rendering is an `InvalidRequest`.
-Knows no tokens.
+Knows no tokens but by their spelling: see `control_tokens`.
 
 Which form a message's content takes is found out when the template is loaded, by rendering a probe. A
 template that shows the text of `[{"type": "text", "text": ...}]`, and not its notation, is given lists as
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.control_tokens import BREAK, ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.sandbox import Refusal, environment
 
@@ -33,6 +35,8 @@ Message = dict[str, Any]
 class ChatTemplate:
     """Renders messages. `tool_source` is used instead of `source` when there are tools.
 
+    `literals` are the strings that the template's author wrote in it.
+
     Raises `jinja2.TemplateError` for a template that is not Jinja; `load` says which file it is in.
     """
 
@@ -46,6 +50,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._tool_template = environment.from_string(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens or {})
+        self.literals = frozenset(_literals(source)) | frozenset(_literals(tool_source or ""))
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = self._shows(_PROBE) or not self._takes_parts
 
@@ -75,6 +80,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        control: ControlTokens | None = None,
         /,
         *,
         tools: Sequence[Message] | None = None,
@@ -84,17 +90,25 @@ class ChatTemplate:
         """Return the chat as text, at the end of which the model is to write (`add_generation_prompt`).
 
         `variables` are the template's own ("enable_thinking"). They cannot replace the arguments before them.
+        With `control`, breaks stand where messages, tools or variables spell a control token.
         Raises `InvalidRequest` when the template refuses the messages, fails over them, or never ends.
         """
         template = self._tool_template if tools else self._template
         try:
             _check_arguments(messages)
+            # Prepared first: a spelling may be hidden in the JSON of a call's arguments.
+            given = {
+                **variables,
+                "messages": [self._prepared(message) for message in messages],
+                "tools": tools,
+            }
+            if control is not None and control.may_be_in(given):
+                given = {name: control.broken(value) for name, value in given.items()}
             names = {
                 **self._special_tokens,
-                **variables,
-                "documents": variables.get("documents"),
-                "messages": [self._prepared(message) for message in messages],
-                "tools": tools or None,
+                **given,
+                "documents": given.get("documents"),
+                "tools": given["tools"] or None,
                 "add_generation_prompt": add_generation_prompt,
             }
             return _bounded_text(template.generate(names))
@@ -109,7 +123,8 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 — an expression in a template can raise anything
             reason = f"the model's chat template fails over these messages: {type(error).__name__}: {error}"
         # A reason may quote the client, who may have sent what no answer can hold (half a surrogate pair).
-        printable = reason[:_MAX_REASON_CHARS].encode(errors="replace").decode()
+        shown = reason.replace(BREAK, "")[:_MAX_REASON_CHARS]
+        printable = shown.encode(errors="replace").decode()
         raise InvalidRequest(printable, param="messages")
 
     def _prepared(self, message: Message) -> Message:
@@ -158,6 +173,14 @@ def _by_name(templates: Templates | None) -> dict[str, str]:
             return templates
         case _:
             return {entry.name: entry.template for entry in templates}
+
+
+def _literals(source: str) -> Iterator[str]:
+    """Yield the strings that are written in a template: its text, and those in its expressions."""
+    for node in environment.parse(source).find_all((nodes.TemplateData, nodes.Const)):
+        match node:
+            case nodes.TemplateData(data=text) | nodes.Const(value=str(text)):
+                yield text
 
 
 def _texts(parts: Any) -> list[str]:

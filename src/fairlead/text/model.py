@@ -4,14 +4,16 @@ Read once from a local Hugging Face directory, never changed. Knows no weights.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.config import SpecialTokens
+from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.text.chat_template import ChatTemplate, Message
+from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import Embedding, read_embedding
 from fairlead.text.files import read_json, read_special_tokens
 from fairlead.text.tokenizer import Tokenizer
@@ -36,6 +38,8 @@ class TextModel:
     `max_input_tokens` and `max_output_tokens` are what the configuration allows below that, for a prompt and
     for one answer to it; None: no less than the model. `embedding`: the vectors that it makes of texts,
     instead of going on with them.
+
+    `special_tokens`: whether a control token that a client spells in a chat stays text or becomes that token.
     """
 
     name: str
@@ -49,6 +53,13 @@ class TextModel:
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     embedding: Embedding | None = None
+    special_tokens: SpecialTokens = "text"
+    _control: ControlTokens = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look through the vocabulary and the template, which takes milliseconds."""
+        literals = () if self.chat_template is None else self.chat_template.literals
+        object.__setattr__(self, "_control", ControlTokens(self.tokenizer.control_tokens, literals))
 
     @classmethod
     def load(
@@ -59,6 +70,7 @@ class TextModel:
         max_model_len: int | None = None,
         max_input_tokens: int | None = None,
         max_output_tokens: int | None = None,
+        special_tokens: SpecialTokens = "text",
     ) -> "TextModel":
         """Read the directory; `LoadFailed` names the file at fault. `max_model_len` only lowers the limit."""
         if not path.is_dir():
@@ -80,6 +92,7 @@ class TextModel:
             max_input_tokens=max_input_tokens,
             max_output_tokens=max_output_tokens,
             embedding=read_embedding(path),
+            special_tokens=special_tokens,
         )
 
     @property
@@ -100,12 +113,36 @@ class TextModel:
         room = self.max_model_len - prompt_tokens
         return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
-    def encode_prompt(self, text: str, *, param: str = "prompt") -> list[int]:
+    def encode_prompt(
+        self, text: str, *, special_tokens: SpecialTokens = "parse", param: str = "prompt"
+    ) -> list[int]:
         """Return a completion prompt's ids; `InvalidRequest` of `param` if it cannot fit, or is no text.
 
         Far too long a text is refused at once; one that may fit costs up to a microsecond a character.
+        Control tokens in it are parsed, because a raw prompt is often a chat whose template the client has
+        written; with `special_tokens` "text" they stay text.
         """
-        return self._encode(text, add_special_tokens=True, param=param)
+        self._check_may_fit(text, param)
+        ids = self.tokenize(text, special_tokens=special_tokens, param=param)
+        self.check_prompt(ids, param=param)
+        return ids
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        special_tokens: SpecialTokens = "parse",
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+    ) -> list[int]:
+        """Return the ids of a text as `encode_prompt` does, but of a text of any length."""
+        is_text = special_tokens == "text"
+        return self.tokenizer.encode(
+            self._control.broken(text) if is_text else text,
+            add_special_tokens=add_special_tokens,
+            with_breaks=is_text,
+            param=param,
+        )
 
     def encode_chat(
         self,
@@ -117,7 +154,8 @@ class TextModel:
     ) -> list[int]:
         """Return a chat's ids; `variables` are the template's own. `InvalidRequest` as in `encode_prompt`.
 
-        The template writes the special tokens itself, so none are added.
+        The template writes the special tokens itself, so none are added. Those that a client spells in
+        messages, tools or variables stay text, unless `special_tokens` of the model is "parse".
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
@@ -126,39 +164,38 @@ class TextModel:
             raise InvalidRequest(
                 f"{min(taken)} is not a variable of the template's own", param="chat_template_kwargs"
             )
+        is_text = self.special_tokens == "text"
         text = self.chat_template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            messages,
+            self._control if is_text else None,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
         )
-        return self._encode(text, add_special_tokens=False, param="messages")
+        self._check_may_fit(text, "messages")
+        ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
+        self.check_prompt(ids, param="messages")
+        return ids
 
     def check_prompt(self, ids: Sequence[int], *, param: str = "prompt") -> None:
         """Raise `InvalidRequest` of `param` unless these are ids of this model, at least one, and fit."""
         if not ids:
             raise InvalidRequest("the prompt is empty", param=param)
-        if len(ids) + 1 > self.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(ids)} tokens; with at least one for the answer, "
-                f"{self.max_model_len} is all that the model takes",
-                param=param,
-            )
         if len(ids) > self.longest_prompt:
-            raise InvalidRequest(
-                f"the prompt has {len(ids)} tokens, {self.longest_prompt} are accepted here", param=param
-            )
+            raise self._too_long(f"this one has {len(ids)}", param)
         if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
             raise InvalidRequest(
                 f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
             )
 
-    def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    def _check_may_fit(self, text: str, param: str) -> None:
         if not self.tokenizer.may_fit(text, self.longest_prompt):
-            raise InvalidRequest(
-                f"{len(text)} characters cannot fit the {self.longest_prompt} tokens that a prompt may have",
-                param=param,
-            )
-        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
-        self.check_prompt(ids, param=param)
-        return ids
+            raise self._too_long(f"this one has {len(text)} characters", param)
+
+    def _too_long(self, what: str, param: str) -> ContextLengthExceeded:
+        if self.longest_prompt == self.max_input_tokens:
+            return ContextLengthExceeded.of_input(self.max_input_tokens, what, param=param)
+        return ContextLengthExceeded.of_prompt(self.max_model_len, what, param=param)
 
 
 TokenIds = int | list[int] | None

@@ -15,6 +15,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from fairlead.text.control_tokens import BREAK
+
+_ESCAPED_BREAK = json.dumps(BREAK)[1:-1]
+
 
 class Refusal(jinja2.TemplateError):
     """Raised by a template's own `raise_exception`."""
@@ -68,9 +72,10 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own `tojson` escapes for HTML, which a model never saw in training."""
-    return json.dumps(
+    written = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return written.replace(_ESCAPED_BREAK, BREAK) if ensure_ascii else written
 
 
 environment = ImmutableSandboxedEnvironment(

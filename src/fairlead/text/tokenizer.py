@@ -4,7 +4,7 @@ Promises that no text and no id a client can send makes it panic: text it cannot
 `InvalidRequest`, an id it does not know is no text. Knows nothing of chats, streams or limits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ import msgspec
 import tokenizers
 
 from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.breaking import control_tokens, with_breaks
+from fairlead.text.control_tokens import BREAK
+from fairlead.text.files import read_special_tokens
 
 FILE = "tokenizer.json"
 
@@ -31,9 +34,18 @@ class Tokenizer:
     `vocab_size`: the highest id + 1. `special_ids`: ids that are control, not text. `byte_ids`: ids that
     stand for one byte each ("<0x0A>") and make up characters that the vocabulary lacks. `byte_level`: every
     token is a string of bytes. `longest_token_chars`: no token covers more characters of text than this.
+
+    `control_tokens`: spellings and ids of the tokens that only a template is to write. `named` are those that
+    have a role in tokenizer_config.json (the end of sequence, say).
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, decoder_kinds: frozenset[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        decoder_kinds: frozenset[str],
+        named: Collection[str] = (),
+    ) -> None:
         # A limit or padding that was saved with the tokenizer belonged to its training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -41,8 +53,15 @@ class Tokenizer:
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.longest_token_chars: int = max(map(len, vocabulary), default=0)
+        added: dict[int, tokenizers.AddedToken] = tokenizer.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+            token_id for token_id, token in added.items() if token.special
+        )
+        self.control_tokens: dict[str, int] = control_tokens(tokenizer, named)
+        self._with_breaks = with_breaks(tokenizer, self.control_tokens)
+        # What is looked for in normalized text has more spellings than breaks can be put into.
+        self._always_with_breaks = any(
+            token.normalized and token.content in self.control_tokens for token in added.values()
         )
         self.byte_level: bool = "ByteLevel" in decoder_kinds <= {"ByteLevel", "Fuse", "Sequence"}
         self._bytes_by_fallback_id = _fallback_bytes(vocabulary) if "ByteFallback" in decoder_kinds else {}
@@ -54,28 +73,42 @@ class Tokenizer:
     def load(cls, directory: Path) -> "Tokenizer":
         """Read the directory's tokenizer.json; `LoadFailed` names the file when it is missing or broken."""
         path = directory / FILE
+        named = read_special_tokens(directory).values()
         try:
             content = path.read_bytes()
             declared = msgspec.json.decode(content, type=_Declared)
             # The library raises nothing narrower than Exception.
             return cls(
-                tokenizers.Tokenizer.from_buffer(content), decoder_kinds=frozenset(_kinds(declared.decoder))
+                tokenizers.Tokenizer.from_buffer(content),
+                decoder_kinds=frozenset(_kinds(declared.decoder)),
+                named=tuple(named),
             )
         except FileNotFoundError:
             raise LoadFailed(f"{path} is missing") from None
         except Exception as error:
             raise LoadFailed(f"{path} is broken: {error}") from error
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        with_breaks: bool = False,
+        param: str | None = None,
+    ) -> list[int]:
         """Return the text's ids; text that cannot be encoded is an `InvalidRequest` of `param`.
 
         `add_special_tokens` puts those around it that the model's author wants (a beginning of sequence).
         A special token's text inside `text` becomes that token, as everywhere in the Hugging Face world:
-        completion prompts rely on it. A few MB/s, without the GIL: a long text may go to a worker thread.
+        completion prompts rely on it. `with_breaks`: not where it has a `BREAK` in it, which is removed.
+
+        A few MB/s, without the GIL: a long text may go to a worker thread.
         (Measured with tokenizers 0.23: `encode` keeps the GIL all the time, `encode_batch_fast` lets it go.)
         """
+        removes_breaks = with_breaks and (self._always_with_breaks or BREAK in text)
+        tokenizer = self._with_breaks if removes_breaks else self._tokenizer
         try:
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
             raise InvalidRequest(
                 "the text is not Unicode: it holds half of a surrogate pair", param=param

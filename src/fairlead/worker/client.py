@@ -23,6 +23,7 @@ import trio
 
 from fairlead import child_output
 from fairlead.errors import (
+    ContextLengthExceeded,
     EngineFailed,
     FairleadError,
     InvalidRequest,
@@ -117,9 +118,8 @@ class Worker:
         if self._ready is None:
             raise NodeFailed("the model's process is not running")
         if len(prompt) >= self._ready.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, the model takes {self._ready.max_model_len - 1}",
-                param="prompt",
+            raise ContextLengthExceeded.of_prompt(
+                self._ready.max_model_len, f"this one has {len(prompt)}", param="prompt"
             )
         try:
             packed = wire.pack_tokens(prompt)

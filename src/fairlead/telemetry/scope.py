@@ -1,0 +1,59 @@
+"""What a key that is for some models only may see of the server's state.
+
+It may see its models, the nodes that have one of them (without other models in their lists), and its own
+tenants. Totals stay those of the whole server: jobs that wait and run, seats, mean times, tokens, the use of
+the cache, errors by their code. They reveal how busy the server is with other models, but not which models
+these are, who uses them, or where they run.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.tally import TallyStatistics
+from fairlead.telemetry.snapshot import Snapshot
+
+Value = TypeVar("Value")
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """`models`: canonical names, None for all. `tenant`: the key's own; those of its users begin with it."""
+
+    models: frozenset[str] | None = None
+    tenant: str = ""
+
+    def of_models(self, models: Iterable[ModelStatus]) -> tuple[ModelStatus, ...]:
+        """Return those that may be seen."""
+        return tuple(model for model in models if self.models is None or model.model in self.models)
+
+    def of_nodes(self, nodes: Iterable[NodeStatus]) -> tuple[NodeStatus, ...]:
+        """Return those that may be seen, with the models that may."""
+        if self.models is None:
+            return tuple(nodes)
+        listed = [(node, tuple(model for model in node.models if model in self.models)) for node in nodes]
+        return tuple(msgspec.structs.replace(node, models=models) for node, models in listed if models)
+
+    def of_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with the models and nodes that may be seen."""
+        if self.models is None:
+            return snapshot
+        return msgspec.structs.replace(
+            snapshot, models=self.of_models(snapshot.models), nodes=self.of_nodes(snapshot.nodes)
+        )
+
+    def of_tally(self, tally: TallyStatistics) -> TallyStatistics:
+        """Return the counts of the models and tenants that may be seen."""
+        if self.models is None:
+            return tally
+        return TallyStatistics(
+            {name: counts for name, counts in tally.models.items() if name in self.models},
+            self._of_tenants(tally.tenants),
+        )
+
+    def _of_tenants(self, tenants: Mapping[str, Value]) -> dict[str, Value]:
+        users = f"{self.tenant}/"
+        return {
+            name: value for name, value in tenants.items() if name == self.tenant or name.startswith(users)
+        }

@@ -1,0 +1,204 @@
+"""What a key that is for some models sees of models, nodes and users, beside a key that is for all."""
+
+import json
+from functools import partial
+
+import msgspec
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.conftest import FakeGateway, hello_world
+from api.test_fleet_routes import ALIASES, STATUSES
+from fairlead.config import ApiKey, SelectorConfig
+from fairlead.nodes.status import NodeStatus
+from fairlead.tally import Tally
+from fake_fleet import FakeFleet
+from telemetry.sources import journey
+
+ALL = ApiKey("sk-all", user="root")
+SMALL = ApiKey("sk-small", user="ana", models=("tiny",))
+FAR = ApiKey("sk-far", user="bob", trusted=True, models=("far", "secret", "gone"))
+EITHER = ApiKey("sk-either", models=("either",))
+NODES = [
+    NodeStatus(
+        id="big", kind="remote", url="http://big", models=("cold", "far"), seats=4, busy=3, state="up"
+    ),
+    NodeStatus(id="other", kind="remote", url="http://o", models=("cold",), seats=4, busy=1, state="up"),
+    NodeStatus(id="empty", kind="remote", url="http://e", models=(), seats=4, busy=0, state="down"),
+    *(
+        NodeStatus(id=f"engine:{name}", kind="engine", url=None, models=(name,), seats=8, busy=1, state="up")
+        for name in ("small", "secret")
+    ),
+]
+SELECTORS = {"either": SelectorConfig(strategy="pin", targets=("frozen", "secret"))}
+
+
+class CountingGateway(FakeGateway):
+    """Has served jobs of several users with several models."""
+
+    def statistics(self):
+        tally = Tally()
+        for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
+            tally.add(journey(tenant, model))
+        return tally.statistics()
+
+
+@pytest.fixture
+def fleet():
+    return FakeFleet(statuses=list(STATUSES), node_statuses=NODES)
+
+
+@pytest.fixture
+def server(client_with, fleet):
+    """A client of an application with these keys, models and nodes."""
+    return client_with(
+        *(ALL, SMALL, FAR, EITHER),
+        fleet=fleet,
+        aliases=ALIASES,
+        selectors=SELECTORS,
+        gateway=CountingGateway(hello_world),
+    )
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key.key}"}
+
+
+EVERY_MODEL = [status.model for status in STATUSES]
+SEEN = [
+    (ALL, EVERY_MODEL, {node.id: list(node.models) for node in NODES}),
+    (SMALL, ["small"], {"engine:small": ["small"]}),
+    (FAR, ["secret", "far"], {"big": ["far"], "engine:secret": ["secret"]}),
+    (EITHER, ["cold", "secret"], {"big": ["cold"], "other": ["cold"], "engine:secret": ["secret"]}),
+]
+IDS = [key.key for key, *_ in SEEN]
+
+
+@pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
+async def test_nodes_are_those_of_a_keys_models_and_list_no_others(server, key, models, nodes):
+    listed = (await server.get("/nodes", headers=bearer(key))).json
+    assert nodes == {node["id"]: node["models"] for node in listed}
+
+
+@pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
+async def test_running_models_are_those_of_a_key(server, key, models, nodes):
+    running = (await server.get("/running", headers=bearer(key))).json
+    resident = {status.model for status in STATUSES if status.is_resident}
+    assert [model for model in models if model in resident] == [model["model"] for model in running]
+
+
+async def watched(server, key, seconds=0.1):
+    """Return the values of the events that a key's watcher gets in that time."""
+    left, pieces = trio.Event(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(server.get, "/events", headers=bearer(key), left=left, pieces=pieces))
+        await trio.sleep(seconds)
+        left.set()
+    blocks = b"".join(pieces).decode().strip().split("\n\n")
+    return [json.loads(block.partition("data: ")[2]) for block in blocks]
+
+
+@pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
+async def test_events_show_a_keys_models_and_nodes_and_the_totals_of_all(
+    server, autojump_clock, key, models, nodes
+):
+    _, snapshot = await watched(server, key)
+    assert models == [model["model"] for model in snapshot["models"]]
+    assert nodes == {node["id"]: node["models"] for node in snapshot["nodes"]}
+    assert (2, 1) == (snapshot["queue"]["waiting"], snapshot["queue"]["running"])
+    assert 4 == snapshot["answered"]
+    assert 20 == snapshot["tokens"]["generated"]
+
+
+@pytest.mark.parametrize(("key", "snapshots"), [(ALL, 9), (SMALL, 3)], ids=["seen", "hidden"])
+async def test_changes_of_hidden_models_cause_no_events(server, fleet, autojump_clock, key, snapshots):
+    """Else the times of events would say when others are served."""
+
+    async def change() -> None:
+        for busy in range(100):
+            fleet.statuses[1] = msgspec.structs.replace(STATUSES[1], busy=busy)
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        events = await watched(server, key, 2.1)
+        nursery.cancel_scope.cancel()
+    assert snapshots == len(events) - 1
+
+
+async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
+    told = {}
+
+    async def watch(key) -> None:
+        told[key.key] = await watched(server, key, 3.1)
+
+    async with trio.open_nursery() as nursery:
+        for key in (SMALL, FAR, ALL, SMALL):
+            nursery.start_soon(watch, key)
+    shown = {
+        key: {model["model"] for event in events[1:] for model in event["models"]}
+        for key, events in told.items()
+    }
+    assert {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)} == shown
+
+
+async def labels(server, key):
+    """Return what the labels of a key's metrics say: models, nodes, tenants."""
+    text = (await server.get("/metrics", headers=bearer(key))).body.decode()
+    found = {"model": set(), "model_name": set(), "node": set(), "tenant": set()}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            for name in found.keys() & sample.labels.keys():
+                found[name].add(sample.labels[name])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "counted", "tenants"),
+    [(ALL, {"small", "far", "cold"}, 4), (SMALL, {"small"}, 1), (FAR, {"far"}, 1), (EITHER, {"cold"}, 0)],
+    ids=IDS,
+)
+async def test_metrics_are_of_a_keys_models_nodes_and_users(server, key, counted, tenants):
+    (_, models, nodes) = next(seen for seen in SEEN if seen[0] is key)
+    found = await labels(server, key)
+    assert set(models) | counted == found["model"]
+    assert counted <= found["model_name"] <= set(models) | counted
+    assert set(nodes) == found["node"]
+    assert tenants == len(found["tenant"])
+
+
+async def test_a_key_for_some_models_has_its_own_users_among_the_metrics(server):
+    text = (await server.get("/metrics", headers=bearer(FAR))).body.decode()
+    assert 'fairlead_jobs_total{model="far",outcome="success"} 2.0' in text
+    assert 1 == text.count("fairlead_tenant_jobs_total{")
+    assert "fairlead_queue_waiting_jobs 2.0" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/models/load", {"model": "cold"}),
+        ("POST", "/models/unload", {"model": "cold", "force": True}),
+        ("POST", "/models/load", {"model": "frozen"}),
+        ("POST", "/nodes", {"id": "x", "url": "http://x"}),
+        ("DELETE", "/nodes/engine:small", None),
+        ("DELETE", "/nodes/big", None),
+        ("POST", "/nodes/big/drain", None),
+        ("POST", "/nodes/nowhere/drain", None),
+    ],
+)
+async def test_what_touches_other_models_is_forbidden(server, method, path, body):
+    reply = await server.send(method, path, json.dumps(body).encode() if body else b"", headers=bearer(SMALL))
+    assert (403, "forbidden") == (reply.status, reply.error["code"])
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+async def test_a_keys_own_models_are_loaded_and_unloaded(server, path):
+    assert 200 == (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status
+
+
+async def test_without_keys_everything_is_seen(client_with):
+    client = client_with(fleet=FakeFleet(statuses=STATUSES, node_statuses=NODES), aliases=ALIASES)
+    assert len(NODES) == len((await client.get("/nodes")).json)
+    assert 3 == len((await client.get("/running")).json)

@@ -1,0 +1,186 @@
+"""Fields that other servers know: those that ours does not serve are refused by name, unless they are off."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from api.conftest import client_of
+from fairlead.api import schemas, unserved
+from fairlead.job import Delta
+from fairlead.text.embedding import Embedding
+from fake_fleet import FakeFleet
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MESSAGES = [{"role": "user", "content": "hello"}]
+# By path: the least body that is served, the fields that are refused, and the type that has those served.
+ROUTES = {
+    CHAT: ({"messages": MESSAGES}, unserved.CHAT, schemas.ChatCompletionRequest),
+    COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, schemas.CompletionRequest),
+    EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, schemas.EmbeddingRequest),
+    "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, schemas.TokenizeRequest),
+}
+FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
+# What clients send; to all other fields, an object, which turns no field off.
+EXAMPLES = {
+    "structured_outputs": {"json": {"type": "object"}},
+    "guided_json": {},
+    "guided_choice": ["yes", "no"],
+    "grammar": 'root ::= "a"',
+    "json_schema": {},
+    "bad_words": ["no"],
+    "allowed_token_ids": [1],
+    "use_beam_search": True,
+    "length_penalty": 1.5,
+    "n_predict": 5,
+    "prompt_logprobs": 0,
+    "truncate_prompt_tokens": -1,
+    "skip_special_tokens": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "echo": True,
+    "best_of": 2,
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "parallel_tool_calls": False,
+    "modalities": ["text", "audio"],
+    "mirostat": 1,
+    "documents": [{"text": "a"}],
+}
+
+
+@pytest.fixture(scope="module")
+def clients(model):
+    def vector(job):
+        return [[Delta(0, finish_reason="stop", vector=b"\0" * 8)]]
+
+    embedding = replace(model, embedding=Embedding(2, normalized=False))
+    return {
+        path: client_of(embedding, gateway_script=vector) if path == EMBEDDINGS else client_of(model)
+        for path in ROUTES
+    }
+
+
+@pytest.mark.parametrize(("path", "name"), FIELDS)
+async def test_a_field_that_is_not_served_is_refused_by_name(clients, path, name):
+    body, fields, _ = ROUTES[path]
+    reply = await clients[path].post(path, body | {name: EXAMPLES.get(name, {"on": True})})
+    assert (400, "invalid_request", name) == (reply.status, reply.error["code"], reply.error["param"])
+    assert "invalid_request_error" == reply.error["type"]
+    advice = f"; use {fields[name].instead}" if fields[name].instead else ""
+    assert f"{name}: is not served{advice}" == reply.error["message"]
+    assert [] == clients[path].gateway.jobs
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_null_and_what_means_off_pass(clients, path):
+    client = clients[path]
+    body, fields, _ = ROUTES[path]
+    most = max(len(field.off) for field in fields.values())
+    bodies = [dict.fromkeys(fields)]
+    bodies += [{name: field.off[i] for name, field in fields.items() if field.off[i:]} for i in range(most)]
+    for off in bodies:
+        assert off
+        reply = await client.post(path, body | off)
+        assert 200 == reply.status, reply.body
+    client.gateway.jobs.clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("best_of", 1.0, 200),
+        ("best_of", True, 400),
+        ("use_beam_search", 0, 400),
+        ("length_penalty", 1, 200),
+        ("length_penalty", 1.0000001, 400),
+        ("functions", [[]], 400),
+        ("modalities", ["text", "text"], 400),
+        ("grammar", " ", 400),
+        ("grammar", "\ud800", 400),
+        ("grammar", "x" * 1_000_000, 400),
+        ("add_generation_prompt", "true", 400),
+    ],
+)
+async def test_off_is_exactly_that_value(clients, chat, name, value, status):
+    reply = await clients[CHAT].post(CHAT, chat(**{name: value}))
+    assert status == reply.status
+    clients[CHAT].gateway.jobs.clear()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_what_changes_no_answer_is_ignored_and_so_is_what_nobody_knows(clients, path):
+    body, _, _ = ROUTES[path]
+    known = dict.fromkeys(unserved.IGNORED, "anything")
+    reply = await clients[path].post(path, body | known | {"never_heard_of": [1]})
+    assert 200 == reply.status, reply.body
+    clients[path].gateway.jobs.clear()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
+    _, fields, request = ROUTES[path]
+    assert not fields.keys() & unserved.IGNORED.keys()
+    assert not set(request.__struct_fields__) & (fields.keys() | unserved.IGNORED.keys())
+
+
+async def test_what_is_relayed_keeps_all_of_its_fields(far):
+    body = {"model": "far", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
+    assert 200 == (await far.post(CHAT, body)).status
+    assert body == json.loads(far.gateway.job.relay.body)
+
+
+async def test_what_our_engine_may_answer_is_refused_even_if_another_server_could(client_with):
+    both = FakeFleet(["small"], ["small"])
+    client = client_with(fleet=both)
+    reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
+    assert (400, "guided_json") == (reply.status, reply.error["param"])
+
+
+# Control tokens in raw prompts ------------------------------------------------------------------------
+
+
+async def test_control_tokens_of_a_raw_prompt_are_parsed_unless_the_request_says_text(client, model):
+    prompt = "hello <eos>"
+    for fields in ({}, {"special_tokens": "parse"}, {"special_tokens": None}):
+        client.gateway.jobs.clear()
+        assert 200 == (await client.post(COMPLETIONS, {"prompt": prompt, **fields})).status
+        assert [*model.encode_prompt("hello "), 0] == list(client.gateway.job.prompts[0])
+    client.gateway.jobs.clear()
+    await client.post(COMPLETIONS, {"prompt": [prompt, "<eos>"], "special_tokens": "text"})
+    for ids, text in zip(client.gateway.job.prompts, (prompt, "<eos>"), strict=True):
+        assert 0 not in ids
+        assert text == model.tokenizer.decode(ids)
+
+
+async def test_tokenize_counts_what_a_request_would_have(client, model):
+    async def tokens(**fields):
+        reply = await client.post("/tokenize", fields)
+        assert 200 == reply.status, reply.body
+        return reply.json["tokens"]
+
+    assert [0] == await tokens(prompt="<eos>")
+    assert 0 not in await tokens(prompt="<eos>", special_tokens="text")
+    messages = [{"role": "user", "content": "<eos>"}]
+    await client.post(CHAT, {"messages": messages})
+    assert list(client.gateway.job.prompts[0]) == await tokens(messages=messages)
+    assert 0 not in client.gateway.job.prompts[0]
+
+
+@pytest.mark.parametrize("field", [{"special_tokens": "text"}, {"add_special_tokens": True}])
+async def test_messages_are_not_tokenized_as_prompts_are(client, field):
+    reply = await client.post("/tokenize", {"messages": MESSAGES, **field})
+    assert (400, next(iter(field))) == (reply.status, reply.error["param"])
+
+
+@pytest.mark.parametrize("value", ["", "TEXT", "none", 1, True, []])
+async def test_special_tokens_are_text_or_parsed(client, value):
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+        reply = await client.post(path, body | {"special_tokens": value})
+        assert (400, "special_tokens") == (reply.status, reply.error["param"])
+
+
+async def test_a_models_setting_says_what_becomes_of_control_tokens_in_chats(model):
+    client = client_of(replace(model, special_tokens="parse"))
+    await client.post(CHAT, {"messages": [{"role": "user", "content": "<eos>"}]})
+    assert 0 in client.gateway.job.prompts[0]
