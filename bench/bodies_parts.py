@@ -25,6 +25,10 @@ from router_parts import WHOLE
 CONTEXT = 131_072
 KEYS = ("sk-hostile", "sk-canary")
 LOOK_EVERY_S = 0.001
+# Of the event loop: between two turns of a task that wants one every millisecond, in wall-clock time and in
+# CPU time of the whole process (waits for the GIL are in it, other processes are not); and of one task's
+# step, in CPU time.
+MEASURES = ("loop_gap_ms", "loop_gap_cpu_ms", "loop_step_cpu_ms")
 HEALTH_EVERY_S = 0.005
 
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -42,35 +46,49 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 # The server --------------------------------------------------------------------------------------------
 
 
-class Steps(trio.abc.Instrument):
-    """Keeps the longest that a task computed without giving others a turn: true on a busy machine, too."""
+class Watch(trio.abc.Instrument):
+    """Watches an event loop. `longest` has, in seconds, the longest of each of `MEASURES`."""
 
-    def __init__(self, longest_s: Any) -> None:
-        self._longest_s = longest_s
+    def __init__(self, longest: Any) -> None:
+        self._longest = longest
         self._begun_s = 0.0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002  # as Trio has it
         self._begun_s = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
-        self._longest_s.value = max(self._longest_s.value, time.thread_time() - self._begun_s)
+        self._keep(2, time.thread_time() - self._begun_s)
+
+    async def run(self) -> None:
+        """Ask for a turn every millisecond."""
+        clocks = (time.perf_counter, time.process_time)
+        before = [clock() for clock in clocks]
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            for index, clock in enumerate(clocks):
+                now = clock()
+                self._keep(index, now - before[index])
+                before[index] = now
+
+    def _keep(self, index: int, time_s: float) -> None:
+        self._longest[index] = max(self._longest[index], time_s)
 
 
 class Ready:
     """An announcer that sends the address through a pipe, and starts to watch the event loop."""
 
-    def __init__(self, ready: Connection, gap_s: Any, step_s: Any) -> None:
+    def __init__(self, ready: Connection, longest: Any) -> None:
         self._ready = ready
-        self._gap_s = gap_s
-        self._step_s = step_s
+        self._longest = longest
 
     def loading(self, model: str, fraction: float, stage: str) -> None:
         """See `Announcer`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it
         """See `Announcer`."""
-        trio.lowlevel.spawn_system_task(self._watch)
-        trio.lowlevel.add_instrument(Steps(self._step_s))
+        watch = Watch(self._longest)
+        trio.lowlevel.spawn_system_task(watch.run)
+        trio.lowlevel.add_instrument(watch)
         self._ready.send(url)
 
     def failed(self, model: str, reason: str) -> None:
@@ -80,17 +98,8 @@ class Ready:
     def stopping(self) -> None:
         """See `Announcer`."""
 
-    async def _watch(self) -> None:
-        """Keep the longest time between two turns of a task that asks for one every millisecond."""
-        before = time.perf_counter()
-        while True:
-            await trio.sleep(LOOK_EVERY_S)
-            now = time.perf_counter()
-            self._gap_s.value = max(self._gap_s.value, now - before)
-            before = now
 
-
-def serve(ready: Connection, gap_s: Any, step_s: Any, model: str, node: str) -> None:
+def serve(ready: Connection, longest: Any, model: str, node: str) -> None:
     """Serve the model and the node as `fairlead serve` does; log to nowhere."""
     sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # to the end of the process
     cache = KvCacheConfig(max_memory_mb=512)
@@ -100,7 +109,7 @@ def serve(ready: Connection, gap_s: Any, step_s: Any, model: str, node: str) -> 
         api_keys=tuple(ApiKey(key, user=key) for key in KEYS),
         port=0,
     )
-    run(config, Ready(ready, gap_s, step_s))
+    run(config, Ready(ready, longest))
 
 
 def answer_from_memory(ready: Connection) -> None:
@@ -129,21 +138,24 @@ def _answer_all(sock: socket.socket) -> None:
 
 
 class Server(NamedTuple):
-    """A running server: its port, its process; of its event loop the longest gap and step, in seconds."""
+    """A running server: its port, its process, and what `Watch` has found."""
 
     port: int
     pid: int
-    gap_s: Any
-    step_s: Any
+    longest: Any
 
     def memory_mb(self, field: str = "VmRSS") -> float:
         """Return what the process holds now, or held at most since `forget_peak` (`VmHWM`)."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
+    def longest_ms(self) -> dict[str, float]:
+        """Return what the loop was kept for at most since `forget`."""
+        return {name: 1000 * time_s for name, time_s in zip(MEASURES, self.longest, strict=True)}
+
     def forget(self) -> None:
-        """Have gap, step and `VmHWM` begin anew."""
-        self.gap_s.value = self.step_s.value = 0.0
+        """Have `longest` and `VmHWM` begin anew."""
+        self.longest[:] = [0.0] * len(MEASURES)
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
 
@@ -152,14 +164,14 @@ def serving(model: Path, node: str) -> Iterator[Server]:
     """Run the server in a process of its own, which ends with the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    gap_s, step_s = (context.Value("d", 0.0, lock=False) for _ in range(2))
-    process = context.Process(target=serve, args=(theirs, gap_s, step_s, str(model), node))
+    longest = context.Array("d", len(MEASURES), lock=False)
+    process = context.Process(target=serve, args=(theirs, longest, str(model), node))
     process.start()
     try:
         assert ours.poll(120), "it does not start"
         url = ours.recv()
         assert process.pid is not None
-        yield Server(int(url.rpartition(":")[2]), process.pid, gap_s, step_s)
+        yield Server(int(url.rpartition(":")[2]), process.pid, longest)
     finally:
         process.terminate()
         process.join(60)
@@ -232,6 +244,10 @@ class Canary:
         self._ended.set()
         for thread in self._threads:
             thread.join()
+
+    def longest_ms(self) -> dict[str, float]:
+        """Return what the loop was kept for at most since `forget`."""
+        return {name: 1000 * time_s for name, time_s in zip(MEASURES, self.longest, strict=True)}
 
     def forget(self) -> None:
         """Begin anew."""

@@ -36,18 +36,21 @@ from soaking.tenants import Tally, Tenants
 from soaking.world import World
 
 REST_S = 60.0
-GRACE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How long, with what, and how often something goes wrong."""
+    """How long, with what, and how often something goes wrong.
+
+    When the load ends, requests have `grace_s` to be answered before their clients leave.
+    """
 
     minutes: float = 60.0
     seed: int = 0
     warm_up_s: float = 10.0
     chaos_every_s: float = 20.0
     sample_every_s: float = 5.0
+    grace_s: float = 5.0
 
 
 async def run_soak(folder: Path, options: Options) -> Report:
@@ -63,7 +66,7 @@ async def run_soak(folder: Path, options: Options) -> Report:
 
 async def _soak(world: World, options: Options) -> Report:
     # What is opened lazily and stays is there before the counts at rest are taken.
-    await _load(world, Tally(), options.seed - 1, options.warm_up_s)
+    await _load(world, Tally(), options.seed - 1, options.warm_up_s, options.grace_s)
     before = await idle(world, REST_S)
     world.began_s = time.monotonic()
     tally, samples = Tally(), list[Sample]()
@@ -71,7 +74,7 @@ async def _soak(world: World, options: Options) -> Report:
         nursery.start_soon(_show_progress, tally, options.minutes)
         nursery.start_soon(_sample, world, tally, samples, options.sample_every_s)
         nursery.start_soon(Chaos(world, options.seed, options.chaos_every_s).run)
-        await _load(world, tally, options.seed, options.minutes * 60)
+        await _load(world, tally, options.seed, options.minutes * 60, options.grace_s)
         nursery.cancel_scope.cancel()
     after = await idle(world, REST_S)
     lived = world.steady_pid in world.engine_children()
@@ -103,14 +106,14 @@ async def _soak(world: World, options: Options) -> Report:
     )
 
 
-async def _load(world: World, tally: Tally, seed: int, seconds: float) -> None:
-    """Have all tenants ask for so long; who is not answered soon after that leaves."""
+async def _load(world: World, tally: Tally, seed: int, seconds: float, grace_s: float) -> None:
+    """Have all tenants ask for so long, and wait for the last answers, but not long."""
     tenants = Tenants(world, tally, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tenants.run)
         await trio.sleep(seconds)
         tenants.stop()
-        nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+        nursery.cancel_scope.deadline = trio.current_time() + grace_s
 
 
 async def _sample(world: World, tally: Tally, samples: list[Sample], every_s: float) -> None:

@@ -22,10 +22,16 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say how long to fuzz, which is never long enough."""
+    """Say how long to fuzz and to simulate, which is never long enough."""
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seconds", type=float, default=20.0, help="time for the fuzz tests, all together")
     group.addoption("--fuzz-steps", type=int, default=0, help="instead of a time: strike at so many steps")
     group.addoption("--fuzz-seed", type=int, default=0, help="where --fuzz-steps and --fuzz-requests begin")
     group.addoption("--fuzz-requests", type=int, default=1000, help="mutated requests to a real server")
     group.addoption("--fuzz-connections", type=int, default=100, help="mutated connections beside them")
+    group = parser.getgroup("simulation")
+    group.addoption("--simulation-hours", type=int, default=20, help="virtual hours to simulate")
+    group.addoption("--simulation-seed", type=int, default=None, help="the seed to replay, or to begin with")
+    group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
+    group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")
+    group.addoption("--simulation-processes", type=int, default=2, help="processes that simulate")

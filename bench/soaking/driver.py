@@ -2,12 +2,15 @@
 
     python -m soaking.driver FILE DESCRIPTOR
 
-FILE is the configuration, DESCRIPTOR an inherited pipe. A line has the number of Trio's tasks and of the
-memory blocks that Python has allocated; the first line has the address.
+FILE is the configuration, DESCRIPTOR an inherited pipe. A line has the number of Trio's tasks, of the memory
+blocks that Python has allocated, and of the bytes that glibc's malloc has given out, which do not contain
+Python's small objects. The first line has the address.
 """
 
+import ctypes
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -49,11 +52,35 @@ def report(descriptor: int, **values: object) -> None:
     os.write(descriptor, json.dumps(values).encode() + b"\n")
 
 
+def heap_bytes() -> int:
+    """Return the bytes that malloc has given out in all its arenas; 0 where it is not glibc's.
+
+    Unlike the process's memory, it does not contain what is free but still held.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_info"):
+        return 0
+    libc.fdopen.restype = ctypes.c_void_p
+    libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    descriptor = os.memfd_create("malloc_info")
+    stream = libc.fdopen(os.dup(descriptor), b"w")
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        totals = file.read().decode().rpartition("</heap>")[2]  # after those of each arena
+    sizes = {kind: int(size) for kind, size in re.findall(r'type="(\w+)".* size="(\d+)"', totals)}
+    current = re.search(r'<system type="current" size="(\d+)"', totals)
+    assert current is not None
+    return int(current[1]) - sizes["fast"] - sizes["rest"] + sizes["mmap"]
+
+
 async def _report_statistics(descriptor: int) -> None:
     while True:
         await trio.sleep(REPORT_S)
         tasks = trio.lowlevel.current_statistics().tasks_living
-        report(descriptor, tasks=tasks, blocks=sys.getallocatedblocks())
+        report(descriptor, tasks=tasks, blocks=sys.getallocatedblocks(), heap=heap_bytes())
 
 
 async def _serve(source: Source, descriptor: int, witness: Witness) -> None:

@@ -104,9 +104,11 @@ class Client:
         sent += self._http.send(h11.EndOfMessage()) or b""
         began_s = last_s = time.monotonic()
         await stream.send_all(sent)
+        is_new = False  # whether bytes came since the last piece: several pieces may come at once
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
+                is_new = True
                 if self.pause_s:
                     await trio.sleep(self.pause_s)
                 self._http.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
@@ -117,9 +119,9 @@ class Client:
                 answer.body += bytes(event.data)
                 if answer.first_s is None:
                     answer.first_s = now_s - began_s
-                else:
+                elif is_new:
                     answer.gaps_s.append(now_s - last_s)
-                last_s = now_s
+                last_s, is_new = now_s, False
             elif isinstance(event, h11.EndOfMessage):
                 answer.ending = "whole"
                 return

@@ -17,6 +17,7 @@ def draw(report: Report, file: Path) -> None:
     memory, counts, times, queue = axes
     for name, label in (
         ("uss", "server, USS"),
+        ("heap", "server, in use by malloc"),
         ("steady_uss", "child of the steady model, USS"),
         ("children", "all children, USS"),
     ):

@@ -22,7 +22,11 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The server at one moment. `children` is the memory (USS) of all its children together."""
+    """The server at one moment. `children` is the memory (USS) of all its children together.
+
+    `heap` is what malloc has given out, in bytes, and `blocks` are Python's own small objects: unlike `uss`,
+    neither contains what is free but still held.
+    """
 
     at_s: float
     uss: int
@@ -32,6 +36,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: int
     threads: int
     tasks: int
+    heap: int
     blocks: int
     waiting: int
     running: int
@@ -80,6 +85,7 @@ async def sample(world: World, requests: int) -> Sample:
         descriptors=descriptors_of(world.pid),
         threads=threads_of(world.pid),
         tasks=world.tasks,
+        heap=world.heap,
         blocks=world.blocks,
         waiting=queue.get("waiting", -1),
         running=queue.get("running", -1),

@@ -1,16 +1,17 @@
-"""Does a measurement grow? A straight line through the means of blocks of time, with a confidence interval.
+"""Does a measurement grow? A straight line through blocks of time, with a confidence interval.
 
-Samples a few seconds apart depend on each other, which would make an interval over them too narrow; the means
-of blocks of half a minute and more hardly do.
+Samples a few seconds apart depend on each other, which would make an interval over them too narrow; blocks
+of some minutes hardly do. A block counts with its mean, or with its minimum where a measurement falls back
+now and then, as memory does when Python's cycle collector has run: what leaks raises the minima, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import sqrt
 from statistics import NormalDist, mean
 from typing import NamedTuple
 
-BLOCKS = 20
+BLOCKS = 10
 CONFIDENCE = 0.95
 
 
@@ -22,12 +23,14 @@ class Slope(NamedTuple):
     high: float
 
 
-def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
+def slope(
+    xs: Sequence[float], ys: Sequence[float], of_block: Callable[[Sequence[float]], float] = mean
+) -> Slope:
     """Return the least-squares slope of ys over xs; xs ascend. At least 8 points are needed.
 
     The interval is Student's, with the approximation of its quantile by Cornish and Fisher.
     """
-    xs, ys = _means(xs), _means(ys)
+    xs, ys = _blocks(xs, mean), _blocks(ys, of_block)
     freedom = len(xs) - 2
     if freedom < 2:
         raise ValueError("too few points for a slope")
@@ -39,10 +42,10 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
     return Slope(value, value - margin, value + margin)
 
 
-def _means(values: Sequence[float]) -> list[float]:
+def _blocks(values: Sequence[float], of_block: Callable[[Sequence[float]], float]) -> list[float]:
     blocks = min(BLOCKS, len(values) // 2)
     bounds = [len(values) * block // blocks for block in range(blocks + 1)]
-    return [mean(values[start:end]) for start, end in pairwise(bounds)]
+    return [of_block(values[start:end]) for start, end in pairwise(bounds)]
 
 
 def _student(freedom: int) -> float:

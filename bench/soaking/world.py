@@ -42,6 +42,7 @@ class World:
         self.address = ("127.0.0.1", 0)
         self.tasks = 0
         self.blocks = 0
+        self.heap = 0
         self.steady_pid = 0
         self.began_s = time.monotonic()
         self.events: list[tuple[float, str]] = []
@@ -49,6 +50,7 @@ class World:
         self._harmed: dict[str, float] = {}
         self._far: dict[str, subprocess.Popen[bytes]] = {}
         self._far_ports = {name: _free_port() for name in ("a", "b")}
+        self._talker_port = _free_port()
         self._is_changed = False
         self._server: subprocess.Popen[bytes] | None = None
         self._reports = -1
@@ -130,6 +132,7 @@ class World:
                     self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
                 self.tasks = told.get("tasks", self.tasks)
                 self.blocks = told.get("blocks", self.blocks)
+                self.heap = told.get("heap", self.heap)
 
     # Harm -----------------------------------------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class World:
         engine: dict[str, Any] = {"path": str(demonstration_model()), "threads": 1, "watchdog": "10s"}
         settings: dict[str, Any] = {
             "port": 0,
+            "startPort": self._talker_port,
             "apiKeys": [{"key": f"sk-{name}", "user": name, "trusted": name == "portal"} for name in TENANTS],
             "queue": {"capacity": 60, "timeout": "30s"},
             "limits": {"stall": "5s", "bodyTimeout": "5s", "headerTimeout": "5s", "idleTimeout": "20s"},

@@ -26,8 +26,8 @@ class Tape:
         self.frames: list[wire.ToParent] = []
         self._spec = wire.encode_frame(wire.WorkerSpec(path=str(path), device="cpu", dtype="float32"))[4:]
 
-    def read(self, *, block: bool) -> list[bytes]:
-        assert block
+    def read(self, *, wait_s: float | None) -> list[bytes]:
+        assert wait_s is None
         return [self._spec]
 
     def write(self, message: wire.ToParent) -> None:

@@ -124,7 +124,7 @@ def test_no_tunnel_is_opened(server: Target):
 
 @tries("CVE-2025-23310", "CVE-2025-23311")
 def test_a_body_in_chunks_of_one_byte_is_read_like_any_other(server: Target):
-    body = json.dumps(CANARY | {"user": "x" * 5_000}).encode()
+    body = json.dumps(CANARY | {"user": "x" * 500}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     chunked = request(COMPLETIONS, "Transfer-Encoding: chunked", method="POST", body=chunks)
     answer = server.raw(chunked)

@@ -30,7 +30,7 @@ def floors() -> dict[str, Version]:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     found = {}
-    for line in [*project["dependencies"], *extras["hf"], *extras["hub"], *extras["otel"]]:
+    for line in [*project["dependencies"], *extras["hf"], *extras["otel"]]:
         requirement = Requirement(line)
         (least,) = (one.version for one in requirement.specifier if one.operator == ">=")
         found[requirement.name] = Version(least)

@@ -20,6 +20,7 @@ from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.hot import HotRoutes
 from fairlead.api.incoming import Bodies
 from fairlead.api.limits import Quotas
+from fairlead.api.origin import Guard
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
 from fake_fleet import FakeFleet
@@ -34,7 +35,7 @@ async def echo(call: Call) -> Reply:
 
 def hot(bodies, route=echo):
     """Return an app with one route, past Quart; tenants are the users that requests name."""
-    routes = HotRoutes(Door(Access(()), Quotas(())), {"/": route}, bodies)
+    routes = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route}, bodies)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":

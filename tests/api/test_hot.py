@@ -1,5 +1,6 @@
 """The routes that go past Quart, over real sockets: bodies, streams that need no task to wake, leaving."""
 
+import gc
 import json
 from dataclasses import dataclass
 
@@ -265,3 +266,20 @@ async def test_a_failing_task_of_the_request_is_answered_for_like_the_route():
         async with serving(served(route)) as server:
             assert 500 == (await server.ask(get())).status
     assert ["unexpected error"] == [entry["event"] for entry in logs]
+
+
+# Refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(client, path):
+    long = "much too long " * 10_000
+    body = {"model": "m", "messages": [{"role": "user", "content": long}], "prompt": [long]}
+    gc.collect()
+    gc.disable()
+    try:
+        reply = await client.post(path, body)
+        left = [found for found in gc.get_objects() if isinstance(found, FairleadError)]
+    finally:
+        gc.enable()
+    assert (400, []) == (reply.status, left)

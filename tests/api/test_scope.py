@@ -78,7 +78,7 @@ IDS = [key.key for key, *_ in SEEN]
 @pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
 async def test_nodes_are_those_of_a_keys_models_and_list_no_others(server, key, models, nodes):
     listed = (await server.get("/nodes", headers=bearer(key))).json
-    assert nodes == {node["id"]: node["models"] for node in listed}
+    assert {node["id"]: node["models"] for node in listed} == nodes
 
 
 @pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
@@ -104,11 +104,11 @@ async def test_events_show_a_keys_models_and_nodes_and_the_totals_of_all(
     server, autojump_clock, key, models, nodes
 ):
     _, snapshot = await watched(server, key)
-    assert models == [model["model"] for model in snapshot["models"]]
-    assert nodes == {node["id"]: node["models"] for node in snapshot["nodes"]}
-    assert (2, 1) == (snapshot["queue"]["waiting"], snapshot["queue"]["running"])
-    assert 4 == snapshot["answered"]
-    assert 20 == snapshot["tokens"]["generated"]
+    assert [model["model"] for model in snapshot["models"]] == models
+    assert {node["id"]: node["models"] for node in snapshot["nodes"]} == nodes
+    assert (snapshot["queue"]["waiting"], snapshot["queue"]["running"]) == (2, 1)
+    assert snapshot["answered"] == 4
+    assert snapshot["tokens"]["generated"] == 20
 
 
 @pytest.mark.parametrize(("key", "snapshots"), [(ALL, 9), (SMALL, 3)], ids=["seen", "hidden"])
@@ -124,7 +124,7 @@ async def test_changes_of_hidden_models_cause_no_events(server, fleet, autojump_
         nursery.start_soon(change)
         events = await watched(server, key, 2.1)
         nursery.cancel_scope.cancel()
-    assert snapshots == len(events) - 1
+    assert len(events) - 1 == snapshots
 
 
 async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
@@ -140,7 +140,7 @@ async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
         key: {model["model"] for event in events[1:] for model in event["models"]}
         for key, events in told.items()
     }
-    assert {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)} == shown
+    assert shown == {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)}
 
 
 async def labels(server, key):
@@ -165,13 +165,13 @@ async def test_metrics_are_of_a_keys_models_nodes_and_users(server, key, counted
     assert set(models) | counted == found["model"]
     assert counted <= found["model_name"] <= set(models) | counted
     assert set(nodes) == found["node"]
-    assert tenants == len(found["tenant"])
+    assert len(found["tenant"]) == tenants
 
 
 async def test_a_key_for_some_models_has_its_own_users_among_the_metrics(server):
     text = (await server.get("/metrics", headers=bearer(FAR))).body.decode()
     assert 'fairlead_jobs_total{model="far",outcome="success"} 2.0' in text
-    assert 1 == text.count("fairlead_tenant_jobs_total{")
+    assert text.count("fairlead_tenant_jobs_total{") == 1
     assert "fairlead_queue_waiting_jobs 2.0" in text
 
 
@@ -190,15 +190,15 @@ async def test_a_key_for_some_models_has_its_own_users_among_the_metrics(server)
 )
 async def test_what_touches_other_models_is_forbidden(server, method, path, body):
     reply = await server.send(method, path, json.dumps(body).encode() if body else b"", headers=bearer(SMALL))
-    assert (403, "forbidden") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (403, "forbidden")
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
 async def test_a_keys_own_models_are_loaded_and_unloaded(server, path):
-    assert 200 == (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status
+    assert (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status == 200
 
 
 async def test_without_keys_everything_is_seen(client_with):
     client = client_with(fleet=FakeFleet(statuses=STATUSES, node_statuses=NODES), aliases=ALIASES)
     assert len(NODES) == len((await client.get("/nodes")).json)
-    assert 3 == len((await client.get("/running")).json)
+    assert len((await client.get("/running")).json) == 3

@@ -511,3 +511,28 @@ async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_onc
             client.socket.close()
             bystander.socket.close()
     assert ["connection dropped"] == [entry["event"] for entry in logs]
+
+
+# Chunks --------------------------------------------------------------------------------------------
+
+
+def chunked(sizes: list[int]) -> bytes:
+    head = b"POST /echo HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (size, b"a" * size) for size in sizes) + b"0\r\n\r\n"
+
+
+async def test_body_in_very_many_tiny_chunks_is_refused():
+    """Reading a chunk costs microseconds: 16 MB of one-byte chunks would keep the loop busy for minutes."""
+    async with serving(Apps()) as server:
+        answer = await server.ask(chunked([1] * 5000))
+    assert (answer.status, answer.error["message"]) == (
+        400,
+        "the body comes in chunks of fewer than 64 bytes",
+    )
+
+
+@pytest.mark.parametrize("sizes", [[1] * 1000, [64] * 5000, [1000] * 2000, [1] * 500 + [100] * 3000])
+async def test_body_in_chunks_of_ordinary_sizes_is_read(sizes):
+    async with serving(Apps()) as server:
+        answer = await server.ask(chunked(sizes))
+    assert (answer.status, len(answer.body)) == (200, sum(sizes))

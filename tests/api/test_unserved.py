@@ -65,11 +65,11 @@ def clients(model):
 async def test_a_field_that_is_not_served_is_refused_by_name(clients, path, name):
     body, fields, _ = ROUTES[path]
     reply = await clients[path].post(path, body | {name: EXAMPLES.get(name, {"on": True})})
-    assert (400, "invalid_request", name) == (reply.status, reply.error["code"], reply.error["param"])
-    assert "invalid_request_error" == reply.error["type"]
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", name)
+    assert reply.error["type"] == "invalid_request_error"
     advice = f"; use {fields[name].instead}" if fields[name].instead else ""
-    assert f"{name}: is not served{advice}" == reply.error["message"]
-    assert [] == clients[path].gateway.jobs
+    assert reply.error["message"] == f"{name}: is not served{advice}"
+    assert clients[path].gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -82,7 +82,7 @@ async def test_null_and_what_means_off_pass(clients, path):
     for off in bodies:
         assert off
         reply = await client.post(path, body | off)
-        assert 200 == reply.status, reply.body
+        assert reply.status == 200, reply.body
     client.gateway.jobs.clear()
 
 
@@ -104,7 +104,7 @@ async def test_null_and_what_means_off_pass(clients, path):
 )
 async def test_off_is_exactly_that_value(clients, chat, name, value, status):
     reply = await clients[CHAT].post(CHAT, chat(**{name: value}))
-    assert status == reply.status
+    assert reply.status == status
     clients[CHAT].gateway.jobs.clear()
 
 
@@ -113,7 +113,7 @@ async def test_what_changes_no_answer_is_ignored_and_so_is_what_nobody_knows(cli
     body, _, _ = ROUTES[path]
     known = dict.fromkeys(unserved.IGNORED, "anything")
     reply = await clients[path].post(path, body | known | {"never_heard_of": [1]})
-    assert 200 == reply.status, reply.body
+    assert reply.status == 200, reply.body
     clients[path].gateway.jobs.clear()
 
 
@@ -126,15 +126,15 @@ def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
 
 async def test_what_is_relayed_keeps_all_of_its_fields(far):
     body = {"model": "far", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
-    assert 200 == (await far.post(CHAT, body)).status
-    assert body == json.loads(far.gateway.job.relay.body)
+    assert (await far.post(CHAT, body)).status == 200
+    assert json.loads(far.gateway.job.relay.body) == body
 
 
 async def test_what_our_engine_may_answer_is_refused_even_if_another_server_could(client_with):
     both = FakeFleet(["small"], ["small"])
     client = client_with(fleet=both)
     reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
-    assert (400, "guided_json") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "guided_json")
 
 
 # Control tokens in raw prompts ------------------------------------------------------------------------
@@ -144,22 +144,22 @@ async def test_control_tokens_of_a_raw_prompt_are_parsed_unless_the_request_says
     prompt = "hello <eos>"
     for fields in ({}, {"special_tokens": "parse"}, {"special_tokens": None}):
         client.gateway.jobs.clear()
-        assert 200 == (await client.post(COMPLETIONS, {"prompt": prompt, **fields})).status
-        assert [*model.encode_prompt("hello "), 0] == list(client.gateway.job.prompts[0])
+        assert (await client.post(COMPLETIONS, {"prompt": prompt, **fields})).status == 200
+        assert list(client.gateway.job.prompts[0]) == [*model.encode_prompt("hello "), 0]
     client.gateway.jobs.clear()
     await client.post(COMPLETIONS, {"prompt": [prompt, "<eos>"], "special_tokens": "text"})
     for ids, text in zip(client.gateway.job.prompts, (prompt, "<eos>"), strict=True):
         assert 0 not in ids
-        assert text == model.tokenizer.decode(ids)
+        assert model.tokenizer.decode(ids) == text
 
 
 async def test_tokenize_counts_what_a_request_would_have(client, model):
     async def tokens(**fields):
         reply = await client.post("/tokenize", fields)
-        assert 200 == reply.status, reply.body
+        assert reply.status == 200, reply.body
         return reply.json["tokens"]
 
-    assert [0] == await tokens(prompt="<eos>")
+    assert await tokens(prompt="<eos>") == [0]
     assert 0 not in await tokens(prompt="<eos>", special_tokens="text")
     messages = [{"role": "user", "content": "<eos>"}]
     await client.post(CHAT, {"messages": messages})
@@ -170,14 +170,14 @@ async def test_tokenize_counts_what_a_request_would_have(client, model):
 @pytest.mark.parametrize("field", [{"special_tokens": "text"}, {"add_special_tokens": True}])
 async def test_messages_are_not_tokenized_as_prompts_are(client, field):
     reply = await client.post("/tokenize", {"messages": MESSAGES, **field})
-    assert (400, next(iter(field))) == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, next(iter(field)))
 
 
 @pytest.mark.parametrize("value", ["", "TEXT", "none", 1, True, []])
 async def test_special_tokens_are_text_or_parsed(client, value):
     for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
         reply = await client.post(path, body | {"special_tokens": value})
-        assert (400, "special_tokens") == (reply.status, reply.error["param"])
+        assert (reply.status, reply.error["param"]) == (400, "special_tokens")
 
 
 async def test_a_models_setting_says_what_becomes_of_control_tokens_in_chats(model):

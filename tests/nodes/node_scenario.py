@@ -8,7 +8,7 @@ from fairlead.config import HealthConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.job import Job
-from fairlead.nodes import relay, remote_node, upstream
+from fairlead.nodes import relay, relayed_stream, remote_node, upstream
 from fairlead.nodes.answer_parser import AnswerParser
 from fairlead.nodes.health import Breaker
 from fairlead.nodes.links import PlainLink
@@ -24,7 +24,7 @@ HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 
 # What must be among the steps, or the wrapping has come loose.
 STEPS: set[Step] = {
-    *(("join", name) for name in ("resolve", "connect", "link send", "link receive", "parse feed", "decode")),
+    *(("join", name) for name in ("resolve", "connect", "link send", "link receive", "parse feed", "models_of")),
     *(("join", name) for name in ("probed", "node_up")),
     *(("relay", name) for name in ("rewritten", "link send", "parse feed", "read_event", "put", "requested")),
     *(("change", name) for name in ("seats_changed", "pool resize")),
@@ -79,9 +79,12 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(PlainLink, name, f"link {name}")
     for name in ("feed", "end"):
         points.wrap(AnswerParser, name, f"parse {name}")
-    points.wrap(remote_node, "decoded", "decode")
-    for name in ("rewritten", "split_events", "read_event", "read_plain", "read_usage"):
+    for name in ("instance_of", "load_of", "models_of"):
+        points.wrap(remote_node, name, name)
+    for name in ("rewritten", "read_whole"):
         points.wrap(relay, name, name)
+    for name in ("split_events", "read_event", "read_plain"):
+        points.wrap(relayed_stream, name, name)
     for name in ("put", "room"):
         points.wrap(Passage, name, name)
     for name in ("probed", "requested"):

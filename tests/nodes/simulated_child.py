@@ -98,7 +98,7 @@ class SimulatedProcess:
         channel = main.Channel(connection)
         await trio.lowlevel.wait_readable(connection)
         with self._aside():
-            (first,) = channel.read(block=True)
+            (first,) = channel.read(wait_s=None)
             spec = wire.spec_decoder.decode(first)
             model = fake_child.load(spec, lambda done, stage: channel.write(wire.Progress(done, stage)))
         await trio.sleep(0.01)

@@ -3,6 +3,7 @@
 import os
 import signal
 import struct
+from dataclasses import replace
 
 import pytest
 import trio
@@ -27,8 +28,7 @@ def embedder(model: TextModel) -> TextModel:
 
 
 def made_for_embeddings(model: TextModel) -> TextModel:
-    values = {name: getattr(model, name) for name in TextModel.__slots__}
-    return TextModel(**values | {"embedding": Embedding(2, normalized=False)})
+    return replace(model, embedding=Embedding(2, normalized=False))
 
 
 async def vectors(deltas: Deltas) -> dict[int, tuple[float, ...]]:

@@ -34,7 +34,7 @@ MAX_TOLD_NAME_CHARS = 100
 _MESSAGE_HEAD_CHARS = 300
 _MESSAGE_TAIL_CHARS = 1000
 
-_PLACE = re.compile(r"(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
 _MEMBER = re.compile(
     r"object (?P<fault>missing required|contains unknown) field `(?P<name>[^`]*)`", re.DOTALL
 )
@@ -93,13 +93,17 @@ def _misfit(message: str) -> InvalidRequest:
     """Valid JSON that is not what the schema asks for. msgspec says where: "… - at `$.messages[0].role`"."""
     if len(message) > _MESSAGE_HEAD_CHARS + _MESSAGE_TAIL_CHARS:
         message = f"{message[:_MESSAGE_HEAD_CHARS]}…{message[-_MESSAGE_TAIL_CHARS:]}"
-    place = _PLACE.fullmatch(message)
-    assert place is not None
-    reason = place["reason"][:1].lower() + place["reason"][1:MAX_TOLD_CHARS]
+    # The last one is msgspec's own: what a client wrote, which it quotes, may look like a place too.
+    reason, _, place = message.rpartition(" - at ")
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        reason = message
+    path = "" if found is None else found[1][:MAX_TOLD_CHARS]
+    reason = reason[:1].lower() + reason[1:MAX_TOLD_CHARS]
     # Keys the client chose are written "[...]"; what comes after them is not worth naming.
-    param = (place["path"] or "").partition("[...]")[0]
+    param = path.partition("[...]")[0]
     member = _MEMBER.fullmatch(reason)
-    if member is not None and "[...]" not in (place["path"] or ""):
+    if member is not None and "[...]" not in path:
         param = f"{param}.{member['name']}" if param else member["name"]
         what = "is missing" if member["fault"] == "missing required" else "is no field of this request"
         return InvalidRequest(f"{param}: {what}", param=param)

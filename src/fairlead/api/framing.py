@@ -61,6 +61,8 @@ class StrictBuffer(ReceiveBuffer):
             return None
         self._checked = 0
         head = self._extract(end)
+        if b"\0" in head or b"\v" in head or b"\f" in head:  # its parser takes quadratic time to find them
+            raise h11.LocalProtocolError("a control character in the head")
         if b"\n " in head or b"\n\t" in head:
             raise h11.LocalProtocolError("a header is folded over several lines")
         _check_content_length(head)

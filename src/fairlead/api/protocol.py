@@ -37,6 +37,9 @@ from fairlead.config import Limits
 logger = structlog.get_logger("fairlead.http")
 
 PIPELINED_BYTES = 64 * 1024
+# A body may have so many chunks, and one more for each `CHUNK_BYTES` in it.
+MOST_SMALL_CHUNKS = 1000
+CHUNK_BYTES = 64
 _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
@@ -90,6 +93,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._begun = False  # some of the next request's head is here
         self._paused = False  # the request is here to its end, and something after it
         self._pipelined = 0  # bytes of that
+        self._chunks = self._chunked_bytes = 0  # of the body that is coming in
         self._half_line = b""  # half of an empty line before a request
         self._held = b""  # the head of an answer, until it can go out with the body
         self.ended = False
@@ -147,6 +151,9 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             if type(event) is h11.Request:
                 await self._begin(event)
             elif type(event) is h11.Data and self.stream is not None:
+                if self._has_small_chunks(event):
+                    await self.refuse(400, f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
+                    return
                 await self.stream.handle(Body(STREAM_ID, event.data))
             elif type(event) is h11.EndOfMessage and self.stream is not None:
                 self.deadline = inf
@@ -156,6 +163,12 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
                     self._paused = True
                     self._pipelined = self.connection.buffered_bytes
                 return
+
+    def _has_small_chunks(self, data: h11.Data) -> bool:
+        """Count a chunk, whose framing takes longer to read than the bytes in it if these are few."""
+        self._chunks += data.chunk_start
+        self._chunked_bytes += len(data.data)
+        return self._chunks > MOST_SMALL_CHUNKS + self._chunked_bytes // CHUNK_BYTES
 
     async def expire(self) -> None:
         """Act on a `deadline` that has passed: an unfinished head is refused, the rest is just ended."""
@@ -181,6 +194,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def _begin(self, request: h11.Request) -> None:
         self._begun = False
+        self._chunks = self._chunked_bytes = 0
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         path = path_of(request)
         headers = list(request.headers)

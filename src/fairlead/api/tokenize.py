@@ -12,7 +12,7 @@ from fairlead.api.call import Call, Reply, json_reply
 from fairlead.api.edge import Edge
 from fairlead.api.hot import Route
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
-from fairlead.errors import InvalidRequest
+from fairlead.errors import ContextLengthExceeded
 from fairlead.text.model import TextModel
 
 _tokenize_decoder = msgspec.json.Decoder(unserved.reading(TokenizeRequest, unserved.TOKENIZE))
@@ -92,7 +92,5 @@ def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
     return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
-def _too_long(model: TextModel, what: str, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{param}: {what} do not fit the model's context of {model.max_model_len} tokens", param=param
-    )
+def _too_long(model: TextModel, what: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded.of_context(model.max_model_len, f"{what} do not fit", param=param)

@@ -139,7 +139,7 @@ def open_announcer(*, key_needed: bool) -> Announcer:
 
 def read_line(line: str) -> Loading | Ready | None:
     """Understand a line that `Announcer` printed; None for any other."""
-    if found := re.match(r"Loading (.+): (\d+) % ([^%]*)$", line):
+    if found := re.match(r"Loading (.+): (\d+) % ([^%\n]*)$", line):
         return Loading(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
     if found := re.match(r"Fairlead is ready: (\S+)  serving ", line):
         return Ready(url=found[1])

@@ -22,7 +22,7 @@ FRAMING_PER_BYTE = 3
 TRAILER_BYTES = 16 * 1024
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00\r\n]*)?")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00\r\n]*)")
 _HEX = b"0123456789abcdefABCDEF"
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\x00\r\n]*)?")
 
@@ -229,7 +229,7 @@ def _parse_head(data: bytes) -> Head:
         if (header := _HEADER.fullmatch(line)) is None:
             raise BadAnswer("a header that is none")
         name = header[1].decode("ascii").lower()
-        value = header[2].decode("latin-1")
+        value = header[2].strip(b" \t").decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     connection = headers.get("connection", "").lower()
     if status[1] == b"0" and "transfer-encoding" in headers:

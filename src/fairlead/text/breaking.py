@@ -4,7 +4,7 @@ See `control_tokens` for what a break is. Works on the Rust library's tokenizers
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Container
 
 import tokenizers
 from tokenizers import AddedToken, normalizers
@@ -18,20 +18,18 @@ _IN_BARS = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 _SEPARATORS = ("", "\u200b", " ")
 
 
-def control_tokens(tokenizer: tokenizers.Tokenizer, named: Iterable[str] = ()) -> dict[str, int]:
+def control_tokens(tokenizer: tokenizers.Tokenizer, named: Collection[str] = ()) -> dict[str, int]:
     """Return the spelling and the id of each token that only a template is to write.
 
-    These are the tokens that tokenizer.json marks as special, the `named` ones, and those spelled <|...|>.
-    Not `<think>` or `<tool_call>`: clients see these in answers and send them back in their history.
+    These are the added tokens that are marked as special, that are `named`, or that are spelled <|...|>. Not
+    `<think>` or `<tool_call>`: clients see these in answers and send them back in their history.
     """
-    marked = (
-        token.content
-        for token in tokenizer.get_added_tokens_decoder().values()
-        if token.special or _IN_BARS.fullmatch(token.content)
-    )
-    found = {token: tokenizer.token_to_id(token) for token in (*marked, *named)}
-    # A single character cannot be told from the token that it spells.
-    return {token: token_id for token, token_id in found.items() if token_id is not None and len(token) > 1}
+    return {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special or token.content in named or _IN_BARS.fullmatch(token.content)
+        if len(token.content) > 1  # a single character cannot be told from the token that it spells
+    }
 
 
 def with_breaks(tokenizer: tokenizers.Tokenizer, control: dict[str, int]) -> tokenizers.Tokenizer:
@@ -48,35 +46,34 @@ def with_breaks(tokenizer: tokenizers.Tokenizer, control: dict[str, int]) -> tok
             copy.pre_tokenizer = tokenizer.pre_tokenizer
         if tokenizer.post_processor is not None:
             copy.post_processor = tokenizer.post_processor
-        copy.add_tokens(list(_added(tokenizer, control)))
-        if any(copy.token_to_id(token) != token_id for token, token_id in control.items()):
+        added = tokenizer.get_added_tokens_decoder()
+        copy.add_tokens([_unnormalized(added[token_id], control) for token_id in sorted(added)])
+        # In the order of their ids, they are given the same ids again.
+        if any(copy.token_to_id(token.content) != token_id for token_id, token in added.items()):
             raise ValueError("the ids of its added tokens do not follow those of its model")
-        if not any(_is_word(copy, token, token_id) for token, token_id in control.items()):
+        if not _words(copy, control):
             break
     return copy
 
 
-def _added(tokenizer: tokenizers.Tokenizer, control: dict[str, int]) -> Iterator[AddedToken]:
-    """Yield the added tokens in the order of their ids, so that they are given the same ids again.
-
-    Control tokens must be found before the text is normalized, because breaks are removed then.
-    """
-    for _, token in sorted(tokenizer.get_added_tokens_decoder().items()):
-        yield AddedToken(
-            token.content,
-            single_word=token.single_word,
-            lstrip=token.lstrip,
-            rstrip=token.rstrip,
-            normalized=token.normalized and token.content not in control,
-            special=token.special,
-        )
+def _unnormalized(token: AddedToken, control: Container[str]) -> AddedToken:
+    """Return a control token such that it is found before text is normalized, because breaks go then."""
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized and token.content not in control,
+        special=token.special,
+    )
 
 
-def _is_word(tokenizer: tokenizers.Tokenizer, token: str, token_id: int) -> bool:
-    """Tell whether a spelling with a break in it still becomes the token, other than as what is unknown."""
+def _words(tokenizer: tokenizers.Tokenizer, control: dict[str, int]) -> set[int]:
+    """Return the control tokens that come of their spelling even with a break, other than as unknown."""
+    broken = (token[0] + BREAK + token[1:] for token in control)
+    text = " ".join(f"{spelling} x{spelling}x" for spelling in broken)
     try:
-        broken = tokenizer.encode(token[0] + BREAK + token[1:], add_special_tokens=False).ids
-        unknown = tokenizer.encode(BREAK[0], add_special_tokens=False).ids
+        found, unknown = tokenizer.encode_batch_fast([text, BREAK[0]], add_special_tokens=False)
     except Exception:  # noqa: BLE001 — a vocabulary may have no token for what is unknown
-        return False
-    return token_id in broken and token_id not in unknown
+        return set()
+    return set(control.values()) & set(found.ids) - set(unknown.ids)

@@ -1,0 +1,195 @@
+"""Servers with one mistake each, of the kind that only shows in a bad hour. The simulation must catch them all.
+
+Each is a context in which a part of the product is replaced. `WHERE` says which troubles bring a mistake out,
+so that a test need not wait for them among all others.
+"""
+
+import heapq
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import trio
+
+from fairlead.api.limits import Charge
+from fairlead.api.server import Listener
+from fairlead.config import Config
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.timer import Timer
+from fairlead.nodes import attempt
+from fairlead.nodes.fleet import Fleet
+from fairlead.nodes.health import Breaker, Change
+from fairlead.nodes.links import PlainLink
+from fairlead.telemetry import logs
+from fairlead.worker.watchdog import Watchdog
+
+BROKEN: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+WHERE: dict[str, tuple[str, ...]] = {}
+
+Mistake = Callable[[], Iterator[Any]]
+
+
+def mistake(*kinds: str) -> Callable[[Mistake], Mistake]:
+    """Register a mistake, with the kinds of trouble that bring it out."""
+
+    def register(function: Mistake) -> Mistake:
+        BROKEN[function.__name__] = contextmanager(function)
+        WHERE[function.__name__] = kinds
+        return function
+
+    return register
+
+
+@mistake("node_failing", "node_breaking_off", "node_refusing")
+def a_seat_of_a_failed_node_is_kept() -> Iterator[None]:
+    """A job that is run again does not give its first seat back."""
+    real = Scheduler.returned
+
+    def returned(self: Scheduler, ticket: Ticket) -> None:
+        assert ticket.place is not None
+        ticket.place.take(ticket.tokens)
+        real(self, ticket)
+
+    with patch.object(Scheduler, "returned", returned):
+        yield
+
+
+@mistake("clock_jump")
+def deadlines_go_by_the_wall_clock() -> Iterator[None]:
+    """Deadlines are compared with the time of day."""
+
+    def of_day() -> float:
+        return time.time() - 1_750_000_000.0
+
+    async def run(self: Timer) -> None:
+        while True:
+            await trio.sleep(0.1)
+            due = [entry for entry in sorted(self._alarms) if entry[0] <= of_day()]
+            for entry in due:
+                self._alarms.remove(entry)
+                entry[2].go_off()
+            heapq.heapify(self._alarms)
+
+    with patch.object(Timer, "run", run):
+        yield
+
+
+@mistake("reload")
+def a_reload_ends_models_in_use() -> Iterator[None]:
+    """A model whose settings have changed is stopped, whatever it does."""
+    real = Fleet.reload
+
+    async def reload(self: Fleet, config: Config) -> Any:
+        changes = await real(self, config)
+        for name in (*changes.models_changed, *changes.models_removed):
+            if (resident := self._residents.get(name)) is not None:
+                resident.end()
+        return changes
+
+    with patch.object(Fleet, "reload", reload):
+        yield
+
+
+@mistake("child_stopped")
+def a_stopped_child_is_waited_for() -> Iterator[None]:
+    """Nobody notices that a child makes no progress."""
+
+    async def stuck(self: Watchdog) -> float:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    with patch.object(Watchdog, "stuck", stuck):
+        yield
+
+
+@mistake("disk_full")
+def a_full_disk_fails_requests() -> Iterator[None]:
+    """A line that cannot be written is an error of whoever wrote it."""
+
+    def msg(self: Any, message: str) -> None:
+        sys.stderr.write(message + "\n")
+
+    names = ("debug", "info", "warning", "error", "critical", "exception")
+    with patch.multiple(logs._Stderr, **dict.fromkeys(("msg", *names), msg)):
+        yield
+
+
+@mistake("node_failing", "node_breaking_off", "node_refusing")
+def broken_connections_stay_open() -> Iterator[None]:
+    """A connection to a node that broke is forgotten, not closed."""
+    real = PlainLink.close
+
+    def close(self: PlainLink) -> None:
+        if not self.is_stale():
+            real(self)
+
+    with patch.object(PlainLink, "close", close):
+        yield
+
+
+@mistake("child_killed", "child_fated")
+def a_failed_job_counts_on() -> Iterator[None]:
+    """A job that its node has failed counts against its key's concurrent ones for ever."""
+    real = Charge.end
+
+    def end(self: Charge) -> None:
+        if self._answer_tokens:
+            real(self)
+
+    with patch.object(Charge, "end", end):
+        yield
+
+
+@mistake("node_down", "node_unreachable")
+def a_node_never_comes_back() -> Iterator[None]:
+    """What has failed its probes once is not asked again."""
+    real = Breaker.probed
+
+    def probed(self: Breaker, *, well: bool) -> Change | None:
+        if well and not self._is_up and self._probes:
+            return None
+        return real(self, well=well)
+
+    with patch.object(Breaker, "probed", probed):
+        yield
+
+
+@mistake("out_of_descriptors", "no_descriptor_now_and_then")
+def nobody_is_accepted_after_an_error() -> Iterator[None]:
+    """The listener gives up when it is out of descriptors."""
+    real = Listener._accept
+
+    async def accept(self: Listener, listening: Any, connections: trio.Nursery) -> None:
+        async def give_up(_seconds: float) -> None:
+            await trio.sleep_forever()
+
+        with patch("fairlead.api.server.trio", _Trio(give_up)):
+            await real(self, listening, connections)
+
+    with patch.object(Listener, "_accept", accept):
+        yield
+
+
+@mistake("node_breaking_off", "child_killed", "child_fated")
+def an_answer_is_begun_again() -> Iterator[None]:
+    """What a second node says is sent after what the first one has said."""
+
+    def replay(deltas: Any, _kept: Any) -> Any:
+        return deltas
+
+    with patch.object(attempt, "_replay", replay):
+        yield
+
+
+class _Trio:
+    """Trio, with another `sleep`."""
+
+    def __init__(self, sleep: Any) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio, name)

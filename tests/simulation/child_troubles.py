@@ -1,0 +1,103 @@
+"""Faults of child processes: killed, stopped, slow, sending nonsense, not loading, not even starting."""
+
+import errno
+import signal
+from dataclasses import replace
+
+from simulation.engine_child import Fate, Loading
+from simulation.machine import os_error
+from simulation.parent import GUARD_PROGRAM
+from simulation.processes import Process
+from simulation.troubles import ENDS_OF_JOBS, Stage, Trouble, Undo
+
+EXCUSES = ENDS_OF_JOBS | {"engine_failed"}
+FATES: tuple[Fate, ...] = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+WAYS_TO_LOAD: tuple[Loading, ...] = ("fails", "dies", "closes", "hangs")
+
+
+def child_killed(stage: Stage, trouble: Trouble) -> Undo:
+    """Kill some children, as the kernel does that is out of memory."""
+    trouble.excuses = EXCUSES
+    for process in _children(stage):
+        if stage.random.random() < 0.6:
+            process.kill()
+    return lambda: None
+
+
+def child_stopped(stage: Stage, trouble: Trouble) -> Undo:
+    """Stop all children, for a while or for ever."""
+    trouble.excuses = EXCUSES
+    stopped = _children(stage)
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    if stage.random.random() < 0.5:
+        stage.mood.left_stopped = True
+        stage.troubles.append(replace(trouble, name="child left stopped"))
+        return lambda: None
+    return lambda: _continue(stopped)
+
+
+def child_slow(stage: Stage, trouble: Trouble) -> Undo:
+    """Slow all children down."""
+    trouble.excuses = EXCUSES
+    slow = _children(stage)
+    for process in slow:
+        process.slowness = stage.random.choice((3.0, 20.0, 200.0))
+
+    def undo() -> None:
+        for process in slow:
+            process.slowness = 1.0
+
+    return undo
+
+
+def child_fated(stage: Stage, trouble: Trouble) -> Undo:
+    """Have each new child do something wrong at some of its frames."""
+    trouble.excuses = EXCUSES
+    for model in stage.world.models:
+        stage.mood.fates[model] = (stage.random.choice(FATES), stage.random.choice(FATES))
+    _kill(stage)
+
+    def undo() -> None:
+        stage.mood.forgive()
+        _continue(_children(stage))
+
+    return undo
+
+
+def child_not_loading(stage: Stage, trouble: Trouble) -> Undo:
+    """Have no new child load its model. One that hangs is killed at the end."""
+    trouble.excuses = EXCUSES
+    for model in stage.world.models:
+        stage.mood.loading[model] = stage.random.choice(WAYS_TO_LOAD)
+    _kill(stage)
+
+    def undo() -> None:
+        stage.mood.forgive()
+        _kill(stage)
+
+    return undo
+
+
+def spawn_failing(stage: Stage, trouble: Trouble) -> Undo:
+    """Let no process be started."""
+    trouble.excuses = EXCUSES
+    number = stage.random.choice((errno.ENOMEM, errno.EAGAIN, errno.ENOENT, errno.EACCES))
+    _kill(stage)
+    return stage.strike(lambda call: os_error(number) if call == "spawn" else None)
+
+
+def _children(stage: Stage) -> list[Process]:
+    """Return the processes of models."""
+    living = stage.parent.system.processes.living
+    return [process for process in living if process.args[0] != GUARD_PROGRAM]
+
+
+def _kill(stage: Stage) -> None:
+    for process in _children(stage):
+        process.kill()
+
+
+def _continue(processes: list[Process]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGCONT)

@@ -1,0 +1,250 @@
+"""A model's child process, without a model: speaks the frames of `fairlead.worker.wire` in virtual time.
+
+It answers what `words` says, a token a step for each sequence that has a slot. Its faults are in a
+`ChildPlan`: what becomes of its n-th frame, and how it loads.
+"""
+
+import signal
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import trio
+
+from fairlead.job import Sampling
+from fairlead.text.model import TextModel
+from fairlead.worker import wire
+from simulation import words
+from simulation.processes import Process
+
+Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error"]
+Loading = Literal["well", "fails", "dies", "hangs", "closes"]
+
+MAX_MODEL_LEN = 1024
+KILLED = -signal.SIGKILL
+
+
+@dataclass
+class ChildPlan:
+    """How a child behaves. `fates` by the number of the frame that it would send, from 1.
+
+    `on_tokens` is called with the model, the question and the number of tokens of each step for it.
+    """
+
+    slots: int = 2
+    load_s: float = 0.5
+    step_s: float = 0.05
+    loading: Loading = "well"
+    fates: dict[int, Fate] = field(default_factory=dict)
+    on_tokens: Callable[[str, str, int], None] = lambda _model, _ticket, _tokens: None
+    on_submit: Callable[[str, str], None] = lambda _model, _ticket: None
+
+
+class _Sequence:
+    def __init__(self, ticket: str, left: list[int], sampling: Sampling, eos: int) -> None:
+        self.ticket = ticket
+        self.is_cut = len(left) >= sampling.max_tokens
+        self.left = left[: sampling.max_tokens] if self.is_cut else [*left, eos]
+
+    def next(self, key: int) -> wire.Output | int:
+        """Return the next token, or the last output."""
+        token = self.left.pop(0)
+        if self.left:
+            return token
+        if self.is_cut:
+            return wire.Output(key, [token], finish_reason="length")
+        return wire.Output(key, [token], finish_reason="stop", stop_token=token)
+
+
+class EngineChild:
+    """One child. `plan_of` says how the child of a model behaves, which is named as its folder is."""
+
+    def __init__(self, process: Process, text: TextModel, plan_of: Callable[[str], ChildPlan]) -> None:
+        self._process = process
+        self._text = text
+        self._plan_of = plan_of
+        self._model = ""
+        self._plan = ChildPlan()
+        self._eos = min(text.eos_token_ids)
+        (self._end,) = process.ends.values()
+        self._splitter = wire.FrameSplitter()
+        self._sequences: dict[int, _Sequence] = {}
+        self._frames = 0
+        self._steps = 0
+        self._owes = False
+        process.hears = self._hear
+
+    async def run(self) -> int:
+        """Load, and serve until the parent is gone; return the exit status."""
+        messages = await self._read()
+        self._model = Path(wire.spec_decoder.decode(messages[0]).path).name
+        self._plan = self._plan_of(self._model)
+        if (status := await self._load()) is not None:
+            return status
+        await self._send(
+            wire.Ready(
+                slots=self._plan.slots,
+                max_model_len=MAX_MODEL_LEN,
+                vocab_size=self._text.tokenizer.vocab_size,
+                blocks_total=1000,
+                block_size=16,
+                device="cpu",
+                dtype="fake",
+                weight_bytes=1,
+                kv_cache_bytes=1,
+            )
+        )
+        self._obey(messages[1:])
+        while True:
+            if self._sequences or self._owes:
+                await self._process.pause(self._plan.step_s)
+                self._obey(self._read_now())
+                await self._step()
+            else:
+                self._obey(await self._read())
+
+    async def _load(self) -> int | None:
+        plan = self._plan
+        for stage, fraction in (("config", 0.1), ("weights", 0.7)):
+            await self._send(wire.Progress(fraction, stage))
+            await self._process.pause(plan.load_s / 2)
+        match plan.loading:
+            case "fails":
+                await self._send(wire.LoadFailed("the fake model cannot be loaded"))
+                return 1
+            case "dies":
+                self._process.print("Segmentation fault")
+                return 3
+            case "hangs":
+                await trio.sleep_forever()
+            case "closes":
+                self._end.shut()
+                await trio.sleep_forever()
+        return None
+
+    # Messages ----------------------------------------------------------------------------------------
+
+    async def _read(self) -> list[bytes]:
+        """Wait for messages."""
+        while True:
+            data = await self._end.receive()
+            await self._process.pause(0)
+            if not data:
+                raise BrokenPipeError
+            if messages := list(self._splitter.feed(data)):
+                return messages
+
+    def _read_now(self) -> list[bytes]:
+        if not self._end.is_ready("read"):
+            return []
+        data = self._end.receive_now(1 << 20)
+        if not data:
+            raise BrokenPipeError
+        return list(self._splitter.feed(data))
+
+    def _obey(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self._owes = True
+            match wire.to_child_decoder.decode(message):
+                case wire.Submit(key, prompt, sampling):
+                    self._submit(key, prompt, sampling)
+                case wire.Abort(key):
+                    self._sequences.pop(key, None)
+
+    def _submit(self, key: int, prompt: bytes, sampling: Sampling) -> None:
+        ids = struct.unpack(f"<{len(prompt) // 4}i", prompt)
+        ticket = words.ticket_in(words.text_of(self._text.tokenizer, list(ids)))
+        answer = words.pieces_of(self._text.tokenizer, self._model, ticket)
+        self._sequences[key] = _Sequence(ticket, answer, sampling, self._eos)
+        self._plan.on_submit(self._model, ticket)
+
+    async def _step(self) -> None:
+        plain: dict[int, int] = {}
+        outputs: list[wire.Output] = []
+        for key, sequence in list(self._sequences.items())[: self._plan.slots]:
+            output = sequence.next(key)
+            self._plan.on_tokens(self._model, sequence.ticket, 1)
+            if isinstance(output, int):
+                plain[key] = output
+            else:
+                outputs.append(output)
+                del self._sequences[key]
+        self._owes = False
+        self._steps += 1
+        await self._send(self._frame(plain, outputs))
+
+    def _frame(self, plain: dict[int, int], outputs: list[wire.Output]) -> wire.Step:
+        running = min(len(self._sequences), self._plan.slots)
+        return wire.Step(
+            struct.pack(f"<{len(plain)}q", *plain),
+            struct.pack(f"<{len(plain)}i", *plain.values()),
+            outputs,
+            wire.EngineStatistics(
+                running=running,
+                pending=len(self._sequences) - running,
+                slots_free=self._plan.slots - running,
+                blocks_free=1000 - running,
+                blocks_total=1000,
+                steps=self._steps,
+            ),
+        )
+
+    async def _send(self, message: wire.ToParent) -> None:
+        self._frames += 1
+        data = wire.encode_frame(message)
+        match self._plan.fates.pop(self._frames, None):
+            case None:
+                pass
+            case "die":
+                self._process.die(KILLED)
+                await trio.sleep_forever()
+            case "exit":
+                self._process.print("RuntimeError: the fake device is on fire")
+                self._process.die(1)
+                await trio.sleep_forever()
+            case "stop":
+                self._process.send_signal(signal.SIGSTOP)
+                await self._process.pause(0)
+            case "garbage":
+                data = b"\x07\x00\x00\x00garbage" + data
+            case "half":
+                await self._end.send(data[: len(data) // 2])
+                self._process.die(KILLED)
+                await trio.sleep_forever()
+            case "huge":
+                data = b"\xff\xff\xff\xff" + data
+            case "close":
+                self._end.shut()
+                await trio.sleep_forever()
+            case "strangers":
+                message = self._with_strangers(message)
+                data = wire.encode_frame(message)
+            case "error":
+                message = self._with_errors(message)
+                data = wire.encode_frame(message)
+        await self._end.send(data)
+
+    def _with_strangers(self, message: wire.ToParent) -> wire.ToParent:
+        """Name sequences that nobody has asked for."""
+        if not isinstance(message, wire.Step):
+            return message
+        keys = message.keys + struct.pack("<q", 1 << 40)
+        tokens = message.tokens + struct.pack("<i", 7)
+        outputs = [*message.outputs, wire.Output(1 << 41, [7], finish_reason="stop")]
+        return msgspec.structs.replace(message, keys=keys, tokens=tokens, outputs=outputs)
+
+    def _with_errors(self, message: wire.ToParent) -> wire.ToParent:
+        """Fail every sequence, as a step does whose logits are no numbers."""
+        if not isinstance(message, wire.Step):
+            return message
+        failed = [wire.Output(key, [], error="the logits are not finite") for key in self._sequences]
+        self._sequences.clear()
+        return msgspec.structs.replace(message, keys=b"", tokens=b"", outputs=[*message.outputs, *failed])
+
+    def _hear(self, number: int) -> bool:
+        if number == signal.SIGUSR1:
+            self._process.print("Current thread (most recent call first): fake_step")
+        return True

@@ -1,0 +1,178 @@
+"""A short fixed story, for sweeps: every kind of call is made, one of them fails, and all must be well again.
+
+`Errand` is what happens; `Blow` the one fault that strikes in it.
+"""
+
+import errno
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from simulation.child_troubles import FATES
+from simulation.engine_child import ChildPlan
+from simulation.machine import os_error
+from simulation.node_server import ServerPlan
+from simulation.parent import SERVER_PROGRAM, model_folder, text
+from simulation.run import Broken, Run
+from simulation.troubles import CUT, ENDS_OF_JOBS, Trouble
+from simulation.visits import Visit
+from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
+
+# A node that was never met has no models yet.
+EXCUSES = ENDS_OF_JOBS | {CUT, "model_not_found"}
+DESCRIPTORS = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd", "open_file")
+ALLOCATING = (*DESCRIPTORS, "spawn", "thread", "recv", "send", "connect", "read_file")
+FRAMES = 30  # that a child sends in an errand: fewer than what a sweep of them goes through
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which calls fail one after the other, and how. `excuses` are the errors that it may cause."""
+
+    name: str
+    calls: tuple[str, ...]
+    error: Callable[[], BaseException]
+    excuses: frozenset[str]
+    is_unexpected: bool = False
+
+
+SWEEPS = {
+    sweep.name: sweep
+    for sweep in (
+        Sweep("descriptors", DESCRIPTORS, lambda: os_error(errno.EMFILE), EXCUSES),
+        Sweep("full disk", ("write_log",), lambda: os_error(errno.ENOSPC), frozenset()),
+        Sweep(
+            "broken disk",
+            ("open_file", "read_file", "stat"),
+            lambda: os_error(errno.EIO),
+            frozenset({"load_failed"}),
+        ),
+        Sweep("no memory", ALLOCATING, lambda: os_error(errno.ENOMEM), EXCUSES | {"internal_error"}),
+        Sweep(
+            "no memory in Python",
+            ALLOCATING,
+            MemoryError,
+            EXCUSES | {"internal_error"},
+            is_unexpected=True,
+        ),
+    )
+}
+
+
+class Errand(Run):
+    """The story, in which the `at`-th call of a sweep fails, or the child has a fate at its `at`-th frame."""
+
+    name = "errand"
+
+    def __init__(
+        self,
+        sweep: str,
+        at: int,
+        *,
+        broken: Broken = nullcontext,
+        keeps_trace: bool = False,
+    ) -> None:
+        super().__init__(0, _world(), broken=broken, keeps_trace=keeps_trace)
+        self.name = f"errand {sweep}:{at}"  # type: ignore[misc]
+        self._sweep = sweep
+        self._at = at
+        self._made = 0
+
+    @property
+    def replay(self) -> str:
+        """The command that has this errand again."""
+        return f"python -m pytest tests/simulation -k replay --simulation-sweep '{self._sweep}:{self._at}'"
+
+    async def story(self) -> None:
+        """Have each kind of request made, models loaded and unloaded, and the configuration read again."""
+        await trio.sleep(5.0)
+        jobs = [
+            self._chat("alpha"),
+            self._chat("alpha", stream=True),
+            self._chat("cmd"),
+            self._chat(FAR, stream=True),
+        ]
+        async with trio.open_nursery() as people:
+            for visit in jobs:
+                people.start_soon(self.make, visit)
+        for path in ("/metrics", "/version", "/running", "/nodes"):
+            await self.make(self.drawer.look(path))
+        self.system.signals.send(signal.SIGHUP)
+        await self.make(self._chat("alpha", stream=True))
+        await self.make(self.drawer.look("/models/unload", method="POST", body={"model": "alpha"}))
+        await self.make(self._chat("alpha"))
+        await trio.sleep(1.0)
+        trouble = self.stage.troubles[0]
+        trouble.ended_s = trio.current_time()
+        self.system.machine.strikes.clear()
+        self.mood.forgive()
+        for process in self.system.processes.living:
+            process.send_signal(signal.SIGCONT)
+
+    def prepare(self) -> None:
+        """Have the fault strike."""
+        fate = self._sweep.removeprefix("child ")
+        if fate in FATES:
+            excuses = ENDS_OF_JOBS | {"engine_failed"}
+            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=excuses))
+            self.mood.appointed = {self._at: fate}
+            return
+        sweep = SWEEPS[self._sweep]
+        self.stage.troubles.append(
+            Trouble(self._sweep, 0.0, None, sweep.excuses, is_unexpected=sweep.is_unexpected)
+        )
+
+        def strike(call: str) -> BaseException | None:
+            self._made += call in sweep.calls
+            if call in sweep.calls and self._made == self._at:
+                self.stage.troubles[0].name += f" {call}"
+                return sweep.error()
+            return None
+
+        self.system.machine.strikes.append(strike)
+
+    def _chat(self, model: str, *, stream: bool = False) -> Visit:
+        visit = self.drawer.canary(self.world.people[0], model)
+        visit.stream = visit.body["stream"] = stream
+        return visit
+
+
+def _world() -> World:
+    def server(names: dict[str, str]) -> ServerPlan:
+        return ServerPlan(tokenizer=text().tokenizer, names=names, is_fairlead=True)
+
+    port = COMMANDS["cmd"]
+    document: dict[str, Any] = {
+        "host": "10.0.0.1",
+        "port": 8000,
+        "tenantNames": "plain",
+        "models": {
+            "alpha": {"path": str(model_folder("alpha")), "watchdog": 5},
+            "cmd": {
+                "cmd": f"{SERVER_PROGRAM} {port} 0.5",
+                "proxy": f"http://127.0.0.1:{port}",
+                "unloadTimeout": 2,
+            },
+        },
+        "nodes": [{"id": "node-1", "url": f"http://{NODES['node-1']}:{NODE_PORT}"}],
+        "queue": {"capacity": 10, "timeout": 20, "maxEstimatedWait": 0},
+        "limits": {"drain": 5},
+        "requestTimeout": 30,
+        "healthCheck": {"interval": 10, "failures": 2, "timeout": 5},
+        "whileLoading": "wait",
+        "routing": {"router": {"use": "keep"}},
+    }
+    return World(
+        document=document,
+        people=[Person("person-0", None)],
+        child=ChildPlan(slots=2, load_s=0.5, step_s=0.05),
+        servers={port: server({"cmd": "cmd"})},
+        nodes={"node-1": server({FAR: FAR})},
+        models=["alpha", "cmd", FAR],
+        is_watched=False,
+        has_keys=False,
+    )

@@ -1,0 +1,23 @@
+"""What the fake models have really generated: the most that the product may count."""
+
+from collections import defaultdict
+
+
+class Ledger:
+    """Tokens by the question that they answer, over all attempts at it."""
+
+    def __init__(self) -> None:
+        self._tokens: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, _model: str, ticket: str, tokens: int, most: int | None = None) -> None:
+        """Count tokens of an answer. `most`: what they may be taken for by a server that cannot count them."""
+        self._tokens[ticket] += tokens if most is None else most
+
+    def of(self, ticket: str) -> int:
+        """Return the tokens of all answers to a question."""
+        return self._tokens.get(ticket, 0)
+
+    @property
+    def total(self) -> int:
+        """The tokens of all answers."""
+        return sum(self._tokens.values())

@@ -1,0 +1,194 @@
+"""The machine under the simulated server: its descriptors, its events in virtual time, its faults, its trace.
+
+Everything that the server does to the operating system passes `Machine.call`, where a fault may strike. Knows
+neither sockets nor processes: they are `Pollable` or nothing to it.
+"""
+
+import errno
+import heapq
+import os
+from collections import Counter, deque
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import count
+from random import Random
+from typing import Protocol
+
+import outcome
+import trio
+
+# Numbers far from those that the real process has open.
+FIRST_DESCRIPTOR = 1_000_000
+USUAL_LIMIT = 1024
+TRACE_LENGTH = 100_000
+
+
+class Strike(Protocol):
+    """A fault that may hit a call: returns what to raise, or None."""
+
+    def __call__(self, call: str) -> BaseException | None: ...
+
+
+class Pollable:
+    """What a task can wait for: at most one reader and one writer at a time, as with Trio's epoll."""
+
+    refs = 1
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, trio.lowlevel.Task] = {}
+
+    def is_ready(self, what: str) -> bool:
+        """Whether a wait for `what` ("read" or "write") would return at once."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """The last reference to it is gone."""
+
+    def drop(self) -> None:
+        """Give up one of the references to it, which are descriptors of several processes."""
+        self.refs -= 1
+        if not self.refs:
+            self.release()
+
+    async def wait(self, what: str) -> None:
+        """Wait until it is ready; a checkpoint in any case."""
+        if self.is_ready(what):
+            await trio.lowlevel.checkpoint()
+            return
+        if what in self._waiting:
+            raise trio.BusyResourceError(f"another task waits to {what} it")
+        self._waiting[what] = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            del self._waiting[what]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def wake(self, what: str) -> None:
+        """Wake whoever waits, if it is ready now."""
+        if what in self._waiting and self.is_ready(what):
+            trio.lowlevel.reschedule(self._waiting.pop(what))
+
+    def closing(self) -> None:
+        """Wake whoever waits with an error: the descriptor is about to be closed."""
+        while self._waiting:
+            _, task = self._waiting.popitem()
+            error = trio.ClosedResourceError("another task closed this descriptor")
+            trio.lowlevel.reschedule(task, outcome.Error(error))
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._waiting)
+
+
+class Machine:
+    """One machine, for one simulation.
+
+    `limit` is how many descriptors the server may have. `strikes` are the faults in force. `complaints` are
+    misuses of the system that no real system would report. `calls` counts all calls by kind.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(f"machine {seed}")
+        self.limit = USUAL_LIMIT
+        self.strikes: list[Strike] = []
+        self.complaints: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.recent: deque[str] = deque(maxlen=TRACE_LENGTH)
+        self.keeps_trace = False
+        self.nursery: trio.Nursery
+        self._digest = blake2b()
+        self._table: dict[int, Pollable] = {}
+        self._freed: list[int] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._sleep = trio.CancelScope()
+
+    # Time --------------------------------------------------------------------------------------------
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Call `action` when the virtual clock says `time_s`."""
+        heapq.heappush(self._events, (time_s, next(self._numbers), action))
+        if self._events[0][0] == time_s:
+            self._sleep.deadline = min(self._sleep.deadline, time_s)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` so much later."""
+        self.at(trio.current_time() + delay_s, action)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Let events happen, and processes and servers run, until cancelled."""
+        async with trio.open_nursery() as self.nursery:
+            task_status.started()
+            while True:
+                soonest = self._events[0][0] if self._events else float("inf")
+                with trio.CancelScope(deadline=soonest) as self._sleep:
+                    await trio.sleep_forever()
+                while self._events and self._events[0][0] <= trio.current_time():
+                    heapq.heappop(self._events)[2]()
+
+    # Calls and descriptors ---------------------------------------------------------------------------
+
+    def call(self, kind: str) -> None:
+        """The server makes a call of this kind. Raises what a fault makes of it."""
+        self.calls[kind] += 1
+        for strike in self.strikes:
+            if (error := strike(kind)) is not None:
+                self.note("fault", kind, type(error).__name__, str(error))
+                raise error
+
+    def open(self, opened: Pollable, kind: str = "descriptor") -> int:
+        """Return a new descriptor for it, the lowest free one. Raises `OSError` (EMFILE) over the limit."""
+        self.call(kind)
+        if len(self._table) >= self.limit:
+            self.note("fault", kind, "EMFILE")
+            raise os_error(errno.EMFILE)
+        number = heapq.heappop(self._freed) if self._freed else FIRST_DESCRIPTOR + len(self._table)
+        self._table[number] = opened
+        return number
+
+    def opened(self, number: int) -> Pollable:
+        """Return what a descriptor stands for. Raises `OSError` (EBADF)."""
+        if (found := self._table.get(number)) is None:
+            raise os_error(errno.EBADF)
+        return found
+
+    def replace(self, number: int, opened: Pollable) -> None:
+        """Have a descriptor stand for something else: a socket that is connected now, say."""
+        self.opened(number)
+        self._table[number] = opened
+
+    def close(self, number: int) -> None:
+        """Close a descriptor. Raises `OSError` (EBADF)."""
+        opened = self.opened(number)
+        del self._table[number]
+        heapq.heappush(self._freed, number)
+        if opened.has_waiters and opened.refs == 1:
+            self.complaints.append(f"{opened} was closed while a task waited for it, which waits for ever")
+        opened.drop()
+
+    @property
+    def descriptors(self) -> dict[int, Pollable]:
+        """What the server has open."""
+        return dict(self._table)
+
+    # The trace ---------------------------------------------------------------------------------------
+
+    def note(self, *what: object) -> None:
+        """Add an event to the trace."""
+        line = f"{trio.current_time():.6f} {' '.join(map(str, what))}"
+        self._digest.update(line.encode(errors="replace"))
+        if self.keeps_trace:
+            self.recent.append(line)
+
+    @property
+    def trace(self) -> str:
+        """A digest of all that happened: equal for equal runs."""
+        return self._digest.hexdigest()[:32]
+
+
+def os_error(number: int) -> OSError:
+    """Return the error that the system raises with this number; the class follows from it."""
+    return OSError(number, os.strerror(number))

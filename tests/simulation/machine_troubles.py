@@ -1,0 +1,106 @@
+"""Faults of the machine: its disk, clock, descriptors, memory and threads; and of the configuration file."""
+
+import errno
+import signal
+from contextlib import suppress
+
+from simulation.machine import USUAL_LIMIT, os_error
+from simulation.parent import encoded
+from simulation.reloads import edits
+from simulation.troubles import CUT, ENDS_OF_JOBS, LATE, Stage, Trouble, Undo
+
+CROWD_HOST = "10.0.9.9"
+
+
+def disk_full(stage: Stage, _trouble: Trouble) -> Undo:
+    """Fail every write to the log."""
+    number = stage.random.choice((errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EPIPE, errno.EAGAIN))
+    return stage.strike(lambda call: os_error(number) if call == "write_log" else None)
+
+
+def disk_unreadable(stage: Stage, trouble: Trouble) -> Undo:
+    """Fail every read of a file."""
+    trouble.excuses = frozenset({"load_failed"})
+    calls = ("open_file", "stat", "read_file")
+    return stage.strike(lambda call: os_error(errno.EIO) if call in calls else None)
+
+
+def clock_jump(stage: Stage, _trouble: Trouble) -> Undo:
+    """Move the wall clock by up to three years, and back."""
+    before = stage.source.wall_offset_s
+    stage.source.wall_offset_s += stage.random.choice((-1, 1)) * stage.random.choice((1, 3600, 86_400, 10**8))
+
+    def undo() -> None:
+        stage.source.wall_offset_s = before
+
+    return undo
+
+
+def suspension(stage: Stage, trouble: Trouble) -> Undo:
+    """Suspend the machine: many deadlines pass at once."""
+    trouble.excuses = ENDS_OF_JOBS | {CUT, LATE, "body_timeout", "header_timeout"}
+    stage.clock.jump(stage.random.choice((1.0, 20.0, 100.0)))
+    return lambda: None
+
+
+def crowd(stage: Stage, trouble: Trouble) -> Undo:
+    """Open many connections from one address that send nothing."""
+    trouble.excuses = frozenset({CUT, "too_many_connections"})
+    network = stage.parent.system.network
+    ends = []
+    with suppress(ConnectionRefusedError):
+        ends += [network.knock(CROWD_HOST) for _ in range(stage.random.choice((10, 80)))]
+
+    def undo() -> None:
+        for end in ends:
+            end.release()
+
+    return undo
+
+
+def out_of_descriptors(stage: Stage, trouble: Trouble) -> Undo:
+    """Leave the server a few descriptors, or none."""
+    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    stage.machine.limit = len(stage.machine.descriptors) + stage.random.randrange(5)
+
+    def undo() -> None:
+        stage.machine.limit = USUAL_LIMIT
+
+    return undo
+
+
+def no_descriptor_now_and_then(stage: Stage, trouble: Trouble) -> Undo:
+    """Fail some calls that need a descriptor."""
+    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    calls = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd")
+    return stage.strike_sometimes(calls, lambda: os_error(stage.random.choice((errno.EMFILE, errno.ENFILE))))
+
+
+def out_of_memory(stage: Stage, trouble: Trouble) -> Undo:
+    """Fail some calls that need memory of the kernel."""
+    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    calls = ("descriptor", "accept", "socketpair", "epoll", "pipe", "spawn", "recv", "send")
+    return stage.strike_sometimes(calls, lambda: os_error(stage.random.choice((errno.ENOMEM, errno.ENOBUFS))))
+
+
+def no_threads(stage: Stage, trouble: Trouble) -> Undo:
+    """Fail some calls that need a thread."""
+    trouble.excuses = ENDS_OF_JOBS | {"internal_error"}
+    trouble.is_unexpected = True
+    return stage.strike_sometimes(("thread",), lambda: RuntimeError("can't start new thread"))
+
+
+def reload(stage: Stage, trouble: Trouble) -> Undo:
+    """Edit the configuration file, well or badly, and undo that later."""
+    edit = stage.random.choice(edits(stage.world, stage.random))
+    trouble.excuses, trouble.models = edit.excuses, edit.models
+    before = stage.parent.file.content
+    _rewrite(stage, edit.content if isinstance(edit.content, bytes) else encoded(edit.content))
+    return lambda: _rewrite(stage, before)
+
+
+def _rewrite(stage: Stage, content: bytes) -> None:
+    stage.parent.file.write(content)
+    if not stage.world.is_watched or stage.random.random() < 0.5:
+        for _ in range(stage.random.choice((1, 1, 3))):
+            stage.parent.system.signals.send(signal.SIGHUP)

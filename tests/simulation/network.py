@@ -1,0 +1,114 @@
+"""The network between the simulated server and everybody else: who listens where, and how connections begin."""
+
+import errno
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from simulation.machine import Machine, Pollable, os_error
+from simulation.streams import USUAL_ROOM, Address, End, connected
+
+SERVER_HOST = "10.0.0.1"
+
+Handler = Callable[[End], Awaitable[None]]
+
+
+class Listening(Pollable):
+    """The server's listening socket."""
+
+    def __init__(self, address: Address, backlog: int) -> None:
+        super().__init__()
+        self.address = address
+        self.backlog = backlog
+        self.arrived: deque[End] = deque()
+
+    def is_ready(self, what: str) -> bool:
+        """Whether somebody can be accepted."""
+        return what == "read" and bool(self.arrived)
+
+
+class Network:
+    """Who listens where. Other machines' servers are handlers; each connection runs one as a task.
+
+    `unreachable` hosts swallow connections; where nobody listens they are refused. `shape` is called with
+    each new end of the server's, to give it a latency, say.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.unreachable: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.shape: Callable[[End], None] = lambda _end: None
+        self._servers: dict[Address, Handler] = {}
+        self._listening: dict[Address, Listening] = {}
+        self._ports = 30_000
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the simulated server listens."""
+        return bool(self._listening)
+
+    def serve(self, address: Address, handler: Handler) -> None:
+        """Have a server of another machine, or of another process of this one, listen there."""
+        self._servers[address] = handler
+
+    def stop_serving(self, address: Address) -> None:
+        """Have nobody listen there any more."""
+        self._servers.pop(address, None)
+
+    def listen(self, listening: Listening) -> None:
+        """Have the server listen."""
+        self._listening[listening.address] = listening
+
+    def unlisten(self, address: Address) -> None:
+        """Have it not listen any more; who was not accepted yet is reset."""
+        listening = self._listening.pop(address, None)
+        while listening is not None and listening.arrived:
+            listening.arrived.popleft().reset()
+
+    def knock(self, host: str, *, latency_s: float = 0.0, room: int = USUAL_ROOM) -> End:
+        """Connect to the simulated server as a client at `host`. Raises `ConnectionRefusedError`."""
+        if not self._listening:
+            raise os_error(errno.ECONNREFUSED)
+        listening = next(iter(self._listening.values()))
+        if len(listening.arrived) >= listening.backlog:
+            raise os_error(errno.ECONNREFUSED)
+        theirs, ours = connected(
+            self.machine, self.free_address(host), listening.address, latency_s=latency_s, room=room
+        )
+        listening.arrived.append(ours)
+        listening.wake("read")
+        return theirs
+
+    def dial(self, near: Address, far: Address) -> End | None:
+        """Return the server's end of a connection to another one; None where it is swallowed.
+
+        Raises `ConnectionRefusedError`.
+        """
+        if far[0] in self.unreachable:
+            return None
+        handler = self._servers.get(far)
+        if handler is None:
+            raise os_error(errno.ECONNREFUSED)
+        ours, theirs = connected(self.machine, near, far)
+        self.shape(ours)
+        self.machine.nursery.start_soon(handler, theirs)
+        return ours
+
+    def free_address(self, host: str) -> Address:
+        """Return an address of that host that nobody else has."""
+        self._ports += 1
+        return host, self._ports
+
+    def look_up(self, host: str | None, port: Any, family: int, flags: int) -> list[tuple[Any, ...]]:
+        """Do `getaddrinfo`, for IPv4."""
+        number = int(port or 0)
+        name = host or "127.0.0.1"
+        is_numeric = name.replace(".", "").isdigit()
+        if not is_numeric and flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if not is_numeric and name not in self.names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        address = (name if is_numeric else self.names[name], number)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)]

@@ -1,0 +1,163 @@
+"""Judges the requests of a run: each must be answered once, in time, correctly, or with an error that is explained."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from simulation import words
+from simulation.drawer import Drawer
+from simulation.explanations import SLACK_S, Explanations
+from simulation.ledger import Ledger
+from simulation.parent import text
+from simulation.troubles import CUT, GARBLED, LATE, Trouble
+from simulation.visits import NEVER_S, Visit, texts_of
+from simulation.world import World
+
+# Error codes that a client may get. An internal error is not among them.
+DOCUMENTED = frozenset(
+    [
+        "invalid_request",
+        "invalid_api_key",
+        "forbidden",
+        "not_found",
+        "model_not_found",
+        "method_not_allowed",
+        "body_too_large",
+        "queue_full",
+        "displaced",
+        "no_queue",
+        "rate_limited",
+        "cancelled",
+        "request_timeout",
+        "body_timeout",
+        "queue_timeout",
+        "engine_failed",
+        "node_failed",
+        "load_failed",
+        "model_loading",
+        "no_node",
+        "draining",
+        "context_length_exceeded",
+        "refused",
+        "unloaded",
+        "header_timeout",
+        "too_many_connections",
+    ]
+)
+# Paths whose answers have a status above 499 and no error.
+STATES = ("/health", "/ready")
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+
+
+class Oracle:
+    """Judges all requests of a run when it is over. `stopped_s`: when the server was told to stop."""
+
+    def __init__(self, world: World, drawer: Drawer, troubles: list[Trouble], ledger: Ledger) -> None:
+        self._world = world
+        self._visits = drawer.visits
+        self._troubles = troubles
+        self._explanations = Explanations(world, drawer, ledger)
+        self.stopped_s = NEVER_S
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each thing that is wrong."""
+        self._explanations.stopped_s = self.stopped_s
+        for visit in self._visits:
+            for problem in self._judge(visit):
+                yield f"{problem}: {visit}"
+
+    def _judge(self, visit: Visit) -> Iterator[str]:
+        answer = visit.answer
+        if visit.ended_s == NEVER_S:
+            yield "it never ended"
+        elif visit.has_left:
+            if answer is not None and answer.is_stream and visit.has_text:
+                yield from self._check_beginning(visit)
+        elif visit.kind == "junk":
+            if answer is not None and answer.status >= 500 and not self._is_excused(str(answer.error), visit):
+                yield "junk made the server fail"
+        elif answer is None or not (answer.is_whole or answer.is_stream):
+            if not self._may_be_cut(visit):
+                yield "its connection was cut"
+        else:
+            error = None if visit.path in STATES else answer.error
+            found = self._check_success(visit) if error is None else self._check_error(visit, error)
+            yield from chain(found, self._check_time(visit), self._explanations.check_quota(visit))
+
+    # Answers -----------------------------------------------------------------------------------------
+
+    def _check_success(self, visit: Visit) -> Iterator[str]:
+        answer = visit.answer
+        assert answer is not None
+        if answer.status >= 500 and visit.path not in STATES:
+            yield f"status {answer.status} without an error"
+        if not answer.is_whole and visit.path != "/events" and not self._may_be_cut(visit):
+            yield "its answer ends early, without an error"
+        if answer.is_whole and visit.kind == "embeddings":
+            if (answer.document or {}).get("embedded") != f"{visit.model} {visit.ticket}":
+                yield f"its vector belongs to another request: {answer.body[:100]!r}"
+        elif answer.is_whole and visit.has_text:
+            yield from self._check_text(visit)
+
+    def _check_text(self, visit: Visit) -> Iterator[str]:
+        answer = visit.answer
+        assert answer is not None
+        if answer.is_stream != visit.stream:
+            yield f"its content type is {answer.headers.get('content-type')}"
+            return
+        if answer.is_stream and answer.events[-1:] != ["[DONE]"]:
+            yield "a complete stream without [DONE]"
+        try:
+            texts = texts_of(visit)
+        except _UNREADABLE as error:
+            if not self._is_excused(GARBLED, visit):
+                yield f"its answer cannot be read ({error!r}): {answer.body[:200]!r}"
+            return
+        expected = dict.fromkeys(range(visit.n), self._expected(visit))
+        if texts != expected:
+            yield f"its text is {texts}, not {expected}; its body: {answer.body[:100]!r}"
+
+    def _check_beginning(self, visit: Visit) -> Iterator[str]:
+        """A partial answer must be the beginning of the complete one."""
+        try:
+            texts = texts_of(visit)
+        except _UNREADABLE:
+            return  # the last event is incomplete
+        for piece in texts.values():
+            if not self._expected(visit).startswith(piece):
+                yield f"its text begins with {piece!r}, not as {self._expected(visit)!r}"
+
+    def _expected(self, visit: Visit) -> str:
+        tokenizer = text().tokenizer
+        tokens = words.pieces_of(tokenizer, visit.model, visit.ticket)[: visit.max_tokens]
+        return words.text_of(tokenizer, tokens)
+
+    # Errors ------------------------------------------------------------------------------------------
+
+    def _check_error(self, visit: Visit, error: str) -> Iterator[str]:
+        answer = visit.answer
+        assert answer is not None
+        if answer.is_stream:
+            yield from self._check_beginning(visit)
+            if answer.is_whole or "[DONE]" in answer.events:
+                yield f"a stream that failed ({error}) ends like a complete one"
+        if self._is_excused(error, visit):
+            return
+        if error not in DOCUMENTED:
+            yield f"an undocumented error {error!r}: {answer.body[:300]!r}"
+        elif not self._explanations.explain(error, visit):
+            yield f"nothing explains the error {error!r}: {answer.body[:300]!r}"
+
+    def _check_time(self, visit: Visit) -> Iterator[str]:
+        took_s = visit.ended_s - visit.began_s
+        longest_s = self._world.queue_timeout_s + self._world.request_timeout_s + 20 * SLACK_S
+        is_patient = visit.generates and not visit.reads_slowly
+        if took_s > longest_s and is_patient and not self._is_excused(LATE, visit):
+            yield f"it took {took_s:.1f} s, more than {longest_s:g} s"
+
+    def _may_be_cut(self, visit: Visit) -> bool:
+        return self._is_excused(CUT, visit) or visit.ended_s >= self.stopped_s
+
+    def _is_excused(self, effect: str, visit: Visit) -> bool:
+        return any(
+            trouble.may_cause(effect, visit.model, visit.began_s, visit.ended_s) for trouble in self._troubles
+        )

@@ -1,0 +1,194 @@
+"""The real server, from its composition root down, on a simulated system: started, watched and told to stop."""
+
+import contextlib
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fairlead import app
+from fairlead.config import Config, demonstration_model
+from fairlead.configfile import read_config
+from fairlead.reload import Source
+from fairlead.telemetry import logs
+from fairlead.telemetry.witness import witness_of
+from fairlead.text.model import TextModel
+from simulation.boundary import System
+from simulation.disk import ConfigurationFile
+from simulation.engine_child import ChildPlan, EngineChild
+from simulation.node_server import NodeServer, ServerPlan
+from simulation.processes import Process
+
+SERVER_PROGRAM = "far-server"
+STOP_PROGRAM = "far-stopper"
+GUARD_PROGRAM = "/bin/sh"
+
+
+@cache
+def text() -> TextModel:
+    """The demonstration model's vocabulary and template, which all models have here."""
+    return TextModel.load(demonstration_model(), name="demo")
+
+
+@cache
+def model_folder(name: str) -> Path:
+    """Return the folder of an engine's model: what the parent reads of one, without its weights."""
+    folder = Path(_folder().name) / name
+    folder.mkdir()
+    for file in demonstration_model().glob("*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="simulation-")
+
+
+class Announcer:
+    """What a person at the terminal would be told."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+        self.is_ready = False
+        self.failures: list[str] = []
+
+    def loading(self, model: str, fraction: float, stage: str) -> None:
+        self._machine.note("announced", model, fraction, stage)
+
+    def ready(self, url: str, models: Sequence[str]) -> None:
+        self.is_ready = True
+
+    def failed(self, model: str, reason: str) -> None:
+        self.failures.append(reason)
+
+    def stopping(self) -> None:
+        pass
+
+
+class Parent:
+    """One life of the server. `plan_of` says how the children of its models behave, `servers` how those of
+    commands do, by port. `broken` replaces parts of the product: see `broken_products`.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        document: dict[str, Any],
+        *,
+        plan_of: Callable[[str], ChildPlan],
+        servers: dict[int, ServerPlan],
+        broken: Callable[[], AbstractContextManager[None]] = nullcontext,
+        is_watched: bool = True,
+    ) -> None:
+        self.system = system
+        self.file = ConfigurationFile.make(system.machine, encoded(document))
+        self.announcer = Announcer(system.machine)
+        self.servers = servers
+        self.crash: BaseException | None = None
+        self.has_ended = trio.Event()
+        self._plan_of = plan_of
+        self._broken = broken
+        self._is_watched = is_watched
+        system.processes.programs |= {
+            "fairlead.worker.main": self._engine,
+            GUARD_PROGRAM: _guard,
+            SERVER_PROGRAM: self._serve_command,
+            STOP_PROGRAM: self._stop_command,
+        }
+
+    def rewrite(self, document: dict[str, Any]) -> None:
+        """Have another configuration in the file."""
+        self.file.write(encoded(document))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until told to stop. What ends it otherwise is its `crash`."""
+        task_status.started()
+        try:
+            with self._broken(), _collector_alone(), logged():
+                config = self._read()
+                source = Source(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
+                with witness_of(config) as witness:
+                    await app.serve(config, self.announcer, source=source, witness=witness)
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # whatever ends a server
+            self.crash = error
+        self.system.machine.note("server ended", type(self.crash).__name__)
+        self.has_ended.set()
+
+    async def stop(self, within_s: float = 60.0) -> bool:
+        """Send SIGTERM; return whether it ended in time."""
+        self.system.signals.send(signal.SIGTERM)
+        with trio.move_on_after(within_s):
+            await self.has_ended.wait()
+        return self.has_ended.is_set()
+
+    def _read(self) -> Config:
+        return read_config(self.file, {}).config  # type: ignore[arg-type]
+
+    # Programs ----------------------------------------------------------------------------------------
+
+    async def _engine(self, process: Process, _args: Sequence[str]) -> int:
+        return await EngineChild(process, text(), self._plan_of).run()
+
+    async def _serve_command(self, process: Process, args: Sequence[str]) -> int:
+        """Be a server that a command has started; its port and how long it loads are its arguments."""
+        port, load_s = int(args[1]), float(args[2])
+        plan = self.servers[port]
+        plan.pause = process.pause
+        server = NodeServer(plan)
+        address = ("127.0.0.1", port)
+        process.print(f"loading on port {port}")
+        await process.pause(load_s)
+        try:
+            self.system.network.serve(address, server.serve)
+            await trio.sleep_forever()
+        finally:
+            self.system.network.stop_serving(address)
+            server.cut_off()
+        return 0
+
+    async def _stop_command(self, process: Process, args: Sequence[str]) -> int:
+        await process.pause(0.1)
+        for other in self.system.processes.living:
+            if str(other.pid) == args[1]:
+                other.send_signal(signal.SIGTERM)
+        return 0
+
+
+async def _guard(_process: Process, _args: Sequence[str]) -> int:
+    await trio.sleep_forever()
+    return 0
+
+
+def encoded(document: dict[str, Any]) -> bytes:
+    """Return a configuration as a file has it: JSON is YAML."""
+    return json.dumps(document, indent=1).encode()
+
+
+@contextlib.contextmanager
+def _collector_alone() -> Iterator[None]:
+    """Leave the cycle collector as it is: the process runs many servers, one after the other."""
+    settle, app.settle = app.settle, lambda: None
+    try:
+        yield
+    finally:
+        app.settle = settle
+
+
+@cache
+def _configure_logs() -> None:
+    logs.configure(json=True)  # once: loggers keep what they were configured with at their first use
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Have the log written as in `app.run`."""
+    _configure_logs()
+    yield

@@ -1,0 +1,57 @@
+"""Other configurations for a running server: as one changes a file by hand, well or badly."""
+
+import copy
+from random import Random
+from typing import Any, NamedTuple
+
+from simulation.world import NODE_PORT, NODES, World
+
+
+class Edit(NamedTuple):
+    """A changed document, or what is no document; and what the change excuses, for which models (None: all).
+
+    `keys` are those that are not known meanwhile.
+    """
+
+    content: dict[str, Any] | bytes
+    excuses: frozenset[str] = frozenset()
+    models: frozenset[str] | None = None
+    keys: frozenset[str] = frozenset()
+
+
+def edits(world: World, random: Random) -> list[Edit]:
+    """Return all changes that this world's configuration can take."""
+    document = world.document
+    found = [
+        Edit(b"models: [this is no"),
+        Edit(b"\xff\xfe\x00"),
+        Edit({**document, "models": {"alpha": {"path": "/nowhere/at/all"}}}, frozenset()),
+        Edit({**document, "nonsense": 1}),
+        Edit(copy.deepcopy(document)),
+        Edit({**document, "limits": {**document["limits"], "drain": 7}}),
+    ]
+    for name in document["models"]:
+        changed = copy.deepcopy(document)
+        changed["models"][name]["ttl"] = 333
+        found.append(Edit(changed, frozenset({"queue_timeout", "queue_full"}), frozenset({name})))
+        if len(document["models"]) > 1:
+            less = copy.deepcopy(document)
+            del less["models"][name]
+            gone = {"model_not_found", "not_found", "node_failed", "no_node", "queue_timeout", "load_failed"}
+            found.append(Edit(less, frozenset(gone | {"queue_full"}), frozenset({name})))
+    for index, node in enumerate(document["nodes"]):
+        less = copy.deepcopy(document)
+        del less["nodes"][index]
+        models = frozenset(world.nodes[node["id"]].names.values())
+        gone = frozenset({"model_not_found", "no_node", "queue_timeout", "queue_full", "not_found"})
+        found.append(Edit(less, gone, models))
+    for node in set(NODES) - set(world.nodes):
+        more = copy.deepcopy(document)
+        more["nodes"].append({"id": node, "url": f"http://{NODES[node]}:{NODE_PORT}", "models": ["nobody"]})
+        found.append(Edit(more))
+    if world.has_keys:
+        person = random.choice(world.people)
+        less = copy.deepcopy(document)
+        less["apiKeys"] = [key for key in less["apiKeys"] if key["key"] != person.key]
+        found.append(Edit(less, frozenset({"invalid_api_key"}), None, frozenset({person.key or ""})))
+    return found

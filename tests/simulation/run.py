@@ -1,0 +1,259 @@
+"""One run of the real server on a simulated system: a story, then quiet, then the checks.
+
+Subclasses of `Run` have the story.
+"""
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from random import Random
+from typing import ClassVar
+
+import trio
+from trio.testing import MockClock
+
+from fairlead.config import ConfigError
+from fairlead.errors import LoadFailed
+from simulation import entropy, virtual_time
+from simulation.aftermath import Aftermath, Idle, Metrics, instances_of_jobs, measured
+from simulation.boundary import System
+from simulation.drawer import Drawer
+from simulation.engine_child import ChildPlan
+from simulation.ledger import Ledger
+from simulation.node_server import NodeServer
+from simulation.oracle import Oracle
+from simulation.parent import Parent, model_folder
+from simulation.troublemaker import Troublemaker
+from simulation.troubles import RECOVERY_S, Mood, Stage
+from simulation.verdict import Verdict
+from simulation.visits import Visit, Visitor
+from simulation.world import NODE_PORT, NODES, World
+
+# From the last fault to the checks: every backoff, probe and timeout is over by then.
+QUIET_S = RECOVERY_S + 60.0
+START_S = 10.0
+# Beyond the drain and the end of the models' processes.
+STOP_SLACK_S = 40.0
+
+Broken = Callable[[], AbstractContextManager[None]]
+
+
+class Run:
+    """One run. Equal seeds give equal runs. `broken` replaces parts of the product; `keeps_trace`: for people."""
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, seed: int, world: World, *, broken: Broken = nullcontext, keeps_trace: bool = False
+    ) -> None:
+        self.seed = seed
+        self.world = world
+        self.problems: list[str] = []
+        self.ledger = Ledger()
+        self.random = Random(f"{self.name} {seed}")
+        self.mood = Mood(Random(f"mood {seed}"))
+        self.drawer = Drawer(world, Random(f"visits {seed}"))
+        self._broken = broken
+        self._keeps_trace = keeps_trace
+        self._hosts = 0
+        self.system: System
+        self.parent: Parent
+        self.stage: Stage
+        self.maker: Troublemaker
+        self.metrics: Metrics
+
+    def run(self) -> Verdict:
+        """Run it in virtual time; return what is wrong."""
+        idle_server(is_watched=self.world.is_watched)
+        gc.collect()
+        self._kept_before = Counter(instances_of_jobs())
+        gc.disable()
+        began_s = time.process_time()
+        try:
+            verdict = virtual_time.run(self._pass, self.seed)
+        finally:
+            gc.enable()
+        verdict.cpu_s = time.process_time() - began_s
+        return verdict
+
+    @property
+    def replay(self) -> str:
+        """The command that has this run again."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Set up what must be there before the server starts."""
+
+    async def story(self) -> None:
+        """Have clients and faults come and go. Returns when all are gone."""
+        raise NotImplementedError
+
+    # For stories -------------------------------------------------------------------------------------
+
+    def visitor(self) -> Visitor:
+        """Return a client at a new address."""
+        self._hosts += 1
+        host = f"10.0.{3 + self._hosts // 250}.{1 + self._hosts % 250}"
+        return Visitor(self.system.network, self.world, host, self.random)
+
+    async def make(self, visit: Visit) -> None:
+        """Make a request from a new address."""
+        visitor = self.visitor()
+        await visitor.make(visit)
+        visitor.leave()
+
+    # How it goes -------------------------------------------------------------------------------------
+
+    async def _pass(self, clock: MockClock) -> Verdict:
+        source = entropy.Source(self.seed, clock.current_time, tick_s=self.random.choice((0.0, 0.0001)))
+        entropy.use(source)
+        self.system = System(self.seed)
+        self.system.machine.keeps_trace = self._keeps_trace
+        self._prepare_network()
+        self.parent = Parent(
+            self.system,
+            self.world.document,
+            plan_of=lambda model: self.mood.child(self.world, model),
+            servers=self.world.servers,
+            broken=self._broken,
+            is_watched=self.world.is_watched,
+        )
+        self.stage = Stage(self.parent, self.world, self.mood, self.random, source, clock)
+        self.maker = Troublemaker(self.stage)
+        self.metrics = Metrics(self.drawer, self.make)
+        self._oracle = Oracle(self.world, self.drawer, self.stage.troubles, self.ledger)
+        with self.system.installed():
+            async with trio.open_nursery() as machine:
+                await machine.start(self.system.machine.run)
+                self.prepare()
+                await machine.start(self.parent.run)
+                if await self._has_started():
+                    await self.story()
+                    await self._finish()
+                machine.cancel_scope.cancel()
+        return self._verdict()
+
+    def _prepare_network(self) -> None:
+        self.world.child.on_tokens = self.ledger.add
+        for plan in (*self.world.nodes.values(), *self.world.servers.values()):
+            plan.on_answer = self.ledger.add
+        for node, plan in self.world.nodes.items():
+            self.system.network.serve((NODES[node], NODE_PORT), NodeServer(plan).serve)
+
+    async def _has_started(self) -> bool:
+        """Wait until it listens. One that cannot start and says why is no problem."""
+        with trio.move_on_after(START_S):
+            while not (self.system.network.is_listening or self.parent.has_ended.is_set()):
+                await trio.sleep(0.01)
+        if isinstance(self.parent.crash, OSError | ConfigError | LoadFailed | MemoryError):
+            return False
+        if not self.system.network.is_listening:
+            self.problems.append(f"it does not start: {_shown(self.parent.crash)}")
+            return False
+        return True
+
+    async def _finish(self) -> None:
+        if not self.parent.has_ended.is_set():
+            await trio.sleep(QUIET_S)
+            self.problems += await self.metrics.look()
+            after = Aftermath(
+                self.system,
+                self.world,
+                self.drawer,
+                self.make,
+                ledger=self.ledger,
+                kept_before=self._kept_before,
+                left_stopped=self.mood.left_stopped,
+            )
+            idle = idle_server(is_watched=self.world.is_watched)
+            self.problems += await after.problems(self.metrics, idle)
+        if self.parent.has_ended.is_set():
+            self.problems.append(f"the server has ended: {_shown(self.parent.crash)}")
+        else:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """Stop the server, perhaps with jobs at work."""
+        longest_s = self.world.document["limits"]["drain"] + STOP_SLACK_S
+        async with trio.open_nursery() as people:
+            for _ in range(self.random.choice((0, 0, 3))):
+                people.start_soon(self.make, self.drawer.draw(self.world.people[0]))
+            await trio.sleep(self.random.uniform(0.0, 1.5))
+            self._oracle.stopped_s = trio.current_time()
+            if not await self.parent.stop(longest_s):
+                self.problems.append(f"the server does not stop within {longest_s:g} s")
+                people.cancel_scope.cancel()
+        if self.parent.crash is not None:
+            self.problems.append(f"the server ends with {_shown(self.parent.crash)}")
+        if self.system.machine.descriptors:
+            self.problems.append(f"descriptors are left at the end: {self.system.machine.descriptors}")
+        if self.system.processes.living:
+            self.problems.append(f"processes are left at the end: {self.system.processes.living}")
+
+    def _verdict(self) -> Verdict:
+        if self.parent.crash is None:
+            self.problems += self._oracle.problems()
+            self.problems += self.system.machine.complaints
+        unexpected = any(trouble.is_unexpected for trouble in self.stage.troubles)
+        if self.system.log.problems and not unexpected:
+            self.problems.append(f"a traceback in the log: {self.system.log.problems[0][:3000]}")
+        machine = self.system.machine
+        return Verdict(
+            name=f"{self.name} {self.seed}",
+            replay=self.replay,
+            problems=self.problems,
+            trace=machine.trace,
+            outcomes=Counter(map(_outcome, self.drawer.visits)),
+            calls=machine.calls,
+            recent=list(machine.recent),
+        )
+
+
+@cache
+def idle_server(*, is_watched: bool) -> Idle:
+    """Return what a server has that was never used."""
+
+    async def measure(clock: MockClock) -> Idle:
+        entropy.use(entropy.Source(0, clock.current_time))
+        system = System(0)
+        models = {"alpha": {"path": str(model_folder("alpha"))}}
+        document = {"host": "10.0.0.1", "port": 8000, "models": models}
+        parent = Parent(system, document, plan_of=lambda _: ChildPlan(), servers={}, is_watched=is_watched)
+        with system.installed():
+            async with trio.open_nursery() as machine:
+                await machine.start(system.machine.run)
+                await machine.start(parent.run)
+                await trio.sleep(5.0)
+                idle = measured(system)
+                await parent.stop()
+                machine.cancel_scope.cancel()
+        return idle
+
+    return virtual_time.run(measure, 0)
+
+
+def _outcome(visit: Visit) -> str:
+    if visit.has_left:
+        return "left"
+    if visit.answer is None:
+        return "cut"
+    return visit.answer.error or ("ok" if visit.answer.is_whole else "broken off")
+
+
+def _shown(error: BaseException | None) -> str:
+    """Return the errors of a group, each with the place in the product where it was raised."""
+    if isinstance(error, BaseExceptionGroup):
+        leaves = [_shown(leaf) for leaf in error.exceptions]
+        return "; ".join(leaf for leaf in leaves if leaf)
+    if error is None or isinstance(error, trio.Cancelled):
+        return ""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "/fairlead/" in code.co_filename:
+            place = f" in {code.co_filename.rpartition('/fairlead/')[2]}:{trace.tb_lineno} ({code.co_name})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,237 @@
+"""Python's sockets and epoll over the machine's connections.
+
+`FakeSocket` is a subclass of the real class that never opens a real socket, so that Trio's own wrappers take
+it. It has what the server uses; anything else raises.
+"""
+
+import errno
+import select
+import socket
+import struct
+from typing import Any, Self
+
+from simulation.machine import Machine, Pollable, os_error
+from simulation.network import SERVER_HOST, Listening, Network
+from simulation.streams import Address, End, connected
+
+REAL_SOCKET = socket.socket
+CONNECT_TIMEOUT_S = 127.0  # Linux: six retries of a SYN
+
+
+class Epoll(Pollable):
+    """An epoll set; only hang-ups are watched for."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+        self._watched: list[End] = []
+        self._number = machine.open(self, "epoll")
+
+    def is_ready(self, what: str) -> bool:
+        """Whether one of those that are watched was hung up on."""
+        return what == "read" and any(end.has_ended or end.is_reset for end in self._watched)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._number
+
+    def register(self, sock: Any, events: int) -> None:
+        """Watch a socket."""
+        assert events == select.EPOLLRDHUP, "nothing else is simulated"
+        end = self._machine.opened(sock.fileno())
+        assert isinstance(end, End)
+        self._watched.append(end)
+        end.on_hangup = lambda: self.wake("read")
+
+    def close(self) -> None:
+        """Close it."""
+        if self._number >= 0:
+            self._machine.close(self._number)
+            self._number = -1
+
+
+class FakeSocket(REAL_SOCKET):
+    """A TCP socket of the simulated server. Never blocks, whatever it was told about that."""
+
+    network: Network  # of the simulation that runs
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:  # noqa: A002
+        self._machine = self.network.machine
+        self._io_refs, self._closed = 0, False
+        self._options: dict[tuple[int, int], Any] = {}
+        self._bound: Address = (SERVER_HOST, 0)
+        self._error = 0
+        self._number = self._machine.open(_Unconnected()) if fileno is None else fileno
+        self._machine.opened(self._number)
+
+    family = property(lambda _self: socket.AF_INET)
+    type = property(lambda _self: socket.SOCK_STREAM)
+    proto = property(lambda _self: 0)
+
+    def __repr__(self) -> str:
+        return f"<FakeSocket {self._number}>"
+
+    # Its descriptor ----------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._number
+
+    def detach(self) -> int:
+        number, self._number, self._closed = self._number, -1, True
+        return number
+
+    def close(self) -> None:
+        if self._number >= 0:
+            number = self.detach()
+            opened = self._machine.opened(number)
+            if isinstance(opened, Listening):
+                self.network.unlisten(opened.address)
+            if isinstance(opened, End) and opened.refs == 1 and self._lingers_for_nothing():
+                opened.reset()
+            self._machine.close(number)
+
+    def _lingers_for_nothing(self) -> bool:
+        linger = self._options.get((socket.SOL_SOCKET, socket.SO_LINGER))
+        return isinstance(linger, bytes) and struct.unpack("ii", linger) == (1, 0)
+
+    # Options -----------------------------------------------------------------------------------------
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+    def settimeout(self, value: float | None) -> None:
+        pass
+
+    def gettimeout(self) -> float | None:
+        return 0.0
+
+    def setsockopt(self, level: int, option: int, value: Any, length: int = 0) -> None:
+        self._machine.call("setsockopt")
+        self._options[level, option] = value
+
+    def getsockopt(self, level: int, option: int, length: int = 0) -> Any:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            error, self._error = self._error, 0
+            return error
+        return self._options.get((level, option), 0)
+
+    def getsockname(self) -> Address:
+        opened = self._machine.opened(self._number)
+        return opened.local if isinstance(opened, End) else self._bound
+
+    def getpeername(self) -> Address:
+        return self._end().remote
+
+    # Listening ---------------------------------------------------------------------------------------
+
+    def bind(self, address: Address) -> None:
+        self._machine.call("bind")
+        self._bound = (address[0], address[1] or 8000)
+
+    def listen(self, backlog: int = 128) -> None:
+        listening = Listening(self._bound, backlog)
+        self._machine.replace(self._number, listening)
+        self.network.listen(listening)
+
+    def accept(self) -> tuple["FakeSocket", Address]:
+        listening = self._machine.opened(self._number)
+        assert isinstance(listening, Listening)
+        if not listening.arrived:
+            raise os_error(errno.EAGAIN)
+        number = self._machine.open(listening.arrived[0], "accept")
+        end = listening.arrived.popleft()
+        self._machine.note("accept", number, *end.remote)
+        return FakeSocket(fileno=number), end.remote
+
+    # Connecting --------------------------------------------------------------------------------------
+
+    def connect(self, address: Any) -> None:
+        self._machine.call("connect")
+        near = self.network.free_address(SERVER_HOST)
+        end = self.network.dial(near, (address[0], address[1]))
+        self._machine.note("connect", self._number, *address)
+        if end is not None:
+            self._machine.replace(self._number, end)
+            return
+        waiting = self._machine.opened(self._number)
+        assert isinstance(waiting, _Unconnected)
+
+        def give_up() -> None:
+            self._error, waiting.is_over = errno.ETIMEDOUT, True
+            waiting.wake("write")
+
+        self._machine.after(CONNECT_TIMEOUT_S, give_up)
+        raise os_error(errno.EINPROGRESS)
+
+    # Bytes -------------------------------------------------------------------------------------------
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        end = self._end()
+        self._machine.call("send")
+        sent = end.send_now(bytes(data))
+        self._machine.note("send", self._number, sent)
+        return sent
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        end = self._end()
+        self._machine.call("recv")
+        data = end.receive_now(size, peek=bool(flags & socket.MSG_PEEK))
+        self._machine.note("recv", self._number, len(data))
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        data = self.recv(nbytes or len(buffer), flags)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def shutdown(self, how: int) -> None:
+        end = self._end()
+        if end.is_reset:
+            raise os_error(errno.ENOTCONN)
+        if how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            end.shut()
+        if how in (socket.SHUT_RD, socket.SHUT_RDWR):
+            end.has_ended = True
+            end.wake("read")
+
+    def _end(self) -> End:
+        opened = self._machine.opened(self._number)
+        if not isinstance(opened, End):
+            raise os_error(errno.ENOTCONN)
+        return opened
+
+
+class _Unconnected(Pollable):
+    """A new socket, or one whose connection is not there yet."""
+
+    is_over = False
+
+    def is_ready(self, what: str) -> bool:
+        return what == "write" and self.is_over
+
+
+def socketpair(*_: Any) -> tuple[FakeSocket, FakeSocket]:
+    """Do `socket.socketpair`."""
+    machine = FakeSocket.network.machine
+    one, other = connected(machine, ("pair", 0), ("pair", 1))
+    first = FakeSocket(fileno=machine.open(one, "socketpair"))
+    try:
+        return first, FakeSocket(fileno=machine.open(other, "socketpair"))
+    except BaseException:
+        first.close()
+        raise
+
+
+def number_of(fd: Any) -> int:
+    """Return the descriptor that Trio's functions are given, as a number or as something that has one."""
+    number: int = fd if isinstance(fd, int) else fd.fileno()
+    return number

@@ -1,0 +1,167 @@
+"""In-memory connections: bytes in order, with latency, bounded buffers, half-close and reset, as TCP has them."""
+
+import errno
+from collections.abc import Callable
+
+import trio
+
+from simulation.machine import Machine, Pollable, os_error
+
+Address = tuple[str, int]
+USUAL_ROOM = 64 * 1024
+
+
+class End(Pollable):
+    """One end of a connection; `peer` is the other.
+
+    What was sent is in the peer's `inbox` after `latency_s`. At most `room` bytes are on their way or unread;
+    a send that fits only in part is done in part, and `ragged` ones at random sizes. `on_hangup` is called
+    when the peer's FIN or reset has come.
+    """
+
+    def __init__(self, machine: Machine, local: Address, remote: Address) -> None:
+        super().__init__()
+        self.machine = machine
+        self.local = local
+        self.remote = remote
+        self.peer: End
+        self.latency_s = 0.0
+        self.room = USUAL_ROOM
+        self.ragged = False
+        self.inbox = bytearray()
+        self.is_reset = False
+        self.has_ended = False  # the peer's FIN has come
+        self.is_shut = False  # our own FIN is sent
+        self.is_closed = False
+        self.on_hangup: Callable[[], None] = lambda: None
+        self._on_way = 0
+        self._arrives_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<connection {self.local} to {self.remote}>"
+
+    def is_ready(self, what: str) -> bool:
+        """Whether a send or a receive has something to do. A third must be free, as with Linux's sockets."""
+        if what == "read":
+            return bool(self.inbox) or self.has_ended or self.is_reset or self.is_closed
+        return self.is_shut or self.is_reset or 3 * self._free() >= self.room
+
+    # Without waiting ---------------------------------------------------------------------------------
+
+    def receive_now(self, most: int, *, peek: bool = False) -> bytes:
+        """Return what has come; nothing at the end. Raises `BlockingIOError` or `ConnectionResetError`."""
+        if self.inbox:
+            data = bytes(self.inbox[:most])
+            if not peek:
+                del self.inbox[:most]
+                self.peer.wake("write")
+            return data
+        if self.is_reset:
+            raise os_error(errno.ECONNRESET)
+        if self.has_ended:
+            return b""
+        raise os_error(errno.EAGAIN)
+
+    def send_now(self, data: bytes) -> int:
+        """Take what there is room for; return how much. Raises `BlockingIOError` or `BrokenPipeError`."""
+        if self.is_shut or self.is_reset:
+            raise os_error(errno.EPIPE)
+        if self.peer.is_closed:
+            self.machine.after(self.latency_s, self._was_reset)  # the answer to whatever is sent there
+            return len(data)
+        size = min(len(data), self._free())
+        if not size:
+            raise os_error(errno.EAGAIN)
+        if self.ragged and size > 1:
+            size = self.machine.random.randrange(1, size + 1)
+        self._on_way += size
+        piece = bytes(data[:size])
+        self._later(lambda: self.peer._arrive(piece))
+        return size
+
+    def shut(self) -> None:
+        """Send a FIN: nothing follows."""
+        if not (self.is_shut or self.is_reset):
+            self.is_shut = True
+            self._later(self.peer._end)
+
+    def reset(self) -> None:
+        """End the connection at once, in both directions; the peer learns it by an error."""
+        if not self.is_closed:
+            self.is_closed = self.is_shut = True
+            self._later(self.peer._was_reset)
+
+    def release(self) -> None:
+        """Close it. A peer whose words were not read is told so by a reset."""
+        if self.is_closed:
+            return
+        if self.inbox:
+            self.reset()
+            return
+        self.shut()
+        self.is_closed = True
+
+    # With waiting: for those who are not the server ---------------------------------------------------
+
+    async def receive(self, most: int = 1 << 16) -> bytes:
+        """Wait for bytes; none are the end. Raises `ConnectionResetError`."""
+        while not self.is_ready("read"):
+            await self._wait("read")
+        if self.is_closed and not self.inbox:
+            return b""
+        return self.receive_now(most)
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises `BrokenPipeError`."""
+        while data:
+            try:
+                data = data[self.send_now(data) :]
+            except BlockingIOError:
+                await self._wait("write")
+
+    async def _wait(self, what: str) -> None:
+        try:
+            await self.wait(what)
+        except trio.ClosedResourceError:
+            raise os_error(errno.ECONNRESET) from None
+
+    # What comes from the peer ------------------------------------------------------------------------
+
+    def _free(self) -> int:
+        return self.room - self._on_way - len(self.peer.inbox)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        if not self.latency_s:
+            action()
+            return
+        self._arrives_s = max(self._arrives_s, trio.current_time() + self.latency_s)
+        self.machine.at(self._arrives_s, action)
+
+    def _arrive(self, data: bytes) -> None:
+        self.peer._on_way -= len(data)
+        if self.is_closed:
+            self.peer._was_reset()
+        else:
+            self.inbox += data
+            self.wake("read")
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.wake("read")
+        self.on_hangup()
+
+    def _was_reset(self) -> None:
+        self.is_reset = True
+        self.wake("read")
+        self.wake("write")
+        self.on_hangup()
+
+
+def connected(
+    machine: Machine, near: Address, far: Address, *, latency_s: float = 0.0, room: int = USUAL_ROOM
+) -> tuple[End, End]:
+    """Return the two ends of a new connection."""
+    ends = End(machine, near, far), End(machine, far, near)
+    for end, peer in (ends, ends[::-1]):
+        end.peer, end.latency_s, end.room = peer, latency_s, room
+    return ends

@@ -1,0 +1,134 @@
+"""The whole parent on a simulated machine: random hours, faults at every place, and servers with mistakes.
+
+The long form, over as many processes as there are processors:
+
+    python -m pytest tests/simulation --simulation-hours 10000 --simulation-thorough -s
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import pytest
+
+from simulation import workers
+from simulation.verdict import Verdict
+
+SWEEPS = ("descriptors", "full disk", "broken disk", "no memory", "no memory in Python")
+FATES = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+# Of the places of a sweep the short form takes one in so many, others for each sweep.
+THINNED = 19
+FAILURES_SHOWN = 5
+REPORT_EVERY = 250
+HOURS_TO_CATCH = 30
+
+HOURS_OF_LIARS = range(4)
+
+MISTAKES = (
+    "a_seat_of_a_failed_node_is_kept",
+    "deadlines_go_by_the_wall_clock",
+    "a_reload_ends_models_in_use",
+    "a_stopped_child_is_waited_for",
+    "a_full_disk_fails_requests",
+    "broken_connections_stay_open",
+    "a_failed_job_counts_on",
+    "a_node_never_comes_back",
+    "nobody_is_accepted_after_an_error",
+    "an_answer_is_begun_again",
+)
+
+
+@pytest.mark.timeout(0)
+def test_random_hours_leave_the_server_well(simulators, pytestconfig, capsys):
+    hours = pytestconfig.getoption("--simulation-hours")
+    first = pytestconfig.getoption("--simulation-seed") or 0
+    verdicts = in_parallel(simulators, hours, first)
+    assert [] == failures(told(verdicts, hours, capsys))
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("sweep", [*SWEEPS, *(f"child {fate}" for fate in FATES)])
+def test_a_fault_at_any_place_leaves_the_server_well(sweep, simulators, pytestconfig):
+    places = simulators.submit(workers.places_of, sweep).result()
+    step = 1 if pytestconfig.getoption("--simulation-thorough") else THINNED
+    chosen = range(1 + len(sweep) % step, places + 1, step)
+    assert places
+    runs = [simulators.submit(workers.run_errand, sweep, place) for place in chosen]
+    assert [] == failures(run.result() for run in runs)
+
+
+def test_the_same_seed_gives_the_same_hour(simulators):
+    runs = [simulators.submit(workers.run_hour, seed) for seed in (3, 3, 4, 4)]
+    once, again, other, other_again = (run.result().trace for run in runs)
+    assert (once, other) == (again, other_again)
+    assert once != other
+
+
+def test_turns_stay_fair_while_the_disk_is_full_and_the_clock_jumps(simulators, pytestconfig):
+    first = pytestconfig.getoption("--simulation-seed") or 0
+    runs = [simulators.submit(workers.run_turns, seed) for seed in range(first, first + 6)]
+    assert [] == failures(run.result() for run in runs)
+
+
+def test_what_nodes_say_of_their_usage_changes_nothing_for_anybody(simulators):
+    runs = [simulators.submit(workers.what_lies_change, seed) for seed in HOURS_OF_LIARS]
+    assert [] == [change for run in runs for change in run.result()][:FAILURES_SHOWN]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_server_with_this_mistake_is_caught(mistake, simulators):
+    caught_after = simulators.submit(workers.caught_after, mistake, HOURS_TO_CATCH).result()
+    assert caught_after is not None
+
+
+def test_replay(simulators, pytestconfig, capsys):
+    seed, place = (pytestconfig.getoption(f"--simulation-{option}") for option in ("seed", "sweep"))
+    if seed is None and not place:
+        pytest.skip("give --simulation-seed or --simulation-sweep")
+    if place:
+        sweep, _, at = place.rpartition(":")
+        verdict = simulators.submit(workers.run_errand, sweep, int(at), keeps_trace=True).result()
+    else:
+        verdict = simulators.submit(workers.run_hour, seed, keeps_trace=True).result()
+    with capsys.disabled():
+        print("\n" + "\n".join(verdict.recent))  # noqa: T201
+    assert [] == failures([verdict])
+
+
+def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iterator[Verdict]:
+    """Yield the verdicts of so many hours as they come, never more submitted than are soon run."""
+    seeds = iter(range(first, first + hours))
+    running = {simulators.submit(workers.run_hour, seed) for seed, _ in zip(seeds, range(8), strict=False)}
+    while running:
+        done = next(as_completed(running))
+        running.discard(done)
+        for seed in seeds:
+            running.add(simulators.submit(workers.run_hour, seed))
+            break
+        yield done.result()
+
+
+def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]) -> Iterator[Verdict]:
+    """Pass the verdicts on, and say now and then how far it is."""
+    outcomes: Counter[str] = Counter()
+    cpu_s = 0.0
+    for number, verdict in enumerate(verdicts, 1):
+        outcomes += verdict.outcomes
+        cpu_s += verdict.cpu_s
+        if number % REPORT_EVERY == 0 or number == hours >= REPORT_EVERY:
+            with capsys.disabled():
+                shown = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+                print(f"\n{number} hours, {cpu_s / number:.2f} s each; {shown}", end="")  # noqa: T201
+        yield verdict
+
+
+def failures(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return what is wrong with the first few that are not well, each with the command that replays it."""
+    found = []
+    for verdict in verdicts:
+        if verdict.problems:
+            found.append(str(verdict))
+        if len(found) == FAILURES_SHOWN:
+            break
+    return found

@@ -1,0 +1,124 @@
+"""Faults of a simulated run: when each begins and ends, and which errors it excuses.
+
+An error that no fault excuses, and nothing else explains, is a defect. So each kind of fault lists the error
+codes that it may cause, and for which models. A full disk and a jumping clock may cause none.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from trio.testing import MockClock
+
+from simulation.engine_child import ChildPlan, Fate, Loading
+from simulation.entropy import Source
+from simulation.machine import Machine, Strike
+from simulation.parent import Parent
+from simulation.world import World
+
+# Backoffs, probes and loads are over by then. Later errors are not excused by the fault.
+RECOVERY_S = 90.0
+
+# Effects that have no error code.
+CUT = "cut"  # a connection is refused, or ends without a complete answer
+LATE = "late"  # an answer comes after all deadlines
+GARBLED = "garbled"  # a node's unreadable events are passed on
+ENDS_OF_JOBS = frozenset(
+    {
+        "node_failed",
+        "load_failed",
+        "no_node",
+        "queue_timeout",
+        "queue_full",
+        "request_timeout",
+        "model_loading",
+    }
+)
+
+Undo = Callable[[], None]
+
+
+@dataclass
+class Trouble:
+    """One fault. `models`: those that it affects; None: all. `excuses`: error codes and effects it may cause.
+
+    `is_unexpected`: the injected error is one that no code can foresee, so a traceback in the log is correct.
+    """
+
+    name: str
+    began_s: float
+    models: frozenset[str] | None = None
+    excuses: frozenset[str] = frozenset()
+    is_unexpected: bool = False
+    ended_s: float = float("inf")
+
+    def may_cause(self, effect: str, model: str, began_s: float, ended_s: float) -> bool:
+        """Return whether it may have caused this effect on a request that took this time."""
+        if self.models is not None and model not in self.models:
+            return False
+        return effect in self.excuses and self.began_s <= ended_s and began_s <= self.ended_s + RECOVERY_S
+
+
+@dataclass
+class Mood:
+    """What faults do to child processes; each child asks when it starts.
+
+    `appointed` are the fates of the next child's frames. A model in `fates` has children with frames drawn
+    for these. `left_stopped`: a child was stopped and never continued.
+    """
+
+    random: Random
+    loading: dict[str, Loading] = field(default_factory=dict)
+    fates: dict[str, tuple[Fate, ...]] = field(default_factory=dict)
+    left_stopped: bool = False
+    appointed: dict[int, Fate] = field(default_factory=dict)
+    plans: list[ChildPlan] = field(default_factory=list)
+
+    def child(self, world: World, model: str) -> ChildPlan:
+        """Return how the next child of a model behaves."""
+        fates, self.appointed = self.appointed, {}
+        if model in self.fates:
+            fates = {self.random.randrange(1, 60): fate for fate in self.fates[model]}
+        plan = replace(world.child, loading=self.loading.get(model, "well"), fates=fates)
+        self.plans.append(plan)
+        return plan
+
+    def forgive(self) -> None:
+        """Let all children behave well from now on, those that run included."""
+        self.loading.clear()
+        self.fates.clear()
+        for plan in self.plans:
+            plan.fates.clear()
+
+
+@dataclass
+class Stage:
+    """Everything that a fault can reach."""
+
+    parent: Parent
+    world: World
+    mood: Mood
+    random: Random
+    source: Source
+    clock: MockClock
+    troubles: list[Trouble] = field(default_factory=list)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that the server runs on."""
+        return self.parent.system.machine
+
+    def strike(self, strike: Strike) -> Undo:
+        """Have a fault decide about each call to the system."""
+        self.machine.strikes.append(strike)
+        return lambda: self.machine.strikes.remove(strike)
+
+    def strike_sometimes(self, calls: Iterable[str], error: Callable[[], BaseException]) -> Undo:
+        """Fail some of these calls, at random."""
+        affected = frozenset(calls)
+        probability = self.random.choice((0.01, 0.1, 0.5))
+
+        def strike(call: str) -> BaseException | None:
+            return error() if call in affected and self.random.random() < probability else None
+
+        return self.strike(strike)

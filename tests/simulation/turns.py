@@ -1,0 +1,95 @@
+"""Several tenants who want one seat at once, while the disk is full and the clock jumps: turns stay fair."""
+
+from collections import Counter
+from contextlib import nullcontext
+
+import trio
+
+from simulation.engine_child import ChildPlan
+from simulation.parent import model_folder
+from simulation.run import Broken, Run
+from simulation.visits import Visit
+from simulation.world import Person, World
+
+APART_S = 0.005
+STEP_S = 0.1
+HARMLESS = ("clock_jump", "disk_full")
+
+
+class Turns(Run):
+    """One model with one seat. Everybody comes while somebody else has it; `served` is in which order they get it."""
+
+    name = "turns"
+
+    def __init__(self, seed: int, *, broken: Broken = nullcontext, keeps_trace: bool = False) -> None:
+        super().__init__(seed, _world(), broken=broken, keeps_trace=keeps_trace)
+        self.served: list[str] = []
+
+    @property
+    def replay(self) -> str:
+        """The command that has these turns again."""
+        return f"python -m pytest tests/simulation -k fair --simulation-seed {self.seed}"
+
+    def prepare(self) -> None:
+        """Have it noted who gets the seat."""
+        self.world.child.on_submit = lambda _model, ticket: self.served.append(ticket)
+
+    async def story(self) -> None:
+        """Have one tenant take the seat, and then all others come at once."""
+        await self.make(self.drawer.canary(Person("first", None), "alpha"))
+        tenants = [Person(f"tenant-{number}", None) for number in range(self.random.randrange(2, 5))]
+        jobs = [tenant for tenant in tenants for _ in range(self.random.randrange(1, 6))]
+        self.random.shuffle(jobs)
+        visits: list[Visit] = []
+        async with trio.open_nursery() as people:
+            for kind in HARMLESS:
+                people.start_soon(self.maker.make, kind, 60.0)
+            people.start_soon(self.make, self.drawer.canary(Person("holder", None), "alpha"))
+            for tenant in jobs:
+                await trio.sleep(APART_S)
+                visits.append(self.drawer.canary(tenant, "alpha"))
+                people.start_soon(self.make, visits[-1])
+        self._judge(visits)
+
+    def _judge(self, visits: list[Visit]) -> None:
+        by_ticket = {visit.ticket: visit for visit in visits}
+        order = [by_ticket[ticket] for ticket in self.served[2:]]
+        waiting = Counter(visit.person.name for visit in visits)
+        had: Counter[str] = Counter(dict.fromkeys(waiting, 0))
+        for visit in order:
+            name = visit.person.name
+            least = min(count for other, count in had.items() if waiting[other])
+            if had[name] > least:
+                self.problems.append(f"{name} has a turn before others, after {dict(had)}: {visit}")
+            had[name] += 1
+            waiting[name] -= 1
+        for name in had:
+            numbers = [visit.number for visit in order if visit.person.name == name]
+            if numbers != sorted(numbers):
+                self.problems.append(f"{name} is not served in the order in which it came: {numbers}")
+        if waiting.total():
+            self.problems.append(f"not everybody was served: {dict(waiting)} wait")
+
+
+def _world() -> World:
+    return World(
+        document={
+            "host": "10.0.0.1",
+            "port": 8000,
+            "tenantNames": "plain",
+            "models": {"alpha": {"path": str(model_folder("alpha"))}},
+            "nodes": [],
+            "queue": {"capacity": 100, "timeout": 60, "maxEstimatedWait": 0},
+            "requestTimeout": 60,
+            "limits": {"drain": 5},
+            "whileLoading": "wait",
+            "routing": {"router": {"use": "keep"}},
+        },
+        people=[Person("somebody", None)],
+        child=ChildPlan(slots=1, load_s=0.5, step_s=STEP_S),
+        servers={},
+        nodes={},
+        models=["alpha"],
+        is_watched=False,
+        has_keys=False,
+    )

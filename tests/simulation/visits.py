@@ -1,0 +1,164 @@
+"""Requests to the simulated server, and the clients that make them."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal
+
+import trio
+
+from simulation import words
+from simulation.http_client import Answer, Client, request
+from simulation.network import Network
+from simulation.streams import USUAL_ROOM, End
+from simulation.world import Person, World
+
+Kind = Literal["chat", "completion", "embeddings", "look", "cancel", "tokenize", "change", "junk"]
+
+NEVER_S = 1e9
+SMALL_ROOM = 400  # bytes in flight to a client that reads slowly
+
+
+@dataclass
+class Visit:
+    """One request and its answer.
+
+    `leaves_after_s` and `leaves_after_bytes`: when the client closes the connection, `is_rude`: by a reset.
+    `raw`: the bytes to send instead of a request. `has_left`, `was_cancelled` and `answer` are the outcome.
+    """
+
+    number: int
+    kind: Kind
+    person: Person
+    model: str = ""
+    method: str = "POST"
+    path: str = ""
+    body: Any = None
+    raw: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    stream: bool = False
+    max_tokens: int = 64
+    n: int = 1
+    leaves_after_s: float = NEVER_S
+    leaves_after_bytes: int = 1 << 60
+    is_rude: bool = False
+    reads_slowly: bool = False
+    began_s: float = 0.0
+    ended_s: float = NEVER_S
+    has_left: bool = False
+    was_cancelled: bool = False
+    answer: Answer | None = None
+
+    @property
+    def ticket(self) -> str:
+        """The word that its answer is made of."""
+        return words.ticket(self.number)
+
+    @property
+    def request_id(self) -> str:
+        """Its `X-Request-Id`."""
+        return f"visit-{self.number}"
+
+    @property
+    def generates(self) -> bool:
+        """Whether it becomes a job."""
+        return self.kind in ("chat", "completion", "embeddings")
+
+    @property
+    def has_text(self) -> bool:
+        """Whether its answer is text of a model."""
+        return self.kind in ("chat", "completion")
+
+    @property
+    def node(self) -> str:
+        """The node that it changes, if it changes one."""
+        if self.kind != "change" or not self.path.startswith("/nodes"):
+            return ""
+        return str(self.body["id"]) if self.method == "POST" and self.body else self.path.split("/")[2]
+
+    def __str__(self) -> str:
+        answer = self.answer
+        outcome = "nothing" if answer is None else f"{answer.status} {answer.error} whole={answer.is_whole}"
+        return (
+            f"{self.request_id} {self.kind} {self.method} {self.path} {self.model} stream={self.stream} "
+            f"by {self.person.name}, {self.began_s:.3f} to {self.ended_s:.3f} s, answered {outcome}"
+        )
+
+
+class Visitor:
+    """A client at one address that makes one request after the other, over one connection or several."""
+
+    def __init__(self, network: Network, world: World, host: str, random: Random) -> None:
+        self._network = network
+        self._world = world
+        self._host = host
+        self._random = random
+        self._client: Client | None = None
+
+    async def make(self, visit: Visit) -> None:
+        """Make a request and record its outcome."""
+        visit.began_s = trio.current_time()
+        try:
+            with suppress(ConnectionRefusedError):
+                await self._ask(visit)
+        finally:
+            visit.ended_s = trio.current_time()
+            self._network.machine.note("visit", visit)
+
+    async def _ask(self, visit: Visit) -> None:
+        keeps = self._random.random() < 0.6
+        if self._client is not None and self._client.is_stale:
+            self.leave()  # an idle connection, which the server may close at any time
+        if self._client is None or visit.reads_slowly:
+            self.leave()
+        is_old = self._client is not None
+        client = self._client = self._client or Client(self._knock(visit))
+        data = visit.raw or request(
+            visit.method, visit.path, visit.body, headers=visit.headers, close=not keeps
+        )
+
+        def reads_on(size: int) -> bool:
+            return size < visit.leaves_after_bytes
+
+        with trio.move_on_after(visit.leaves_after_s) as patience:
+            client.pause_s = self._random.choice((0.5, 3.0)) if visit.reads_slowly else 0.0
+            visit.answer = await client.ask(data, on_bytes=reads_on)
+            if visit.answer is None and is_old and not client.has_heard:
+                # The server closed the idle connection in the same moment: clients try again.
+                self.leave()
+                client = self._client = Client(self._knock(visit))
+                visit.answer = await client.ask(data, on_bytes=reads_on)
+        visit.has_left = patience.cancelled_caught or (
+            visit.answer is not None and len(visit.answer.body) >= visit.leaves_after_bytes
+        )
+        is_good = visit.answer is not None and visit.answer.is_whole
+        if visit.has_left or not (keeps and is_good):
+            self.leave(rudely=visit.has_left and visit.is_rude)
+
+    def _knock(self, visit: Visit) -> End:
+        room = SMALL_ROOM if visit.reads_slowly else USUAL_ROOM
+        end = self._network.knock(self._host, latency_s=self._world.latency_s, room=room)
+        end.ragged = end.peer.ragged = self._world.ragged
+        return end
+
+    def leave(self, *, rudely: bool = False) -> None:
+        """Close the connection, if there is one."""
+        if self._client is not None:
+            self._client.leave(rudely=rudely)
+            self._client = None
+
+
+def texts_of(visit: Visit) -> dict[int, str]:
+    """Return the text of each choice, as far as it has come. Raises `ValueError` and others for nonsense."""
+    answer = visit.answer
+    assert answer is not None
+    texts: dict[int, str] = dict.fromkeys(range(visit.n), "")
+    documents = [answer.document]
+    if answer.is_stream:
+        documents = [json.loads(event) for event in answer.events if event != "[DONE]"]
+    for document in documents:
+        for choice in (document or {}).get("choices") or ():
+            holder = choice.get("delta") or choice.get("message") or choice
+            texts[choice["index"]] += holder.get("content") or holder.get("text") or ""
+    return texts

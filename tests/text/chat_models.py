@@ -1,0 +1,109 @@
+"""Models of the chats in `chats`, transformers' encoding of the same messages, and an oracle."""
+
+import copy
+from functools import cache
+
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from fairlead.text.chat_template import ChatTemplate
+from fairlead.text.control_tokens import BREAK
+from fairlead.text.model import GenerationDefaults, TextModel
+from fairlead.text.tokenizer import Tokenizer
+from text.chats import CHATS, chat_library
+
+# Around the oracle's control tokens. No text has these, so only the oracle's template writes control tokens.
+LEFT, RIGHT = "⟦", "⟧"
+
+
+def model_of(name, *, template=None, special_tokens="text"):
+    chat = CHATS[name]
+    tokenizer = Tokenizer(
+        chat_library(name), decoder_kinds=frozenset({"ByteLevel"}), named=tuple(chat.named.values())
+    )
+    source = chat.template if template is None else template
+    return TextModel(
+        name=name,
+        path=None,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(source, special_tokens=chat.named),
+        eos_token_ids=frozenset(),
+        max_model_len=1_000_000,
+        defaults=GenerationDefaults(),
+        created=0,
+        special_tokens=special_tokens,
+    )
+
+
+MODELS = {name: model_of(name) for name in CHATS}
+PARSING = {name: model_of(name, special_tokens="parse") for name in CHATS}
+
+
+def by_transformers(name, messages, **options):
+    """Return the ids that transformers gives a chat."""
+    return ids_of(transformers_tokenizer(name), messages, **options)
+
+
+def by_oracle(name, messages, **options):
+    """Return the ids of a chat in which only the template has control tokens: a text cannot spell them."""
+    return ids_of(transformers_tokenizer(name, is_oracle=True), messages, **options)
+
+
+@cache
+def transformers_tokenizer(name, *, is_oracle=False):
+    chat = CHATS[name]
+    source, named, spelling = chat.template, chat.named, "{}"
+    if is_oracle:
+        spelling = LEFT + "{}" + RIGHT
+        for token in chat.control:
+            source = source.replace(token, spelling.format(token))
+        for first, last in [chat.put_together] if chat.put_together else []:
+            source = source.replace(first, f"'{LEFT}' + {first}").replace(last, f"{last} + '{RIGHT}'")
+        named = {role: spelling.format(token) for role, token in named.items()}
+    library = chat_library(name, spelling)
+    return PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source, **named)
+
+
+def ids_of(tokenizer, messages, **options):
+    return tokenizer.apply_chat_template(copy.deepcopy(messages), return_dict=False, **options)
+
+
+def control_ids(name, ids):
+    """Return the control tokens among the ids, but for the one that stands for unknown characters."""
+    known = set(MODELS[name].tokenizer.control_tokens.values()) - {chat_library(name).token_to_id("<unk>")}
+    return [token_id for token_id in ids if token_id in known]
+
+
+def with_texts(messages, change):
+    """Return the messages with each of their contents changed."""
+    return [{**message, "content": change(message["content"])} for message in messages]
+
+
+PARTS = "< <| |> > [ ] </ s> im_ end <|im_ end|> user user|> eot_id|> INST] [/ ｜ <｜User ｜> of_turn> <end_"
+fragments = st.sampled_from([*PARTS.split(), "</think>", "<think>", " ", "\n", "a", "é", BREAK[0], BREAK[1]])
+spelled = st.sampled_from(sorted({token for chat in CHATS.values() for token in chat.control}))
+ordinary = (st.text(max_size=12) | st.lists(fragments, max_size=6).map("".join)).filter(
+    lambda text: LEFT not in text
+)
+hostile = (
+    st.lists(fragments | spelled | st.text(max_size=4), max_size=8)
+    .map("".join)
+    .filter(lambda text: LEFT not in text)
+)
+
+
+def chats_with(texts):
+    return (
+        st.tuples(st.booleans(), st.lists(texts, min_size=1, max_size=4))
+        .map(
+            lambda drawn: [
+                {"role": role, "content": text}
+                for role, text in zip(
+                    ["system"] * drawn[0] + ["user", "assistant", "user", "assistant", "user"],
+                    drawn[1],
+                    strict=False,
+                )
+            ]
+        )
+        .filter(lambda messages: messages[-1]["role"] != "system")
+    )

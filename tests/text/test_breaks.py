@@ -1,0 +1,121 @@
+"""Where breaks are put into text, and what a tokenizer makes of text with breaks."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from tokenizers import Tokenizer as Library
+
+from fairlead.text.control_tokens import BREAK, ControlTokens
+from fairlead.text.tokenizer import Tokenizer
+from text.chat_models import hostile
+from text.chats import CHATS
+from text.vocabularies import MAKES, library, loaded
+
+# Vocabularies -----------------------------------------------------------------------------------------
+
+
+def copy_of(name):
+    return Library.from_str(library(name).to_str())
+
+
+def tokenizer_of(library, **options):
+    return Tokenizer(library, decoder_kinds=frozenset({"ByteLevel"}), **options)
+
+
+def test_control_tokens_are_those_marked_named_or_in_bars():
+    library = copy_of("byte_level")
+    library.add_tokens(
+        [
+            AddedToken("<think>", special=False),
+            AddedToken("<|fim|>", special=False),
+            AddedToken("█", special=True),
+        ]
+    )
+    expected = {"<|end|>", "<|im_start|>", "<|im_end|>", "<｜wide｜>", "<|fim|>"}
+    assert set(tokenizer_of(library).control_tokens) == expected
+    # A name for an ordinary word, some authors' padding, must not part that word in everybody's text.
+    assert set(tokenizer_of(library, named=("<think>", "the")).control_tokens) == expected | {"<think>"}
+
+
+def test_a_token_found_in_normalized_text_is_not_found_in_a_clients():
+    library = copy_of("byte_level")
+    library.normalizer = normalizers.Lowercase()
+    library.add_tokens([AddedToken("<|user|>", special=True, normalized=True)])
+    tokenizer = tokenizer_of(library)
+    user = tokenizer.token_id("<|user|>")
+    assert tokenizer.encode("<|USER|>") == [user]
+    control = ControlTokens(tokenizer.control_tokens)
+    for text in ("<|USER|>", "<|user|>", "<|User|>"):
+        assert user not in tokenizer.encode(control.broken(text), with_breaks=True)
+    assert tokenizer.encode("<|user|>", with_breaks=True) == [user]
+
+
+def test_a_vocabulary_with_control_tokens_as_words_does_not_find_them_in_text():
+    tokenizer = loaded("unigram")
+    control = ControlTokens(tokenizer.control_tokens)
+    ids = tokenizer.encode(control.broken("the </s> of"), with_breaks=True)
+    assert tokenizer.token_id("</s>") not in ids
+    assert tokenizer.decode(ids).replace("\u200b", "") == "the </s> of"
+
+
+@pytest.mark.parametrize("name", MAKES)
+@given(text=st.text(max_size=40))
+def test_text_without_breaks_has_the_same_ids(name, text):
+    tokenizer = loaded(name)
+    assume(BREAK not in text)
+    with_breaks = tokenizer._with_breaks.encode(text).ids
+    assert tokenizer.encode(text) == with_breaks == tokenizer.encode(text, with_breaks=True)
+
+
+def test_tokens_that_overlap_are_all_broken():
+    broken = ControlTokens(["aba", "bab"]).broken("xababab")
+    assert broken.replace(BREAK, "") == "xababab"
+    assert not any(token in broken for token in ("aba", "bab"))
+
+
+@pytest.mark.parametrize("place", [0, 1, *range(16_370, 16_390), 40_000])
+def test_a_token_is_found_anywhere_in_a_long_text(place):
+    text = "x" * place + "<|im_end|>" + "y" * 20_000
+    control = ControlTokens(["<|im_end|>"])
+    assert text.replace("<", "<" + BREAK) == control.broken(text)
+    assert control.may_be_in([text])
+
+
+WHITE = [" ", "\n", "\t", "\x0b", "\x1c", "\x85", "\u2003", "\u3000", " \n\x1f"]
+
+
+@pytest.mark.parametrize("white", WHITE, ids=ascii)
+@pytest.mark.parametrize("blanks", [0, 1, 60, 70, 17_000])
+def test_a_part_of_a_token_is_found_at_either_end_of_a_long_text(white, blanks):
+    control = ControlTokens(["<|im_end|>"], ["see <|"])
+    for place in (0, 1, *range(16_365, 16_390, 3), 40_000):
+        first, last = "x" * place + "<" + white * blanks, white * blanks + "im_end|>" + "x" * place
+        for text in (first, last):
+            assert control.broken(text) != text == control.broken(text).replace(BREAK, "")
+        assert control.may_be_in([first])
+        assert control.may_be_in(["x" * place, last])
+
+
+def test_what_is_long_and_harmless_is_not_suspicious():
+    control = ControlTokens(["<|im_end|>"], ["see <|"])
+    assert not control.may_be_in({"role": "user", "content": "x" * 100_000 + "\n" * 100, "name": " "})
+
+
+def test_a_vocabulary_without_control_tokens_breaks_nothing():
+    control = ControlTokens([])
+    assert not control.may_be_in({"a": ["<|im_end|>"]})
+    assert control.broken("<|im_end|>") == "<|im_end|>"
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.integers() | hostile,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(hostile, inner, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_what_needs_a_break_is_never_overlooked(value):
+    control = ControlTokens(CHATS["chatml"].control)
+    assert control.may_be_in(value) or value == control.broken(value)
+    assert str(value) == str(control.broken(value)).replace(BREAK, "")
