@@ -245,10 +245,6 @@ class Canary:
         for thread in self._threads:
             thread.join()
 
-    def longest_ms(self) -> dict[str, float]:
-        """Return what the loop was kept for at most since `forget`."""
-        return {name: 1000 * time_s for name, time_s in zip(MEASURES, self.longest, strict=True)}
-
     def forget(self) -> None:
         """Begin anew."""
         self.token_gap_s = self.health_s = 0.0

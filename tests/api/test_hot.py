@@ -20,9 +20,10 @@ from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta
 from fairlead.nodes.deltas import Deltas
+from fairlead.text.model import TextModel
 
 COMPLETIONS = "/v1/completions"
 
@@ -272,13 +273,19 @@ async def test_a_failing_task_of_the_request_is_answered_for_like_the_route():
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_a_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(client, path):
-    long = "much too long " * 10_000
-    body = {"model": "m", "messages": [{"role": "user", "content": long}], "prompt": [long]}
+async def test_a_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(client, path, monkeypatch):
+    def refuse(*_, **__):  # in a thread, as the body is long
+        raise InvalidRequest("no")
+
+    monkeypatch.setattr(TextModel, "encode_chat", refuse)
+    body = {"model": "small", "messages": [{"role": "user", "content": "long " * 100_000}]}
     gc.collect()
     gc.disable()
     try:
         reply = await client.post(path, body)
+        with trio.move_on_after(5):  # a thread that raised it may hold it for a moment
+            while any(isinstance(found, FairleadError) for found in gc.get_objects()):  # noqa: ASYNC110
+                await trio.sleep(0.01)
         left = [found for found in gc.get_objects() if isinstance(found, FairleadError)]
     finally:
         gc.enable()

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
 from cext import json_count_oracle as oracle
@@ -132,6 +132,38 @@ bodies = st.one_of(st.lists(pieces, max_size=60).map(b"".join), st.binary(max_si
 @example(b'{"a\\')
 def test_kernel_and_oracle_count_alike(body):
     assert seen(count(body, IDS)) == seen(oracle.count(body, IDS))
+
+
+def without_escapes(body, apart):
+    return oracle.count(body.replace(b"\\\\", b"").replace(b'\\"', b'"'), apart)
+
+
+def fractions_once(body, apart):
+    return oracle.count(body.replace(b".", b"0").replace(b"e", b"0"), apart)
+
+
+def ids_anywhere(body, apart):
+    return oracle.count(body.replace(b'{"input":', b'"input":'), apart)
+
+
+def surrogates_are_utf8(body, apart):
+    found = oracle.count(body, apart)
+    return found._replace(invalid_at=-1)
+
+
+def other_letters_end_strings(body, apart):
+    return oracle.count(body.replace(b"\xc3\xa9", b'"'), apart)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [without_escapes, fractions_once, ids_anywhere, surrogates_are_utf8, other_letters_end_strings],
+)
+def test_the_comparison_catches_a_mutant(mutant):
+    def differs(body):
+        return seen(count(body, IDS)) != seen(mutant(body, IDS))
+
+    assert differs(find(bodies, differs, settings=settings(max_examples=4000, derandomize=True)))
 
 
 documents = st.recursive(

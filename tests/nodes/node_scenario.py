@@ -24,7 +24,10 @@ HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 
 # What must be among the steps, or the wrapping has come loose.
 STEPS: set[Step] = {
-    *(("join", name) for name in ("resolve", "connect", "link send", "link receive", "parse feed", "models_of")),
+    *(
+        ("join", name)
+        for name in ("resolve", "connect", "link send", "link receive", "parse feed", "models_of")
+    ),
     *(("join", name) for name in ("probed", "node_up")),
     *(("relay", name) for name in ("rewritten", "link send", "parse feed", "read_event", "put", "requested")),
     *(("change", name) for name in ("seats_changed", "pool resize")),
@@ -79,12 +82,13 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(PlainLink, name, f"link {name}")
     for name in ("feed", "end"):
         points.wrap(AnswerParser, name, f"parse {name}")
-    for name in ("instance_of", "load_of", "models_of"):
-        points.wrap(remote_node, name, name)
-    for name in ("rewritten", "read_whole"):
-        points.wrap(relay, name, name)
-    for name in ("split_events", "read_event", "read_plain"):
-        points.wrap(relayed_stream, name, name)
+    for module, names in (
+        (remote_node, ("instance_of", "load_of", "models_of")),
+        (relay, ("rewritten", "read_whole")),
+        (relayed_stream, ("split_events", "read_event", "read_plain")),
+    ):
+        for name in names:
+            points.wrap(module, name, name)
     for name in ("put", "room"):
         points.wrap(Passage, name, name)
     for name in ("probed", "requested"):

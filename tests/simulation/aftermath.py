@@ -101,7 +101,7 @@ class Aftermath:
         self._left_stopped = left_stopped
 
     async def problems(self, metrics: Metrics, idle: Idle) -> list[str]:
-        """Return what is wrong. Unloads every model and removes every node, to compare with an `idle` server."""
+        """Return what is wrong. Unloads models and removes nodes, to compare with an `idle` server."""
         problems = [*await self._check_canaries(), *await self._check_counts(), *await metrics.look()]
         problems += self._check_tokens(metrics)
         problems += await self._clear(idle)
@@ -143,7 +143,7 @@ class Aftermath:
         return problems
 
     def _check_tokens(self, metrics: Metrics) -> list[str]:
-        """Compare the tokens that were counted with those that were generated, and those that were received."""
+        """Compare the tokens that were counted with those that were generated and received."""
         most = self._ledger.total
         least = sum(map(streamed_tokens, self._drawer.visits))
         problems = []

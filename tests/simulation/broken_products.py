@@ -1,7 +1,7 @@
-"""Servers with one mistake each, of the kind that only shows in a bad hour. The simulation must catch them all.
+"""Servers with one mistake each, which shows only under faults. The simulation must catch every one.
 
-Each is a context in which a part of the product is replaced. `WHERE` says which troubles bring a mistake out,
-so that a test need not wait for them among all others.
+Each is a context in which a part of the product is replaced. `WHERE` has the kinds of fault that make the
+mistake visible, so that a test can leave out the others.
 """
 
 import heapq

@@ -1,6 +1,7 @@
 """The server's disk: its configuration file, its log, and what /proc says of its children."""
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -13,6 +14,15 @@ from simulation.processes import Processes
 
 PAGE_BYTES = 50 * 1024 * 1024
 CLOCK_TICKS = 100
+NULL = os.open(os.devnull, os.O_RDONLY)
+
+
+class _OpenFile(io.BytesIO):
+    """A file that is open for reading. Its descriptor stands for any whose mode is asked for."""
+
+    def fileno(self) -> int:
+        """Return a descriptor of this process."""
+        return NULL
 
 
 class ConfigurationFile(PurePosixPath):
@@ -39,7 +49,7 @@ class ConfigurationFile(PurePosixPath):
         """Open it. Raises `OSError`."""
         self.machine.call("open_file")
         self.machine.call("read_file")
-        return io.BytesIO(self.content)
+        return _OpenFile(self.content)
 
     def resolve(self) -> Path:
         """Return where it really is: the folders of models are looked for from there."""

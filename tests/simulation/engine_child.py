@@ -23,6 +23,8 @@ from simulation.processes import Process
 Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error"]
 Loading = Literal["well", "fails", "dies", "hangs", "closes"]
 
+ENDS = frozenset({"die", "exit", "half", "close"})  # fates after which nothing follows
+
 MAX_MODEL_LEN = 1024
 KILLED = -signal.SIGKILL
 
@@ -193,39 +195,37 @@ class EngineChild:
         )
 
     async def _send(self, message: wire.ToParent) -> None:
+        """Send a frame, or what its fate makes of it."""
         self._frames += 1
+        fate = self._plan.fates.pop(self._frames, None)
+        if fate == "strangers":
+            message = self._with_strangers(message)
+        elif fate == "error":
+            message = self._with_errors(message)
         data = wire.encode_frame(message)
-        match self._plan.fates.pop(self._frames, None):
-            case None:
-                pass
-            case "die":
-                self._process.die(KILLED)
-                await trio.sleep_forever()
-            case "exit":
-                self._process.print("RuntimeError: the fake device is on fire")
-                self._process.die(1)
-                await trio.sleep_forever()
-            case "stop":
-                self._process.send_signal(signal.SIGSTOP)
-                await self._process.pause(0)
-            case "garbage":
-                data = b"\x07\x00\x00\x00garbage" + data
-            case "half":
-                await self._end.send(data[: len(data) // 2])
-                self._process.die(KILLED)
-                await trio.sleep_forever()
-            case "huge":
-                data = b"\xff\xff\xff\xff" + data
-            case "close":
-                self._end.shut()
-                await trio.sleep_forever()
-            case "strangers":
-                message = self._with_strangers(message)
-                data = wire.encode_frame(message)
-            case "error":
-                message = self._with_errors(message)
-                data = wire.encode_frame(message)
+        if fate == "garbage":
+            data = b"\x07\x00\x00\x00garbage" + data
+        elif fate == "huge":
+            data = b"\xff\xff\xff\xff" + data
+        elif fate == "stop":
+            self._process.send_signal(signal.SIGSTOP)
+            await self._process.pause(0)
+        elif fate is not None and fate in ENDS:
+            await self._end_at_frame(fate, data)
         await self._end.send(data)
+
+    async def _end_at_frame(self, fate: Fate, data: bytes) -> None:
+        if fate == "close":
+            self._end.shut()
+        elif fate == "half":
+            await self._end.send(data[: len(data) // 2])
+            self._process.die(KILLED)
+        elif fate == "exit":
+            self._process.print("RuntimeError: the fake device is on fire")
+            self._process.die(1)
+        else:
+            self._process.die(KILLED)
+        await trio.sleep_forever()
 
     def _with_strangers(self, message: wire.ToParent) -> wire.ToParent:
         """Name sequences that nobody has asked for."""

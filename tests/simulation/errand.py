@@ -56,7 +56,7 @@ SWEEPS = {
             "no memory in Python",
             ALLOCATING,
             MemoryError,
-            EXCUSES | {"internal_error"},
+            EXCUSES | {"internal_error", "engine_failed"},
             is_unexpected=True,
         ),
     )

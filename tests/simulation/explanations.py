@@ -119,7 +119,7 @@ class Explanations:
     # What clients did --------------------------------------------------------------------------------
 
     def _was_changed(self, visit: Visit) -> bool:
-        """Whether somebody unloaded the model or took away a node that has it, during this or shortly before."""
+        """Whether the model was unloaded, or a node that has it was removed, shortly before or meanwhile."""
         nodes = self._world.holders(visit.model)
         return any(
             other.kind == "change"

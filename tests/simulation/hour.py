@@ -1,4 +1,4 @@
-"""One virtual hour in the life of a server, drawn from a seed: scenes with people, troubles or none, and quiet."""
+"""One virtual hour of a server, drawn from a seed: scenes with clients, with and without faults."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -15,10 +15,10 @@ TROUBLE_WITHIN_S = 10.0
 
 
 class Hour(Run):
-    """The seed's hour. `kinds` are the only troubles that there may be; None: all.
+    """The seed's hour. `kinds`: the kinds of fault that it may have; None: all.
 
-    `lies`: all servers that are not ours lie about their usage, all the time; or they are honest. Then everything
-    is streamed, because of a stream the tokens can be counted here.
+    `lies`: whether nodes and commands report absurd usage all the time, or never. Then all texts are
+    streamed: the server can count the tokens of a stream itself.
     """
 
     name = "hour"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import trio
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
             try:
                 return str(json.loads(text)["error"].get("code"))
             except (ValueError, TypeError, KeyError, AttributeError):
-                return f"no error document, status {self.status}"
+                return f"no error document, status {self.status}" if self.is_whole else "cut"
         return None
 
 
@@ -76,10 +77,8 @@ class Client:
         is the answer.
         """
         self.has_heard = False
-        try:
+        with suppress(OSError):  # the server may answer before it has read everything
             await self.end.send(request)
-        except OSError:
-            pass  # it may have answered before it has read everything
         return await self.read(on_bytes)
 
     async def read(self, on_bytes: Callable[[int], bool] = lambda _size: True) -> Answer | None:

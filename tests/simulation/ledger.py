@@ -10,7 +10,7 @@ class Ledger:
         self._tokens: defaultdict[str, int] = defaultdict(int)
 
     def add(self, _model: str, ticket: str, tokens: int, most: int | None = None) -> None:
-        """Count tokens of an answer. `most`: what they may be taken for by a server that cannot count them."""
+        """Count tokens of an answer. `most`: as how many they may be counted, if that is not certain."""
         self._tokens[ticket] += tokens if most is None else most
 
     def of(self, ticket: str) -> int:

@@ -94,6 +94,7 @@ class Machine:
         self.random = Random(f"machine {seed}")
         self.limit = USUAL_LIMIT
         self.strikes: list[Strike] = []
+        self.has_struck = False
         self.complaints: list[str] = []
         self.calls: Counter[str] = Counter()
         self.recent: deque[str] = deque(maxlen=TRACE_LENGTH)
@@ -136,6 +137,7 @@ class Machine:
         self.calls[kind] += 1
         for strike in self.strikes:
             if (error := strike(kind)) is not None:
+                self.has_struck = True
                 self.note("fault", kind, type(error).__name__, str(error))
                 raise error
 
@@ -143,6 +145,7 @@ class Machine:
         """Return a new descriptor for it, the lowest free one. Raises `OSError` (EMFILE) over the limit."""
         self.call(kind)
         if len(self._table) >= self.limit:
+            self.has_struck = True
             self.note("fault", kind, "EMFILE")
             raise os_error(errno.EMFILE)
         number = heapq.heappop(self._freed) if self._freed else FIRST_DESCRIPTOR + len(self._table)

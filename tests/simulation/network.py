@@ -1,4 +1,4 @@
-"""The network between the simulated server and everybody else: who listens where, and how connections begin."""
+"""The network around the simulated server: listening sockets, other servers, new connections."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""Judges the requests of a run: each must be answered once, in time, correctly, or with an error that is explained."""
+"""Judges the requests of a run: each has one answer, in time, that is correct or an explained error."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -14,34 +14,37 @@ from simulation.world import World
 
 # Error codes that a client may get. An internal error is not among them.
 DOCUMENTED = frozenset(
-    [
-        "invalid_request",
-        "invalid_api_key",
-        "forbidden",
-        "not_found",
-        "model_not_found",
-        "method_not_allowed",
-        "body_too_large",
-        "queue_full",
-        "displaced",
-        "no_queue",
-        "rate_limited",
-        "cancelled",
-        "request_timeout",
+    {
+        "bodies_full",
         "body_timeout",
-        "queue_timeout",
-        "engine_failed",
-        "node_failed",
-        "load_failed",
-        "model_loading",
-        "no_node",
-        "draining",
+        "body_too_large",
+        "cancelled",
         "context_length_exceeded",
-        "refused",
-        "unloaded",
+        "displaced",
+        "draining",
+        "engine_failed",
+        "expectation_failed",
+        "forbidden",
         "header_timeout",
+        "http_version_not_supported",
+        "invalid_api_key",
+        "invalid_request",
+        "load_failed",
+        "method_not_allowed",
+        "model_loading",
+        "model_not_found",
+        "no_node",
+        "no_queue",
+        "node_failed",
+        "not_found",
+        "queue_full",
+        "queue_timeout",
+        "rate_limited",
+        "refused",
+        "request_timeout",
         "too_many_connections",
-    ]
+        "unloaded",
+    }
 )
 # Paths whose answers have a status above 499 and no error.
 STATES = ("/health", "/ready")
@@ -73,7 +76,8 @@ class Oracle:
             if answer is not None and answer.is_stream and visit.has_text:
                 yield from self._check_beginning(visit)
         elif visit.kind == "junk":
-            if answer is not None and answer.status >= 500 and not self._is_excused(str(answer.error), visit):
+            error = None if answer is None else answer.error
+            if error is not None and error not in DOCUMENTED and not self._is_excused(error, visit):
                 yield "junk made the server fail"
         elif answer is None or not (answer.is_whole or answer.is_stream):
             if not self._may_be_cut(visit):

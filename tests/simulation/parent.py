@@ -1,4 +1,4 @@
-"""The real server, from its composition root down, on a simulated system: started, watched and told to stop."""
+"""Runs the real server, from its composition root down, on a simulated system."""
 
 import contextlib
 import json

@@ -42,7 +42,7 @@ Broken = Callable[[], AbstractContextManager[None]]
 
 
 class Run:
-    """One run. Equal seeds give equal runs. `broken` replaces parts of the product; `keeps_trace`: for people."""
+    """One run. Equal seeds give equal runs. `broken` replaces parts of the product."""
 
     name: ClassVar[str]
 
@@ -144,11 +144,11 @@ class Run:
             self.system.network.serve((NODES[node], NODE_PORT), NodeServer(plan).serve)
 
     async def _has_started(self) -> bool:
-        """Wait until it listens. One that cannot start and says why is no problem."""
+        """Wait until it listens. One that a fault keeps from starting and that says why is no problem."""
         with trio.move_on_after(START_S):
-            while not (self.system.network.is_listening or self.parent.has_ended.is_set()):
+            while not (self.system.network.is_listening or self.parent.has_ended.is_set()):  # noqa: ASYNC110
                 await trio.sleep(0.01)
-        if isinstance(self.parent.crash, OSError | ConfigError | LoadFailed | MemoryError):
+        if self._is_start_prevented:
             return False
         if not self.system.network.is_listening:
             self.problems.append(f"it does not start: {_shown(self.parent.crash)}")
@@ -170,10 +170,16 @@ class Run:
             )
             idle = idle_server(is_watched=self.world.is_watched)
             self.problems += await after.problems(self.metrics, idle)
-        if self.parent.has_ended.is_set():
-            self.problems.append(f"the server has ended: {_shown(self.parent.crash)}")
-        else:
+        if not self.parent.has_ended.is_set():
             await self._stop()
+        elif not self._is_start_prevented:
+            self.problems.append(f"the server has ended: {_shown(self.parent.crash)}")
+
+    @property
+    def _is_start_prevented(self) -> bool:
+        """Whether a fault kept the server from starting: it has said why, and was never ready."""
+        is_said = isinstance(self.parent.crash, OSError | ConfigError | LoadFailed | MemoryError)
+        return is_said and self.system.machine.has_struck and not self.parent.announcer.is_ready
 
     async def _stop(self) -> None:
         """Stop the server, perhaps with jobs at work."""

@@ -1,4 +1,4 @@
-"""In-memory connections: bytes in order, with latency, bounded buffers, half-close and reset, as TCP has them."""
+"""In-memory connections like TCP's: ordered bytes, latency, bounded buffers, half-close and reset."""
 
 import errno
 from collections.abc import Callable

@@ -17,7 +17,7 @@ HARMLESS = ("clock_jump", "disk_full")
 
 
 class Turns(Run):
-    """One model with one seat. Everybody comes while somebody else has it; `served` is in which order they get it."""
+    """One model with one seat. Jobs arrive while another holds it; `served` has them in order of service."""
 
     name = "turns"
 

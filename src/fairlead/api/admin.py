@@ -14,6 +14,7 @@ class Admin:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._version = version("fairlead")  # which reads a file
 
     def add_to(self, app: Quart) -> None:
         """Register the routes."""
@@ -40,4 +41,4 @@ class Admin:
 
     async def version(self) -> Response:
         """The program's version."""
-        return json_response({"version": version("fairlead")})
+        return json_response({"version": self._version})

@@ -10,7 +10,7 @@ none.
 
 import json
 import re
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ _PLACE = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
 _MEMBER = re.compile(
     r"object (?P<fault>missing required|contains unknown) field `(?P<name>[^`]*)`", re.DOTALL
 )
+# The position of a value: that of what contains it, and its key or index there.
+_Place = tuple["_Place | None", str | int]
+
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
 _SURROGATE = "a lone surrogate is not a character"
 _NOT_UTF8 = "not valid UTF-8"
@@ -151,26 +154,19 @@ def _diagnose(body: bytes) -> InvalidRequest | None:
         if isinstance(value, str) and not _is_encodable(value):
             return _fault(place, encoding_fault)
         if isinstance(value, list):
-            unvisited += ((_Place(place, index), item) for index, item in enumerate(value))
+            unvisited += (((place, index), item) for index, item in enumerate(value))
         elif isinstance(value, dict):
             if not all(map(_is_encodable, value)):
                 return _fault(place, f"{encoding_fault} (in a key)")
-            unvisited += ((_Place(place, key), item) for key, item in value.items())
+            unvisited += (((place, key), item) for key, item in value.items())
     return None
-
-
-class _Place(NamedTuple):
-    """The position of a value: its key or index, and the position of what contains it."""
-
-    inside: "_Place | None"
-    key: str | int
 
 
 def _fault(place: _Place | None, reason: str) -> InvalidRequest:
     keys: list[str] = []
     while place is not None:
-        keys.append(f"[{place.key}]" if isinstance(place.key, int) else f".{place.key}")
-        place = place.inside
+        place, key = place
+        keys.append(f"[{key}]" if isinstance(key, int) else f".{key}")
     path = "".join(reversed(keys)).removeprefix(".")[:MAX_TOLD_CHARS]
     return InvalidRequest(f"{path or 'the body'}: {reason}", param=path or None)
 

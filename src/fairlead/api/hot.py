@@ -95,7 +95,11 @@ class _Request:
     def _refusal(self, raised: Exception) -> Reply:
         error = public_error(raised)
         self._door.refused(self._call, error)
-        return error_reply(raised, self._path, error)
+        reply = error_reply(raised, self._path, error)
+        # Its frames refer to the body, and, if a thread raised it, to the error itself: the body would stay
+        # in memory until the cycle collector runs, that of every refused request.
+        raised.__traceback__ = None
+        return reply
 
     async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
         """Send the answer but for its end. It may take as long as it wants to, if only the client reads."""

@@ -143,10 +143,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
-                if error.error_status_hint == 501:
-                    await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
-                else:  # what follows the colon is the client's own bytes
-                    await self.refuse(error.error_status_hint, str(error).partition(":")[0])
+                await self._refuse_malformed(error)
                 return
             if type(event) is h11.Request:
                 await self._begin(event)
@@ -163,6 +160,12 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
                     self._paused = True
                     self._pipelined = self.connection.buffered_bytes
                 return
+
+    async def _refuse_malformed(self, error: h11.RemoteProtocolError) -> None:
+        if error.error_status_hint == 501:
+            await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
+        else:  # what follows the colon is the client's own bytes
+            await self.refuse(error.error_status_hint, str(error).partition(":")[0])
 
     def _has_small_chunks(self, data: h11.Data) -> bool:
         """Count a chunk, whose framing takes longer to read than the bytes in it if these are few."""

@@ -104,7 +104,9 @@ def create_app(services: Services) -> QuartTrio:
     async def fail(error: Exception) -> Response:
         public = public_error(error)
         door.refused(g.call, public)
-        return response_of(error_reply(error, request.path, public))
+        reply = error_reply(error, request.path, public)
+        error.__traceback__ = None  # as in `HotRoutes`
+        return response_of(reply)
 
     async def leave(response: Response) -> Response:
         response.headers.update(door.headers(g.call))

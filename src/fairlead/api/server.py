@@ -156,9 +156,9 @@ class Listener:
                     self._admit(Arrival(sock, client), connections)
             except (BlockingIOError, ConnectionAbortedError):
                 pass
-            except OSError as error:
-                # Out of descriptors: those who are here will leave, and then there is room again.
-                self._say_once("cannot accept connections", error=str(error))
+            except (OSError, MemoryError) as error:
+                # Out of descriptors or memory: when connections end, there is room again.
+                self._say_once("cannot accept connections", error=str(error) or type(error).__name__)
                 await trio.sleep(OUT_OF_FILES_S)
             for _ in range(min(BEGINNINGS_A_TURN, len(self._arrivals))):
                 connection = Connection(self._shared, *self._arrivals.pop())

@@ -49,7 +49,7 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     priority: str | None = None
     """The highest class that it may ask for; by default the default class."""
     models: tuple[str, ...] = ()
-    """The models that it may use; none named: all."""
+    """The models that it may use, and sees in /nodes, /running, /events and /metrics; none named: all."""
     limits: KeyLimits = KeyLimits()
 
     def contradictions(self) -> Iterator[Fault]:
