@@ -18,9 +18,9 @@ from fairlead.api.call import Call, Reply
 from fairlead.api.door import Door
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.hot import HotRoutes
-from fairlead.api.incoming import Bodies
 from fairlead.api.limits import Quotas
 from fairlead.api.origin import Guard
+from fairlead.api.shares import Shares
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
 from fake_fleet import FakeFleet
@@ -56,7 +56,7 @@ def quart(bodies):
     @app.post("/")
     async def route():
         current = request._get_current_object()
-        current.bodies, current.tenant = bodies, "user/" + request.headers.get("X-OpenWebUI-User-Id", "")
+        current.body_memory, current.tenant = bodies, "user/" + request.headers.get("X-OpenWebUI-User-Id", "")
         return str(len(await read_body(current)))
 
     @app.errorhandler(FairleadError)
@@ -75,12 +75,12 @@ def of(user, body):
 
 async def held(bodies, amount):
     """Wait until so much is held: what the listener reads ahead is not among it."""
-    await until(lambda: bodies.shares.taken == amount)
+    await until(lambda: bodies.taken == amount)
 
 
 @both
 async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
-    bodies = Bodies(10 * KB)
+    bodies = Shares(10 * KB)
     async with serving(app_with(bodies)) as server:
         older, newer, other = [await server.connect() for _ in range(3)]
         await older.send(of("ana", b"x" * 4 * KB)[:-1])
@@ -101,7 +101,7 @@ async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
 
 @both
 async def test_a_body_that_alone_is_more_than_all_may_be_is_too_large(app_with):
-    bodies = Bodies(KB)
+    bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         answer = await server.ask(of("ana", b"x" * 2 * KB))
         assert (413, "body_too_large") == (answer.status, answer.error["code"])
@@ -110,7 +110,7 @@ async def test_a_body_that_alone_is_more_than_all_may_be_is_too_large(app_with):
 
 @both
 async def test_a_body_that_is_announced_and_does_not_come_takes_nothing(app_with):
-    bodies = Bodies(KB)
+    bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         for _ in range(3):
             await (await server.connect()).send(of("ana", b"x" * KB)[:-KB])
@@ -119,26 +119,26 @@ async def test_a_body_that_is_announced_and_does_not_come_takes_nothing(app_with
 
 @both
 async def test_a_client_that_leaves_gives_back_what_it_held(app_with):
-    bodies = Bodies(KB)
+    bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * KB)[:-1])
         await held(bodies, KB - 1)
         client.reset()
         await held(bodies, 0)
-        assert 0 == bodies.shares.holders
+        assert 0 == bodies.holders
 
 
 @both
 async def test_a_body_that_comes_too_slowly_gives_back_what_it_held(app_with):
-    bodies = Bodies(KB)
+    bodies = Shares(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
         assert 408 == (await server.ask(of("ana", b"x" * KB)[:-1])).status
         await held(bodies, 0)
 
 
 async def test_a_request_whose_answer_has_begun_is_not_refused_for_another():
-    bodies = Bodies(10 * KB)
+    bodies = Shares(10 * KB)
     begun = trio.Event()
 
     class Slow:
@@ -172,7 +172,7 @@ async def test_a_request_whose_answer_has_begun_is_not_refused_for_another():
 
 
 async def test_a_body_that_waits_to_be_passed_on_makes_room_for_anothers():
-    bodies = Bodies(10 * KB)
+    bodies = Shares(10 * KB)
 
     async def wait(call: Call) -> Reply:
         if len(await call.read()) > 5 * KB:
@@ -212,7 +212,7 @@ def freed():
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream):
     client = client_of(model, gateway_script=lambda _job: [None])
-    shares = client.app.hot._bodies.shares
+    shares = client.app.hot._body_memory
     fields = {"prompt": "hello"} if path != CHAT else {}
     async with serving(client.app) as server:
         await (await server.connect()).send(post(padded(2_000_000, stream=stream, **fields), path))
@@ -225,7 +225,7 @@ async def test_a_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
         model, fleet=FakeFleet(["small"], ["far"]), gateway_script=lambda job: [None, *far_away.whole(job)]
     )
-    shares = client.app.hot._bodies.shares
+    shares = client.app.hot._body_memory
     body = padded(1000, model="far")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.post, CHAT, body)
@@ -251,11 +251,11 @@ async def test_nothing_of_a_refused_body_stays_in_memory(model, freed, body):
     reply = await client.post(CHAT, body)
     assert 400 == reply.status
     await freed()
-    assert 0 == client.app.hot._bodies.shares.taken
+    assert 0 == client.app.hot._body_memory.taken
 
 
 async def test_nothing_of_a_body_without_room_stays_in_memory(freed):
-    bodies = Bodies(2_000_000)
+    bodies = Shares(2_000_000)
     async with serving(hot(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])

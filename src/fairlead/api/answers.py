@@ -21,7 +21,7 @@ from fairlead.text.tokenizer import Tokenizer
 LEAST_LOGPROB = -9999.0
 DONE = b"data: [DONE]\n\n"
 
-# From here on, writing deltas takes longer than anybody else's next token should wait. A token with 20 others
+# Above these, deltas are written in a thread, or other streams' tokens would wait. A token with 20 others
 # beside it takes 25 µs.
 LARGE_TEXT_CHARS = 1024 * 1024
 LARGE_VECTORS_BYTES = 200_000
@@ -73,7 +73,7 @@ def chat_completion(job: Job, answers: list[Delta], tokenizer: Tokenizer, *, cre
         {
             "index": answer.index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            # Of each choice for itself: all at once would keep the GIL for as long as it takes.
+            # Encoded for each choice: one call for all of them would hold the GIL too long.
             "logprobs": (
                 msgspec.Raw(_encode(_chat_logprobs(tokenizer, answer.logprobs))) if wants_logprobs else None
             ),

@@ -21,12 +21,12 @@ from fairlead.api.body import Body, parse, told
 from fairlead.api.call import Call, Reply
 from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.api.encoding import packed
-from fairlead.api.incoming import Bodies
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.schemas import Addressed
 from fairlead.api.selecting import Selecting
 from fairlead.api.services import Answer, Services
+from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, Writer, event_reply
 from fairlead.api.turns import Threads
 from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, RequestTimeout
@@ -52,7 +52,7 @@ class Edge:
         self.services = services
         self.quotas = Quotas(services.config.api_keys)
         self.selecting = Selecting(services, self._allows)
-        self.bodies = Bodies(services.config.limits.bodies_bytes)
+        self.body_memory = Shares(services.config.limits.bodies_bytes)
         timeout_s = services.config.queue.timeout_s
         self._parsing = Threads(PARSING_THREADS, timeout_s=timeout_s)
         self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)

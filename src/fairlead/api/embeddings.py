@@ -67,7 +67,7 @@ class Embeddings:
             relay=self._relaying.beside(name, EMBEDDINGS, body, wanted),
             embed=True,
         )
-        # What is kept of the request lasts as long as the job: not its texts.
+        # This frame lives as long as the job, which needs the texts no more.
         wanted = msgspec.structs.replace(wanted, input="")
         del body, addressed, prompts
         write = partial(embedding_list, job, embedding=model.embedding, wanted=wanted)
@@ -84,7 +84,7 @@ def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted:
         if wanted.dimensions is not None and wanted.dimensions < embedding.width:
             vector = shortened(vector, wanted.dimensions, normalized=embedding.normalized)
         in_text = wanted.encoding_format == "base64"
-        # Encoded one by one: encoding all at once would keep the GIL for as long as it takes.
+        # Encoded one by one: one call for all of them would hold the GIL too long.
         written = b64encode(vector).decode() if in_text else msgspec.Raw(_encode(_numbers(vector)))
         data.append({"object": "embedding", "index": answer.index, "embedding": written})
     usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}

@@ -20,7 +20,8 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from fairlead.api.call import Reply, json_reply
-from fairlead.api.incoming import Bodies, IncomingBody
+from fairlead.api.incoming import IncomingBody
+from fairlead.api.shares import Shares
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 
@@ -37,12 +38,12 @@ class CutStream(Exception):  # not an error: how a body says that its answer is 
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
     """A request, with the nursery of all that is done for it, and its body.
 
-    `bodies` and `tenant` are what the body counts against.
+    The body counts against `body_memory`, for the `tenant`.
     """
 
     nursery: trio.Nursery
     incoming: IncomingBody
-    bodies: Bodies | None = None
+    body_memory: Shares | None = None
     tenant: str = ""
 
 
@@ -107,7 +108,7 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
 
 async def read_body(request: FairleadRequest) -> bytes:
     """Return the whole body, once. Raises as `IncomingBody.read` does."""
-    return await request.incoming.read(request.bodies or Bodies(Limits().bodies_bytes), request.tenant)
+    return await request.incoming.read(request.body_memory or Shares(Limits().bodies_bytes), request.tenant)
 
 
 def response_of(reply: Reply) -> Response:

@@ -1,4 +1,4 @@
-"""The routes that generate, answered past Quart: the same contract for a third of the time.
+"""The routes that generate or tokenize, answered past Quart: the same contract for a third of the time.
 
 In a flood of requests what each costs is what everybody else waits. So a request is one task, which reads
 the body, has the job served and answers; only a stream needs a second one, and a refusal is answered within
@@ -18,7 +18,8 @@ from fairlead.api.call import Call, FirstHeaders, Reply
 from fairlead.api.door import Door
 from fairlead.api.errors import error_reply, public_error
 from fairlead.api.exchange import CutStream, unwrap
-from fairlead.api.incoming import Bodies, IncomingBody
+from fairlead.api.incoming import IncomingBody
+from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream
 from fairlead.config import Limits
 
@@ -26,12 +27,12 @@ Route = Callable[[Call], Awaitable[Reply]]
 
 
 class HotRoutes:
-    """ASGI for POST to a few exact paths. `bodies` are those that count against the server's memory."""
+    """ASGI for POST to a few exact paths. Bodies count against `body_memory`."""
 
-    def __init__(self, door: Door, routes: Mapping[str, Route], bodies: Bodies | None = None) -> None:
+    def __init__(self, door: Door, routes: Mapping[str, Route], body_memory: Shares | None = None) -> None:
         self._door = door
         self._routes = routes
-        self._bodies = bodies or Bodies(Limits().bodies_bytes)
+        self._body_memory = body_memory or Shares(Limits().bodies_bytes)
 
     def serves(self, scope: Any) -> bool:
         """Whether this request is for one of them. All other questions about their paths are Quart's."""
@@ -39,16 +40,16 @@ class HotRoutes:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer the request, or return without an answer if its client leaves first."""
-        request = _Request(self._door, self._bodies, scope, receive, send)
+        request = _Request(self._door, self._body_memory, scope, receive, send)
         await request.answer(self._routes[scope["path"]])
 
 
 class _Request:
     """One request and the sending of its answer."""
 
-    def __init__(self, door: Door, bodies: Bodies, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self, door: Door, body_memory: Shares, scope: Any, receive: Any, send: Any) -> None:
         self._door = door
-        self._bodies = bodies
+        self._body_memory = body_memory
         self._path = scope["path"]
         self._receive = receive
         self._send = send
@@ -133,4 +134,4 @@ class _Request:
         )
         call.leave_body = self._incoming.leave
         tenant = tenant_of(call.api_key, call.headers, call.address, user=None, safety_identifier=None)
-        return await self._incoming.read(self._bodies, tenant)
+        return await self._incoming.read(self._body_memory, tenant)

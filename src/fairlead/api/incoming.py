@@ -24,13 +24,6 @@ FULL_RETRY_S = 2
 Receive = Callable[[], Awaitable[Any]]
 
 
-class Bodies:
-    """All request bodies that a server has in memory: at most `total_bytes`."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self.shares = Shares(total_bytes)
-
-
 class IncomingBody:
     """One request's body. It counts until `leave`; after `keep` its request cannot be refused for others.
 
@@ -50,7 +43,7 @@ class IncomingBody:
         self._shares: Shares | None = None
         self._holding: Holding | None = None
 
-    async def read(self, bodies: Bodies, tenant: str) -> bytes:
+    async def read(self, body_memory: Shares, tenant: str) -> bytes:
         """Return the whole body, once. Count it for the tenant.
 
         Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced or received, `BodyTimeout`
@@ -61,7 +54,7 @@ class IncomingBody:
         announced = self._headers.get("Content-Length", "")
         if announced.isdigit() and int(announced) > self._limits.body_bytes:
             raise self._too_large()
-        self._shares = bodies.shares
+        self._shares = body_memory
         with trio.move_on_after(self._limits.body_timeout_s):
             body = await self._collect(tenant)
             if not self._cancels:

@@ -74,7 +74,7 @@ class OpenAI:
             relay=self._relaying.beside(name, CHAT, body, wanted),
         )
         created, options = int(time.time()), wanted.stream_options
-        del body, addressed, wanted, messages, prompt  # or they would last as long as the job
+        del body, addressed, wanted, messages, prompt  # this frame lives as long as the job
         if job.stream:
             chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=options)
             return await self._relaying.stream(call, job, chunks)

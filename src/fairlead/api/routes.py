@@ -99,7 +99,7 @@ def create_app(services: Services) -> QuartTrio:
         )
         if not app.has_path(current.scope):  # Quart would route some of these
             raise NotFound("there is no such route")
-        current.bodies, current.tenant = edge.bodies, edge.tenant(g.call)
+        current.body_memory, current.tenant = edge.body_memory, edge.tenant(g.call)
 
     async def fail(error: Exception) -> Response:
         public = public_error(error)
@@ -120,7 +120,7 @@ def create_app(services: Services) -> QuartTrio:
     embeddings = Embeddings(edge, relaying)
     hot = {**openai.generating(), **embeddings.generating(), **relaying.generating(), **Tokens(edge).routes()}
     app.change_keys = change_keys
-    app.hot = HotRoutes(door, hot, edge.bodies)
+    app.hot = HotRoutes(door, hot, edge.body_memory)
     for path in hot:
         # Quart never runs these: it knows them for what it answers to other methods.
         app.add_url_rule(path, endpoint=path, methods=["POST"])
