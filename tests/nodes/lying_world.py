@@ -22,6 +22,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.gateway import Gateway
 from fairlead.nodes.fleet import Fleet
 from fairlead.telemetry.metrics import ServerMetrics
+from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
 from nodes.scripted import ScriptedServer, scripted, whole
@@ -160,7 +161,7 @@ class World:
         for tenant in self.keys:
             forecast = self.dispatcher.forecast("truth", tenant, 1)
             assert (forecast.position, forecast.estimated_wait_s) == (0, 0)
-        for line in generate_latest(self._metrics.pull()).decode().splitlines():
+        for line in generate_latest(self._metrics.pull(Scope())).decode().splitlines():
             if not line.startswith("#"):
                 assert 0.0 <= float(line.rpartition(" ")[2]) < 1e12, line
 
