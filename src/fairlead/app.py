@@ -5,7 +5,9 @@ with the fleet's nursery the children end.
 """
 
 import signal
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
@@ -89,7 +91,20 @@ async def serve(
     again from its `source`, if it has one. `witness` is told of each job at its end. Raises `ConfigError`,
     `LoadFailed` or `OSError` when it cannot start.
     """
-    sockets = bind(config.host, config.port)
+    with ExitStack() as listening:
+        sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
+        await _serve(config, announcer, sockets, source=source, witness=witness, task_status=task_status)
+
+
+async def _serve(
+    config: Config,
+    announcer: Announcer,
+    sockets: Sequence[socket.socket],
+    *,
+    source: Source | None,
+    witness: Witness,
+    task_status: trio.TaskStatus[str],
+) -> None:
     host, port = sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,5 +1,6 @@
 """Our logits and texts against transformers', on the same random weights, in float32 on the CPU."""
 
+import copy
 import functools
 import statistics
 
@@ -106,6 +107,20 @@ def reference_logits(reference, token_ids):
         return reference(torch.tensor([token_ids])).logits[0]
 
 
+def rounding_of(reference, token_ids):
+    """How far the float32 reference is from the same model in float64, as (logits, logprobs).
+
+    Looked at for Gemma only, whose norms, here turned up, magnify each rounding: on some processors
+    transformers itself is 2e-4 away.
+    """
+    if reference.config.model_type != "gemma3_text":
+        return 0.0, 0.0
+    rounded = reference_logits(reference, token_ids).double()
+    exact = reference_logits(copy.deepcopy(reference).double(), token_ids)
+    logprobs = rounded.log_softmax(-1) - exact.log_softmax(-1)
+    return ((rounded - exact).abs().max() / exact.abs().max()).item(), logprobs.abs().max().item()
+
+
 def record_logits(loaded, monkeypatch):
     """What the model says at each sampling step, as it will be said."""
     recorded = []
@@ -130,7 +145,7 @@ def test_logits_agree_to_a_relative_error_of_1e_4(pair, monkeypatch):
     [output] = generate(loaded, [prompt], GREEDY)
     expected = reference_logits(reference, prompt + output)[len(prompt) - 1 : -1]
     error = (torch.cat(recorded) - expected).abs().max() / expected.abs().max()
-    assert error <= 1e-4
+    assert error <= 1e-4 + rounding_of(reference, prompt + output)[0]
 
 
 def test_greedy_text_is_that_of_generate(pair):
@@ -162,9 +177,7 @@ def test_logprobs_are_those_of_transformers(pair):
     text = driver.add(prompt, Sampling(max_tokens=12, temperature=0.7, logprobs=5), seed=3)
     driver.run()
     logits = reference_logits(reference, prompt + text.output)[len(prompt) - 1 : -1]
-    # Gemma's norms, here turned up, magnify whatever is rounded: transformers itself is 2e-4 from float64.
-    is_gemma = reference.config.model_type == "gemma3_text"
-    near = functools.partial(pytest.approx, abs=1.5e-4 if is_gemma else 1e-4)
+    near = functools.partial(pytest.approx, abs=1e-4 + rounding_of(reference, prompt + text.output)[1])
     for pick, expected in zip(text.picks, logits.double().log_softmax(-1), strict=True):
         chosen = pick.logprob
         assert pick.token_id == chosen.token_id

@@ -1,7 +1,7 @@
-"""The one place that replaces what the server calls of the operating system and of Trio by the simulation's.
+"""Replaces the parts of the operating system and of Trio that the server calls.
 
-Everything is replaced where the product reaches for it (`socket.socket`, `trio.lowlevel.wait_readable`), not
-inside the product, and put back afterwards.
+The replacements are in the standard library and in Trio (`socket.socket`, `trio.lowlevel.wait_readable`), not
+in the product, and last as long as a context.
 """
 
 import os
@@ -29,7 +29,7 @@ THREAD_S = 0.001
 
 
 class Signals:
-    """Signals to the server: what `trio.open_signal_receiver` receives."""
+    """Delivers signals to `trio.open_signal_receiver`."""
 
     def __init__(self) -> None:
         self._receivers: list[tuple[frozenset[int], trio.MemorySendChannel[int]]] = []
@@ -53,7 +53,7 @@ class Signals:
 
 
 class System:
-    """All parts of one simulated operating system."""
+    """One simulated operating system."""
 
     def __init__(self, seed: int) -> None:
         self.machine = Machine(seed)
@@ -64,7 +64,7 @@ class System:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Have the server run on it, within a Trio that runs already."""
+        """Replace the real system by this one. Trio must be running already."""
         waits = _Waits(self.machine)
         FakeSocket.network = self.network
         with ExitStack() as stack:
@@ -109,7 +109,7 @@ class System:
         abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> Any:
-        """Do `trio.to_thread.run_sync` in this thread: a moment later, and nothing happens meanwhile."""
+        """Do `trio.to_thread.run_sync` in this thread, a moment of virtual time later."""
         await trio.lowlevel.checkpoint_if_cancelled()
         limiter = limiter or trio.to_thread.current_default_thread_limiter()
         borrower = object()
@@ -124,7 +124,7 @@ class System:
 
 
 class _Waits:
-    """Trio's functions that wait for descriptors, for ours and for real ones."""
+    """Trio's functions that wait for descriptors, for simulated and for real ones."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -150,7 +150,7 @@ class _Waits:
 
 
 class _NoProcess:
-    """What the metrics say of the real process would differ from run to run."""
+    """Replaces the metrics of the real process, which differ from run to run."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -160,7 +160,7 @@ class _NoProcess:
 
 
 def _checked(machine: Machine, read: Callable[..., str]) -> Callable[..., str]:
-    """Return a method that reads a real file of the package or of a model, unless a fault strikes."""
+    """Return `Path.read_text`, with faults."""
 
     def checked(path: Path, *arguments: Any, **options: Any) -> str:
         machine.call("read_file")

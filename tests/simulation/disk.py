@@ -1,4 +1,4 @@
-"""The server's disk: its configuration file, its log, and what /proc says of its children."""
+"""The server's files: its configuration, its log, and `/proc` of its children."""
 
 import io
 import os
@@ -26,7 +26,7 @@ class _OpenFile(io.BytesIO):
 
 
 class ConfigurationFile(PurePosixPath):
-    """A file that the server reads again; `content` is what is in it now."""
+    """The configuration file."""
 
     __slots__ = ("content", "machine", "version")
     content: bytes
@@ -41,7 +41,7 @@ class ConfigurationFile(PurePosixPath):
         return file
 
     def write(self, content: bytes) -> None:
-        """Have something else in it."""
+        """Replace its content."""
         self.content = content
         self.version += 1
 
@@ -52,19 +52,19 @@ class ConfigurationFile(PurePosixPath):
         return _OpenFile(self.content)
 
     def resolve(self) -> Path:
-        """Return where it really is: the folders of models are looked for from there."""
+        """Return its real path."""
         return Path(self)
 
     def stat(self) -> Any:
-        """Return what tells one version from another. Raises `OSError`."""
+        """Return a status that differs between versions. Raises `OSError`."""
         self.machine.call("stat")
         return SimpleNamespace(st_mtime_ns=self.version, st_size=len(self.content), st_ino=1)
 
 
 class Log:
-    """The server's stderr: whole lines, each looked at as it comes. A write may fail as on a full disk.
+    """The server's stderr. A write may fail as on a full disk.
 
-    `lines` counts them; `problems` are those that tell of an unexpected error.
+    `lines` counts the lines that were written; `problems` are those with a traceback.
     """
 
     encoding = "utf-8"
@@ -85,10 +85,10 @@ class Log:
         return len(text)
 
     def flush(self) -> None:
-        """Have it written; it is."""
+        """Do nothing: everything is written at once."""
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal: it is not."""
+        """Return that it is not a terminal."""
         return False
 
     def _take(self, line: str) -> None:
@@ -104,7 +104,7 @@ class Log:
 
 
 class Proc:
-    """`/proc`, as far as the server looks: the processes of its children, their groups and their work."""
+    """A path in `/proc`, which has the server's children, their groups, CPU time and memory."""
 
     def __init__(self, processes: Processes, name: str = "") -> None:
         self._processes = processes
@@ -114,7 +114,7 @@ class Proc:
         return Proc(self._processes, f"{self.name}/{name}" if self.name else name)
 
     def iterdir(self) -> Iterator["Proc"]:
-        """Yield the processes."""
+        """Return the folders of the processes."""
         return (Proc(self._processes, str(process.pid)) for process in self._processes.living)
 
     def read_bytes(self) -> bytes:

@@ -1,7 +1,7 @@
-"""A model's child process, without a model: speaks the frames of `fairlead.worker.wire` in virtual time.
+"""A fake child process of a model: speaks the frames of `fairlead.worker.wire` in virtual time.
 
-It answers what `words` says, a token a step for each sequence that has a slot. Its faults are in a
-`ChildPlan`: what becomes of its n-th frame, and how it loads.
+It generates the answers of `words`: in each step one token for each sequence that has a slot. A `ChildPlan`
+has its faults: how it loads, and what it does at its n-th frame.
 """
 
 import signal
@@ -31,9 +31,10 @@ KILLED = -signal.SIGKILL
 
 @dataclass
 class ChildPlan:
-    """How a child behaves. `fates` by the number of the frame that it would send, from 1.
+    """How a child behaves. `fates`: what it does instead of sending its n-th frame, counted from 1.
 
-    `on_tokens` is called with the model, the question and the number of tokens of each step for it.
+    `on_submit` is called with the model and the ticket of each sequence, `on_tokens` also with a number of
+    tokens that were generated.
     """
 
     slots: int = 2
@@ -62,7 +63,7 @@ class _Sequence:
 
 
 class EngineChild:
-    """One child. `plan_of` says how the child of a model behaves, which is named as its folder is."""
+    """One child. `plan_of` returns how a model's child behaves. A model is named after its folder."""
 
     def __init__(self, process: Process, text: TextModel, plan_of: Callable[[str], ChildPlan]) -> None:
         self._process = process
@@ -80,7 +81,7 @@ class EngineChild:
         process.hears = self._hear
 
     async def run(self) -> int:
-        """Load, and serve until the parent is gone; return the exit status."""
+        """Load, then serve until the parent is gone; return the exit status."""
         messages = await self._read()
         self._model = Path(wire.spec_decoder.decode(messages[0]).path).name
         self._plan = self._plan_of(self._model)
@@ -195,7 +196,7 @@ class EngineChild:
         )
 
     async def _send(self, message: wire.ToParent) -> None:
-        """Send a frame, or what its fate makes of it."""
+        """Send a frame, or do what its fate is."""
         self._frames += 1
         fate = self._plan.fates.pop(self._frames, None)
         if fate == "strangers":
@@ -228,7 +229,7 @@ class EngineChild:
         await trio.sleep_forever()
 
     def _with_strangers(self, message: wire.ToParent) -> wire.ToParent:
-        """Name sequences that nobody has asked for."""
+        """Add output of sequences that the parent does not know."""
         if not isinstance(message, wire.Step):
             return message
         keys = message.keys + struct.pack("<q", 1 << 40)
@@ -237,7 +238,7 @@ class EngineChild:
         return msgspec.structs.replace(message, keys=keys, tokens=tokens, outputs=outputs)
 
     def _with_errors(self, message: wire.ToParent) -> wire.ToParent:
-        """Fail every sequence, as a step does whose logits are no numbers."""
+        """Fail every sequence, as an engine does whose logits are not finite."""
         if not isinstance(message, wire.Step):
             return message
         failed = [wire.Output(key, [], error="the logits are not finite") for key in self._sequences]

@@ -1,8 +1,8 @@
-"""Every source of chance and of time that the product reads, under the control of a seed.
+"""Puts every source of randomness and of time that the product reads under the control of a seed.
 
-`install` replaces the functions of the standard library, for good and before the product is imported: modules
-that say `from time import perf_counter` get the replacement too. While no simulation runs, the replacements
-are the real thing. Belongs into a process of its own (see `workers`), started with PYTHONHASHSEED=0.
+`install` replaces functions of the standard library for the rest of the process. It must run before the
+product is imported, because of `from time import perf_counter`. The replacements call the real functions
+while no simulation runs. The process must have been started with PYTHONHASHSEED=0 (see `workers`).
 """
 
 import os
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class Source:
-    """What time it is, and what chance says, in one simulation.
+    """The time and the random bytes of one simulation.
 
-    `elapsed` is the monotonic clock, in seconds. `wall_offset_s` is added to it for the wall clock, which may
-    jump. Each call of the performance counter costs `tick_s`, so that code that measures itself sees time
-    pass although virtual time stands still.
+    `elapsed` is the monotonic clock, in seconds. The wall clock is that plus `wall_offset_s`, which may
+    change at any time. Each call of the performance counter advances that counter by `tick_s`: code that
+    measures its own time sees it pass although virtual time stands still.
     """
 
     EPOCH_S = 1_750_000_000.0
@@ -42,7 +42,7 @@ class Source:
         return self.elapsed() + self._ticks * self.tick_s
 
     def bytes(self, count: int) -> bytes:
-        """Return bytes that look random."""
+        """Return so many random bytes."""
         return self._random.randbytes(count)
 
 
@@ -51,13 +51,13 @@ _source: Source | None = None
 
 
 def use(source: Source | None) -> None:
-    """Read time and chance from this source from now on; None: from the system."""
-    global _source  # noqa: PLW0603  # it stands for the system, of which there is one
+    """Use this source from now on; None: the system's."""
+    global _source  # noqa: PLW0603  # stands for the system, of which there is one
     _source = source
 
 
 class SeededRandom(_Random):
-    """`random.Random`, which without a seed takes one from the simulation."""
+    """`random.Random` that takes its default seed from the simulation."""
 
     def __init__(self, seed: Any = None) -> None:
         if seed is None and _source is not None:

@@ -1,7 +1,4 @@
-"""A short fixed story, for sweeps: every kind of call is made, one of them fails, and all must be well again.
-
-`Errand` is what happens; `Blow` the one fault that strikes in it.
-"""
+"""A short fixed story for sweeps: the server makes calls of every kind, and one of them fails."""
 
 import errno
 import signal
@@ -12,13 +9,12 @@ from typing import Any
 
 import trio
 
-from simulation.child_troubles import FATES
 from simulation.engine_child import ChildPlan
 from simulation.machine import os_error
 from simulation.node_server import ServerPlan
 from simulation.parent import SERVER_PROGRAM, model_folder, text
 from simulation.run import Broken, Run
-from simulation.troubles import CUT, ENDS_OF_JOBS, Trouble
+from simulation.troubles import CUT, ENDS_OF_JOBS, GARBLED, Trouble
 from simulation.visits import Visit
 from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
 
@@ -26,12 +22,13 @@ from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
 EXCUSES = ENDS_OF_JOBS | {CUT, "model_not_found"}
 DESCRIPTORS = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd", "open_file")
 ALLOCATING = (*DESCRIPTORS, "spawn", "thread", "recv", "send", "connect", "read_file")
-FRAMES = 30  # that a child sends in an errand: fewer than what a sweep of them goes through
+FRAMES = 25  # that the first child sends
+REQUESTS = 12  # that nodes and commands get
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which calls fail one after the other, and how. `excuses` are the errors that it may cause."""
+    """The calls of which one fails, and how. `excuses` are the errors that this may cause."""
 
     name: str
     calls: tuple[str, ...]
@@ -64,7 +61,7 @@ SWEEPS = {
 
 
 class Errand(Run):
-    """The story, in which the `at`-th call of a sweep fails, or the child has a fate at its `at`-th frame."""
+    """The story. The `at`-th call of the sweep fails, or the `at`-th frame or request has a fate."""
 
     name = "errand"
 
@@ -88,7 +85,7 @@ class Errand(Run):
         return f"python -m pytest tests/simulation -k replay --simulation-sweep '{self._sweep}:{self._at}'"
 
     async def story(self) -> None:
-        """Have each kind of request made, models loaded and unloaded, and the configuration read again."""
+        """Ask all models, look at the state, reload the configuration, unload a model and ask it again."""
         await trio.sleep(5.0)
         jobs = [
             self._chat("alpha"),
@@ -114,12 +111,16 @@ class Errand(Run):
             process.send_signal(signal.SIGCONT)
 
     def prepare(self) -> None:
-        """Have the fault strike."""
-        fate = self._sweep.removeprefix("child ")
-        if fate in FATES:
-            excuses = ENDS_OF_JOBS | {"engine_failed"}
-            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=excuses))
+        """Set up the fault."""
+        kind, _, fate = self._sweep.partition(" ")
+        if kind == "child":
+            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=EXCUSES | {"engine_failed"}))
             self.mood.appointed = {self._at: fate}
+            return
+        if kind == "node":
+            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=EXCUSES | {"refused", GARBLED}))
+            for plan in (*self.world.nodes.values(), *self.world.servers.values()):
+                plan.fate = self._fate_of_request
             return
         sweep = SWEEPS[self._sweep]
         self.stage.troubles.append(
@@ -134,6 +135,10 @@ class Errand(Run):
             return None
 
         self.system.machine.strikes.append(strike)
+
+    def _fate_of_request(self, _path: str) -> str | None:
+        self._made += 1
+        return self._sweep.removeprefix("node ") if self._made == self._at else None
 
     def _chat(self, model: str, *, stream: bool = False) -> Visit:
         visit = self.drawer.canary(self.world.people[0], model)

@@ -43,7 +43,7 @@ class Hour(Run):
         return f"python -m pytest tests/simulation -k replay --simulation-seed {self.seed}"
 
     def prepare(self) -> None:
-        """Have servers lie."""
+        """Have the servers lie, if they do."""
         if self._lies is not None:
             self.world.ragged = False  # where a stream is cut would depend on what it says
         for plan in (*self.world.nodes.values(), *self.world.servers.values()):
@@ -51,7 +51,7 @@ class Hour(Run):
                 plan.lie = partial(self.mood.random.choice, LIES)
 
     async def story(self) -> None:
-        """Let the hour pass, up to its quiet end."""
+        """Have scenes one after the other."""
         for number in range(SCENES):
             # The first scene may begin while models are being preloaded.
             late_s = self.random.uniform(0.0, 2.0 if number == 0 and self.random.random() < 0.5 else 100.0)
@@ -65,7 +65,7 @@ class Hour(Run):
         await trio.sleep_until(HOUR_S - QUIET_S)
 
     async def _scene(self) -> None:
-        """Have people come for a while, with troubles or without."""
+        """Have clients for a while, with faults or without."""
         random = self.random
         async with trio.open_nursery() as scene:
             stays = (0, 1, 1)
@@ -82,7 +82,7 @@ class Hour(Run):
         await self.maker.make(kind, self.random.choice((0.5, 5.0, 20.0, 60.0)))
 
     async def _stay(self, person: Person) -> None:
-        """One person makes a few visits at one address."""
+        """Have one person make some requests from one address."""
         visitor = self.visitor()
         pace_s = self.random.choice((0.05, 1.0, 5.0))
         for _ in range(self.random.randrange(1, 8)):

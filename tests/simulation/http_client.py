@@ -1,4 +1,4 @@
-"""A client of the simulated server: sends a request, reads its answer, and may leave in the middle of it."""
+"""An HTTP/1.1 client of the simulated server, which may close the connection at any byte."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from simulation.streams import End
 
 
 class Answer(NamedTuple):
-    """One answer. `is_whole` if its framing says so; `events` are the data of a stream's events."""
+    """One answer. `is_whole`: it came to its end, by its framing."""
 
     status: int
     headers: dict[str, str]
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is made of events."""
+        """Whether it consists of server-sent events."""
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     @property
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """The body, if it is JSON; else None."""
+        """The body as JSON; None if it is something else."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """The code of the error that it is, or that it ends with; None for a good one."""
+        """The code of its error, of a stream also at the end; None if it has none."""
         told: list[str] = []
         if self.is_stream:
             told = [event for event in self.events if event.startswith('{"error"')]
@@ -54,8 +54,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection, for one request after the other. It waits `pause_s` before it reads any more;
-    `has_heard` says whether anything came since it asked."""
+    """One connection. It waits `pause_s` before each read. `has_heard`: bytes came since the request."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -71,10 +70,9 @@ class Client:
     async def ask(
         self, request: bytes, *, on_bytes: Callable[[int], bool] = lambda _size: True
     ) -> Answer | None:
-        """Send a request and return its answer; None if there is none.
+        """Send a request; return its answer, None if there is none.
 
-        `on_bytes` is told how much of a body is there, and returns whether to read on; if not, what is there
-        is the answer.
+        `on_bytes` is called with the size of the body so far and returns whether to read on.
         """
         self.has_heard = False
         with suppress(OSError):  # the server may answer before it has read everything
@@ -82,7 +80,7 @@ class Client:
         return await self.read(on_bytes)
 
     async def read(self, on_bytes: Callable[[int], bool] = lambda _size: True) -> Answer | None:
-        """Read an answer; see `ask`."""
+        """Return the next answer; as `ask`."""
         while (end := self._received.find(b"\r\n\r\n")) < 0:
             if not await self._receive():
                 return None

@@ -1,7 +1,7 @@
-"""The machine under the simulated server: its descriptors, its events in virtual time, its faults, its trace.
+"""The simulated machine: descriptors, events in virtual time, injected faults, and a trace of everything.
 
-Everything that the server does to the operating system passes `Machine.call`, where a fault may strike. Knows
-neither sockets nor processes: they are `Pollable` or nothing to it.
+Each system call of the server passes `Machine.call`, where a fault may be injected. Knows neither sockets nor
+processes.
 """
 
 import errno
@@ -17,20 +17,23 @@ from typing import Protocol
 import outcome
 import trio
 
-# Numbers far from those that the real process has open.
+# Above the descriptors of the real process.
 FIRST_DESCRIPTOR = 1_000_000
 USUAL_LIMIT = 1024
 TRACE_LENGTH = 100_000
 
 
 class Strike(Protocol):
-    """A fault that may hit a call: returns what to raise, or None."""
+    """An injected fault: returns what a call of this kind raises now, or None."""
 
     def __call__(self, call: str) -> BaseException | None: ...
 
 
 class Pollable:
-    """What a task can wait for: at most one reader and one writer at a time, as with Trio's epoll."""
+    """Something that a task can wait for. As with Trio's epoll, at most one task reads and one writes.
+
+    `refs` counts the descriptors, of any process, that refer to it.
+    """
 
     refs = 1
 
@@ -38,14 +41,14 @@ class Pollable:
         self._waiting: dict[str, trio.lowlevel.Task] = {}
 
     def is_ready(self, what: str) -> bool:
-        """Whether a wait for `what` ("read" or "write") would return at once."""
+        """Return whether waiting for `what` ("read" or "write") would return at once."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """The last reference to it is gone."""
+        """Clean up: the last reference is gone."""
 
     def drop(self) -> None:
-        """Give up one of the references to it, which are descriptors of several processes."""
+        """Remove one reference."""
         self.refs -= 1
         if not self.refs:
             self.release()
@@ -66,12 +69,12 @@ class Pollable:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def wake(self, what: str) -> None:
-        """Wake whoever waits, if it is ready now."""
+        """Wake the task that waits for `what`, if it is ready now."""
         if what in self._waiting and self.is_ready(what):
             trio.lowlevel.reschedule(self._waiting.pop(what))
 
     def closing(self) -> None:
-        """Wake whoever waits with an error: the descriptor is about to be closed."""
+        """Wake all waiting tasks with `ClosedResourceError`: the descriptor is about to be closed."""
         while self._waiting:
             _, task = self._waiting.popitem()
             error = trio.ClosedResourceError("another task closed this descriptor")
@@ -86,8 +89,8 @@ class Pollable:
 class Machine:
     """One machine, for one simulation.
 
-    `limit` is how many descriptors the server may have. `strikes` are the faults in force. `complaints` are
-    misuses of the system that no real system would report. `calls` counts all calls by kind.
+    `limit`: how many descriptors the server may have. `strikes`: the faults in force. `complaints`: misuses
+    that a real system would not report. `calls` counts the calls by kind.
     """
 
     def __init__(self, seed: int) -> None:
@@ -120,7 +123,7 @@ class Machine:
         self.at(trio.current_time() + delay_s, action)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Let events happen, and processes and servers run, until cancelled."""
+        """Run events, processes and servers until cancelled."""
         async with trio.open_nursery() as self.nursery:
             task_status.started()
             while True:
@@ -133,7 +136,7 @@ class Machine:
     # Calls and descriptors ---------------------------------------------------------------------------
 
     def call(self, kind: str) -> None:
-        """The server makes a call of this kind. Raises what a fault makes of it."""
+        """Count a call of this kind. Raises the error of a fault, if one strikes."""
         self.calls[kind] += 1
         for strike in self.strikes:
             if (error := strike(kind)) is not None:
@@ -142,7 +145,7 @@ class Machine:
                 raise error
 
     def open(self, opened: Pollable, kind: str = "descriptor") -> int:
-        """Return a new descriptor for it, the lowest free one. Raises `OSError` (EMFILE) over the limit."""
+        """Return the lowest free descriptor, referring to it. Raises `OSError`: EMFILE at the limit."""
         self.call(kind)
         if len(self._table) >= self.limit:
             self.has_struck = True
@@ -153,13 +156,13 @@ class Machine:
         return number
 
     def opened(self, number: int) -> Pollable:
-        """Return what a descriptor stands for. Raises `OSError` (EBADF)."""
+        """Return what a descriptor refers to. Raises `OSError` (EBADF)."""
         if (found := self._table.get(number)) is None:
             raise os_error(errno.EBADF)
         return found
 
     def replace(self, number: int, opened: Pollable) -> None:
-        """Have a descriptor stand for something else: a socket that is connected now, say."""
+        """Have a descriptor refer to something else, as a socket's does that is connected now."""
         self.opened(number)
         self._table[number] = opened
 
@@ -169,12 +172,12 @@ class Machine:
         del self._table[number]
         heapq.heappush(self._freed, number)
         if opened.has_waiters and opened.refs == 1:
-            self.complaints.append(f"{opened} was closed while a task waited for it, which waits for ever")
+            self.complaints.append(f"{opened} was closed while a task was waiting for it")
         opened.drop()
 
     @property
     def descriptors(self) -> dict[int, Pollable]:
-        """What the server has open."""
+        """The server's descriptors."""
         return dict(self._table)
 
     # The trace ---------------------------------------------------------------------------------------
@@ -188,10 +191,10 @@ class Machine:
 
     @property
     def trace(self) -> str:
-        """A digest of all that happened: equal for equal runs."""
+        """A digest of the whole trace: equal for equal runs."""
         return self._digest.hexdigest()[:32]
 
 
 def os_error(number: int) -> OSError:
-    """Return the error that the system raises with this number; the class follows from it."""
+    """Return the `OSError` of this number."""
     return OSError(number, os.strerror(number))

@@ -15,7 +15,7 @@ Handler = Callable[[End], Awaitable[None]]
 
 
 class Listening(Pollable):
-    """The server's listening socket."""
+    """The server's listening socket and the connections that it has not accepted."""
 
     def __init__(self, address: Address, backlog: int) -> None:
         super().__init__()
@@ -24,15 +24,15 @@ class Listening(Pollable):
         self.arrived: deque[End] = deque()
 
     def is_ready(self, what: str) -> bool:
-        """Whether somebody can be accepted."""
+        """Return whether a connection can be accepted."""
         return what == "read" and bool(self.arrived)
 
 
 class Network:
-    """Who listens where. Other machines' servers are handlers; each connection runs one as a task.
+    """Knows the listeners by address. Other servers are handlers: each connection to one runs it as a task.
 
-    `unreachable` hosts swallow connections; where nobody listens they are refused. `shape` is called with
-    each new end of the server's, to give it a latency, say.
+    Connections to `unreachable` hosts get no answer. `names` resolve to addresses. `shape` is called with
+    the server's end of each connection that it opens.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -50,25 +50,25 @@ class Network:
         return bool(self._listening)
 
     def serve(self, address: Address, handler: Handler) -> None:
-        """Have a server of another machine, or of another process of this one, listen there."""
+        """Have another server listen there."""
         self._servers[address] = handler
 
     def stop_serving(self, address: Address) -> None:
-        """Have nobody listen there any more."""
+        """Have no server listen there any more."""
         self._servers.pop(address, None)
 
     def listen(self, listening: Listening) -> None:
-        """Have the server listen."""
+        """Have the simulated server listen."""
         self._listening[listening.address] = listening
 
     def unlisten(self, address: Address) -> None:
-        """Have it not listen any more; who was not accepted yet is reset."""
+        """Stop that; connections that were not accepted are reset."""
         listening = self._listening.pop(address, None)
         while listening is not None and listening.arrived:
             listening.arrived.popleft().reset()
 
     def knock(self, host: str, *, latency_s: float = 0.0, room: int = USUAL_ROOM) -> End:
-        """Connect to the simulated server as a client at `host`. Raises `ConnectionRefusedError`."""
+        """Return a client's end of a connection from `host` to the server; `ConnectionRefusedError`."""
         if not self._listening:
             raise os_error(errno.ECONNREFUSED)
         listening = next(iter(self._listening.values()))
@@ -82,7 +82,7 @@ class Network:
         return theirs
 
     def dial(self, near: Address, far: Address) -> End | None:
-        """Return the server's end of a connection to another one; None where it is swallowed.
+        """Return the server's end of a connection to another server; None if there is no answer.
 
         Raises `ConnectionRefusedError`.
         """
@@ -97,7 +97,7 @@ class Network:
         return ours
 
     def free_address(self, host: str) -> Address:
-        """Return an address of that host that nobody else has."""
+        """Return an unused address of a host."""
         self._ports += 1
         return host, self._ports
 

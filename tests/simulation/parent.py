@@ -33,13 +33,13 @@ GUARD_PROGRAM = "/bin/sh"
 
 @cache
 def text() -> TextModel:
-    """The demonstration model's vocabulary and template, which all models have here."""
+    """Return the demonstration model's tokenizer and template, which all models have here."""
     return TextModel.load(demonstration_model(), name="demo")
 
 
 @cache
 def model_folder(name: str) -> Path:
-    """Return the folder of an engine's model: what the parent reads of one, without its weights."""
+    """Return a model's folder with the files that the parent reads; it has no weights."""
     folder = Path(_folder().name) / name
     folder.mkdir()
     for file in demonstration_model().glob("*.json"):
@@ -53,7 +53,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class Announcer:
-    """What a person at the terminal would be told."""
+    """Records what a person at the terminal would see."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
@@ -74,8 +74,10 @@ class Announcer:
 
 
 class Parent:
-    """One life of the server. `plan_of` says how the children of its models behave, `servers` how those of
-    commands do, by port. `broken` replaces parts of the product: see `broken_products`.
+    """One run of the server. `crash` is what ended it, if it was not told to stop.
+
+    `plan_of` returns how the child of a model behaves; `servers` has the servers of commands by port.
+    `broken` replaces parts of the product (see `broken_products`).
     """
 
     def __init__(
@@ -105,11 +107,11 @@ class Parent:
         }
 
     def rewrite(self, document: dict[str, Any]) -> None:
-        """Have another configuration in the file."""
+        """Replace the configuration file."""
         self.file.write(encoded(document))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until told to stop. What ends it otherwise is its `crash`."""
+        """Serve until told to stop."""
         task_status.started()
         try:
             with self._broken(), _collector_alone(), logged():
@@ -117,7 +119,7 @@ class Parent:
                 source = Source(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
                 with witness_of(config) as witness:
                     await app.serve(config, self.announcer, source=source, witness=witness)
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # whatever ends a server
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # anything may end a server
             self.crash = error
         self.system.machine.note("server ended", type(self.crash).__name__)
         self.has_ended.set()
@@ -138,7 +140,7 @@ class Parent:
         return await EngineChild(process, text(), self._plan_of).run()
 
     async def _serve_command(self, process: Process, args: Sequence[str]) -> int:
-        """Be a server that a command has started; its port and how long it loads are its arguments."""
+        """Run the server of a command. Arguments: its port, and how long it loads in seconds."""
         port, load_s = int(args[1]), float(args[2])
         plan = self.servers[port]
         plan.pause = process.pause
@@ -174,7 +176,7 @@ def encoded(document: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _collector_alone() -> Iterator[None]:
-    """Leave the cycle collector as it is: the process runs many servers, one after the other."""
+    """Keep the server from freezing the heap: this process runs many servers one after the other."""
     settle, app.settle = app.settle, lambda: None
     try:
         yield
@@ -189,6 +191,6 @@ def _configure_logs() -> None:
 
 @contextlib.contextmanager
 def logged() -> Iterator[None]:
-    """Have the log written as in `app.run`."""
+    """Configure the log as `app.run` does."""
     _configure_logs()
     yield

@@ -1,7 +1,7 @@
-"""Fake child processes: what `trio.lowlevel.open_process` returns, and the signals that reach them.
+"""Fake child processes: what `trio.lowlevel.open_process` returns, and the signals that they get.
 
-A program is an async function that runs as a task; `Programs` chooses it by the command line. It is cancelled
-when its process dies, and pauses, wherever it calls `Process.pause`, while it is stopped.
+A program is an async function that runs as a task. It is cancelled when its process dies. While the process
+is stopped, it waits where it calls `Process.pause`.
 """
 
 import errno
@@ -76,17 +76,18 @@ class PipeStream(trio.abc.Stream):
 
 
 class _Watch(Pollable):
-    """What the server waits for the end of a process with (a pidfd)."""
+    """The pidfd by which the server waits for the end of a process."""
 
     def is_ready(self, what: str) -> bool:
         return True
 
 
 class Process:
-    """One process, as the server sees it (`trio.Process`), and as its program does.
+    """One process: the interface of `trio.Process` for the server, and what its program uses.
 
-    `mood` is what faults do to it. `ends` are the connections that it has, by their descriptor in the server:
-    they are closed when it dies. `group` is its process group.
+    `group` is its process group. `ends` are its inherited connections, by their descriptor in the server;
+    they are closed when it dies. `slowness` multiplies the time of its pauses. `hears` is called with each
+    signal that does not end it.
     """
 
     def __init__(self, machine: Machine, pid: int, args: Sequence[str], group: int) -> None:
@@ -117,20 +118,20 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """Its status, if it has ended; whoever asks has it reaped."""
+        """Its exit status if it has ended; reading it reaps the process."""
         if self._status is not None and self._number >= 0:
             self.machine.close(self._number)
             self._number = -1
         return self._status
 
     async def wait(self) -> int:
-        """Wait until it has ended; return its status."""
+        """Wait until it has ended; return its exit status."""
         await self._over.wait()
         assert self.returncode is not None
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return its status, if it has ended."""
+        """Return its exit status if it has ended."""
         return self.returncode
 
     def terminate(self) -> None:
@@ -142,7 +143,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Have a signal reach it, unless it has ended."""
+        """Deliver a signal, unless it has ended."""
         self.machine.note("signal", self.pid, int(number))
         if not self.lives:
             return
@@ -154,7 +155,7 @@ class Process:
             self._running.set()
         elif number == signal.SIGTERM and not self.ignores_term:
             if self.is_stopped:
-                return  # it is pending; nobody continues it but to kill it
+                return  # it stays pending
             self.die(-number)
         elif not self.is_stopped:
             self.hears(number)
@@ -163,7 +164,7 @@ class Process:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has been sent SIGSTOP."""
+        """Whether it is stopped by SIGSTOP."""
         return not self._running.is_set()
 
     @property
@@ -172,7 +173,7 @@ class Process:
         return self._status is None
 
     async def pause(self, seconds: float) -> None:
-        """Take so much time, times its slowness, and more while it is stopped. What it does here is work."""
+        """Compute for so long, times its slowness; then wait while it is stopped."""
         if seconds:
             await trio.sleep(seconds * self.slowness)
             self.computed_s += seconds
@@ -180,13 +181,13 @@ class Process:
             await self._running.wait()
 
     def print(self, text: str) -> None:
-        """Write to its output, if there is room."""
+        """Write a line to its output if there is room."""
         if self.output is not None:
             with suppress(OSError):
                 self.output.send_now(text.encode() + b"\n")
 
     def die(self, status: int) -> None:
-        """End now, whatever it does; its connections are closed."""
+        """End at once with this status."""
         if self.lives:
             self.machine.note("exit", self.pid, status)
             self._status = status
@@ -198,21 +199,21 @@ class Process:
             self._over.set()
 
     async def run(self, program: Program) -> None:
-        """Be this program."""
+        """Run a program until it returns or the process dies."""
         with self._scope:
             try:
                 status = await program(self, self.args)
-            except OSError:  # its other side is gone
+            except OSError:  # the server is gone
                 status = 1
             self.die(status)
 
     def watched_by(self, number: int) -> None:
-        """Remember the descriptor by which the server waits for its end (a pidfd)."""
+        """Remember its pidfd in the server."""
         self._number = number
 
 
 class Processes:
-    """All processes that the server has started. `programs` by the first word that is in their command."""
+    """All processes that the server has started. `programs` by a word in their command."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -1,4 +1,4 @@
-"""Other configurations for a running server: as one changes a file by hand, well or badly."""
+"""Changes of the configuration file while the server runs, correct and broken ones."""
 
 import copy
 from random import Random
@@ -8,10 +8,7 @@ from simulation.world import NODE_PORT, NODES, World
 
 
 class Edit(NamedTuple):
-    """A changed document, or what is no document; and what the change excuses, for which models (None: all).
-
-    `keys` are those that are not known meanwhile.
-    """
+    """A new content of the file, the errors that it excuses, and for which models; None: for all."""
 
     content: dict[str, Any] | bytes
     excuses: frozenset[str] = frozenset()
@@ -20,7 +17,7 @@ class Edit(NamedTuple):
 
 
 def edits(world: World, random: Random) -> list[Edit]:
-    """Return all changes that this world's configuration can take."""
+    """Return all changes that are possible in this world."""
     document = world.document
     found = [
         Edit(b"models: [this is no"),

@@ -19,7 +19,7 @@ CONNECT_TIMEOUT_S = 127.0  # Linux: six retries of a SYN
 
 
 class Epoll(Pollable):
-    """An epoll set; only hang-ups are watched for."""
+    """An epoll set. Only EPOLLRDHUP is simulated."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Epoll(Pollable):
         self._number = machine.open(self, "epoll")
 
     def is_ready(self, what: str) -> bool:
-        """Whether one of those that are watched was hung up on."""
+        """Return whether one of the sockets was hung up on."""
         return what == "read" and any(end.has_ended or end.is_reset for end in self._watched)
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Epoll(Pollable):
 
 
 class FakeSocket(REAL_SOCKET):
-    """A TCP socket of the simulated server. Never blocks, whatever it was told about that."""
+    """A TCP socket of the simulated server. It never blocks."""
 
     network: Network  # of the simulation that runs
 
@@ -98,6 +98,12 @@ class FakeSocket(REAL_SOCKET):
             if isinstance(opened, End) and opened.refs == 1 and self._lingers_for_nothing():
                 opened.reset()
             self._machine.close(number)
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", -1) >= 0:
+            if not self._machine.has_struck:
+                self._machine.complaints.append(f"{self!r} was closed by the garbage collector")
+            self.close()
 
     def _lingers_for_nothing(self) -> bool:
         linger = self._options.get((socket.SOL_SOCKET, socket.SO_LINGER))
@@ -211,7 +217,7 @@ class FakeSocket(REAL_SOCKET):
 
 
 class _Unconnected(Pollable):
-    """A new socket, or one whose connection is not there yet."""
+    """A socket without a connection."""
 
     is_over = False
 
@@ -232,6 +238,6 @@ def socketpair(*_: Any) -> tuple[FakeSocket, FakeSocket]:
 
 
 def number_of(fd: Any) -> int:
-    """Return the descriptor that Trio's functions are given, as a number or as something that has one."""
+    """Return the descriptor of what Trio's functions take: a number, or an object with `fileno`."""
     number: int = fd if isinstance(fd, int) else fd.fileno()
     return number

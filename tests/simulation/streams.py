@@ -12,11 +12,11 @@ USUAL_ROOM = 64 * 1024
 
 
 class End(Pollable):
-    """One end of a connection; `peer` is the other.
+    """One end of a connection; `peer` is the other end.
 
-    What was sent is in the peer's `inbox` after `latency_s`. At most `room` bytes are on their way or unread;
-    a send that fits only in part is done in part, and `ragged` ones at random sizes. `on_hangup` is called
-    when the peer's FIN or reset has come.
+    Sent bytes are in the peer's `inbox` after `latency_s`. At most `room` bytes are in flight or unread: a
+    send takes as many as fit, and a `ragged` one a random part of these. `on_hangup` is called when a FIN
+    or a reset arrives.
     """
 
     def __init__(self, machine: Machine, local: Address, remote: Address) -> None:
@@ -30,8 +30,8 @@ class End(Pollable):
         self.ragged = False
         self.inbox = bytearray()
         self.is_reset = False
-        self.has_ended = False  # the peer's FIN has come
-        self.is_shut = False  # our own FIN is sent
+        self.has_ended = False  # the peer's FIN has arrived
+        self.is_shut = False  # a FIN was sent
         self.is_closed = False
         self.on_hangup: Callable[[], None] = lambda: None
         self._on_way = 0
@@ -41,7 +41,7 @@ class End(Pollable):
         return f"<connection {self.local} to {self.remote}>"
 
     def is_ready(self, what: str) -> bool:
-        """Whether a send or a receive has something to do. A third must be free, as with Linux's sockets."""
+        """Return whether it is readable or writable. As on Linux, writable means that a third is free."""
         if what == "read":
             return bool(self.inbox) or self.has_ended or self.is_reset or self.is_closed
         return self.is_shut or self.is_reset or 3 * self._free() >= self.room
@@ -49,7 +49,7 @@ class End(Pollable):
     # Without waiting ---------------------------------------------------------------------------------
 
     def receive_now(self, most: int, *, peek: bool = False) -> bytes:
-        """Return what has come; nothing at the end. Raises `BlockingIOError` or `ConnectionResetError`."""
+        """Return received bytes; none at the end. Raises `BlockingIOError` or `ConnectionResetError`."""
         if self.inbox:
             data = bytes(self.inbox[:most])
             if not peek:
@@ -63,11 +63,11 @@ class End(Pollable):
         raise os_error(errno.EAGAIN)
 
     def send_now(self, data: bytes) -> int:
-        """Take what there is room for; return how much. Raises `BlockingIOError` or `BrokenPipeError`."""
+        """Send what fits; return how much. Raises `BlockingIOError` or `BrokenPipeError`."""
         if self.is_shut or self.is_reset:
             raise os_error(errno.EPIPE)
         if self.peer.is_closed:
-            self.machine.after(self.latency_s, self._was_reset)  # the answer to whatever is sent there
+            self.machine.after(self.latency_s, self._was_reset)  # the peer's system answers with a reset
             return len(data)
         size = min(len(data), self._free())
         if not size:
@@ -80,19 +80,19 @@ class End(Pollable):
         return size
 
     def shut(self) -> None:
-        """Send a FIN: nothing follows."""
+        """Send a FIN."""
         if not (self.is_shut or self.is_reset):
             self.is_shut = True
             self._later(self.peer._end)
 
     def reset(self) -> None:
-        """End the connection at once, in both directions; the peer learns it by an error."""
+        """Reset the connection."""
         if not self.is_closed:
             self.is_closed = self.is_shut = True
             self._later(self.peer._was_reset)
 
     def release(self) -> None:
-        """Close it. A peer whose words were not read is told so by a reset."""
+        """Close it: with a reset if there are unread bytes, else with a FIN."""
         if self.is_closed:
             return
         if self.inbox:
@@ -101,10 +101,10 @@ class End(Pollable):
         self.shut()
         self.is_closed = True
 
-    # With waiting: for those who are not the server ---------------------------------------------------
+    # With waiting: for clients, other servers and child processes -------------------------------------
 
     async def receive(self, most: int = 1 << 16) -> bytes:
-        """Wait for bytes; none are the end. Raises `ConnectionResetError`."""
+        """Wait for bytes; return none at the end. Raises `ConnectionResetError`."""
         while not self.is_ready("read"):
             await self._wait("read")
         if self.is_closed and not self.inbox:
@@ -125,7 +125,7 @@ class End(Pollable):
         except trio.ClosedResourceError:
             raise os_error(errno.ECONNRESET) from None
 
-    # What comes from the peer ------------------------------------------------------------------------
+    # What arrives ------------------------------------------------------------------------------------
 
     def _free(self) -> int:
         return self.room - self._on_way - len(self.peer.inbox)

@@ -15,7 +15,11 @@ from simulation import workers
 from simulation.verdict import Verdict
 
 SWEEPS = ("descriptors", "full disk", "broken disk", "no memory", "no memory in Python")
-FATES = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+OF_CHILDREN = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+OF_NODES = (
+    *("500", "502", "503", "429", "loading", "draining", "html", "reset", "silent", "garbage", "big head"),
+    *("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json"),
+)
 # Of the places of a sweep the short form takes one in so many, others for each sweep.
 THINNED = 19
 FAILURES_SHOWN = 5
@@ -47,12 +51,14 @@ def test_random_hours_leave_the_server_well(simulators, pytestconfig, capsys):
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("sweep", [*SWEEPS, *(f"child {fate}" for fate in FATES)])
+@pytest.mark.parametrize(
+    "sweep", [*SWEEPS, *(f"child {fate}" for fate in OF_CHILDREN), *(f"node {fate}" for fate in OF_NODES)]
+)
 def test_a_fault_at_any_place_leaves_the_server_well(sweep, simulators, pytestconfig):
     places = simulators.submit(workers.places_of, sweep).result()
-    step = 1 if pytestconfig.getoption("--simulation-thorough") else THINNED
+    step = 1 if pytestconfig.getoption("--simulation-thorough") else min(THINNED, places)
     chosen = range(1 + len(sweep) % step, places + 1, step)
-    assert places
+    assert chosen
     runs = [simulators.submit(workers.run_errand, sweep, place) for place in chosen]
     assert [] == failures(run.result() for run in runs)
 

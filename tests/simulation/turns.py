@@ -1,4 +1,4 @@
-"""Several tenants who want one seat at once, while the disk is full and the clock jumps: turns stay fair."""
+"""Jobs of several tenants for one seat, while the disk is full and the wall clock jumps."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -31,11 +31,11 @@ class Turns(Run):
         return f"python -m pytest tests/simulation -k fair --simulation-seed {self.seed}"
 
     def prepare(self) -> None:
-        """Have it noted who gets the seat."""
+        """Record the order in which jobs get the seat."""
         self.world.child.on_submit = lambda _model, ticket: self.served.append(ticket)
 
     async def story(self) -> None:
-        """Have one tenant take the seat, and then all others come at once."""
+        """Have one job take the seat and all others arrive meanwhile."""
         await self.make(self.drawer.canary(Person("first", None), "alpha"))
         tenants = [Person(f"tenant-{number}", None) for number in range(self.random.randrange(2, 5))]
         jobs = [tenant for tenant in tenants for _ in range(self.random.randrange(1, 6))]
@@ -60,7 +60,7 @@ class Turns(Run):
             name = visit.person.name
             least = min(count for other, count in had.items() if waiting[other])
             if had[name] > least:
-                self.problems.append(f"{name} has a turn before others, after {dict(had)}: {visit}")
+                self.problems.append(f"{name} gets more turns than others, after {dict(had)}: {visit}")
             had[name] += 1
             waiting[name] -= 1
         for name in had:
@@ -68,7 +68,7 @@ class Turns(Run):
             if numbers != sorted(numbers):
                 self.problems.append(f"{name} is not served in the order in which it came: {numbers}")
         if waiting.total():
-            self.problems.append(f"not everybody was served: {dict(waiting)} wait")
+            self.problems.append(f"jobs were not served: {dict(waiting)}")
 
 
 def _world() -> World:

@@ -1,4 +1,4 @@
-"""A Trio program in virtual time, whose tasks take turns in an order that follows from a seed."""
+"""Runs a Trio program in virtual time, with a schedule that follows from a seed."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def virtual_clock() -> MockClock:
-    """Return Trio's mock clock, without what it does for a clock that also runs by itself."""
+    """Return Trio's mock clock, reduced to what a clock needs that only jumps: that is twice as fast."""
     clock = MockClock(autojump_threshold=0)
 
     def jump_to_deadline() -> None:
@@ -28,7 +28,7 @@ def virtual_clock() -> MockClock:
 
 
 def run(main: Callable[[MockClock], Awaitable[T]], seed: int) -> T:
-    """Run a Trio program: the same in each run with the same seed, in a process of `entropy`'s."""
+    """Run a Trio program. Equal seeds give equal runs in a process that `entropy` has prepared."""
     trio_run._r.seed(seed)
     clock = virtual_clock()
     with patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True):

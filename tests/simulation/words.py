@@ -1,7 +1,8 @@
-"""What every fake model answers: one text for one question, whoever gives it.
+"""The texts that fake models generate.
 
-A question has a ticket (`q12z`), which a model finds in whatever it is sent. So an answer that belongs to
-another question, another model or two nodes at once is seen, and so is a word that is missing or there twice.
+A prompt contains a ticket (`q12z`). The text follows from the model's name and the ticket alone, whichever
+node generates it. So a test notices an answer to another prompt, of another model, or made of two, and one
+with a gap or a repetition.
 """
 
 import re
@@ -30,18 +31,18 @@ MOST_WORDS = 8
 
 
 def ticket(number: int) -> str:
-    """Return the ticket of this question."""
+    """Return the ticket of this number."""
     return f"q{number}z"
 
 
 def ticket_in(text: str) -> str:
-    """Return the ticket in a text; nothing if it has none."""
+    """Return the ticket in a text; empty if there is none."""
     found = _TICKET.search(text)
     return found[0] if found else ""
 
 
 def pieces_of(tokenizer: Tokenizer, model: str, ticket: str) -> list[int]:
-    """Return the tokens of a model's whole answer to a question."""
+    """Return the tokens of a model's complete answer."""
     return list(_pieces(tokenizer, model, ticket))
 
 
@@ -54,6 +55,6 @@ def _pieces(tokenizer: Tokenizer, model: str, ticket: str) -> tuple[int, ...]:
 
 
 def text_of(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """Return what tokens say."""
+    """Return the text of tokens."""
     text: str = tokenizer.decode(token_ids)
     return text

@@ -1,7 +1,4 @@
-"""Processes that run simulations: with time and chance under control from their first import on.
-
-A function here is what a test submits to the pool; it returns plain values.
-"""
+"""Processes in which time and randomness are under control, and the functions that tests run in them."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ from simulation.verdict import Verdict
 
 @contextmanager
 def pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of such processes. Their hashes do not differ from run to run."""
+    """Yield a pool of processes that run simulations."""
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = "0"
     try:
@@ -28,7 +25,7 @@ def pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def prepare() -> None:
-    """Make this process one that runs simulations."""
+    """Prepare this process for simulations."""
     import gc
 
     from simulation import entropy
@@ -43,7 +40,7 @@ def prepare() -> None:
     for name in ENGINES:
         model_folder(name)
     idle_server(is_watched=True)
-    # What is there now stays: to look at it after each run would take longer than the run.
+    # A collection after each run does not visit what was imported.
     gc.collect()
     gc.freeze()
 
@@ -72,7 +69,7 @@ def run_turns(seed: int) -> Verdict:
 
 
 def what_lies_change(seed: int) -> list[str]:
-    """Run an hour with honest nodes and one with liars; return which requests ended otherwise, and how."""
+    """Run an hour with honest nodes and one with lying nodes; return the differences."""
     from simulation.hour import Hour
 
     told: list[list[str]] = []
@@ -89,7 +86,7 @@ def what_lies_change(seed: int) -> list[str]:
 
 
 def caught_after(mistake: str, hours: int) -> int | None:
-    """Return the hour in which a mistake showed, with the troubles that bring it out; None if it did not."""
+    """Return in which hour a mistake shows, with its own kinds of fault; None if it does not."""
     from simulation.broken_products import WHERE
 
     for seed in range(hours):
@@ -100,13 +97,12 @@ def caught_after(mistake: str, hours: int) -> int | None:
 
 def places_of(sweep: str) -> int:
     """Return at how many places a sweep's fault can strike."""
-    from simulation.errand import FRAMES, SWEEPS
+    from simulation.errand import FRAMES, REQUESTS, SWEEPS
 
-    return (
-        FRAMES
-        if sweep not in SWEEPS
-        else sum(run_errand(sweep, 0).calls[call] for call in SWEEPS[sweep].calls)
-    )
+    if sweep not in SWEEPS:
+        return FRAMES if sweep.startswith("child") else REQUESTS
+    calls = run_errand(sweep, 0).calls
+    return sum(calls[call] for call in SWEEPS[sweep].calls)
 
 
 def _broken(name: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""What one simulated server is configured as, and what surrounds it: drawn from a seed."""
+"""The configuration of a simulated server, its users and the servers around it: drawn from a seed."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +10,7 @@ from simulation.parent import SERVER_PROGRAM, STOP_PROGRAM, model_folder, text
 
 ENGINES = ("alpha", "beta")
 COMMANDS = {"cmd": 5801, "dmc": 5802}
-FAR = "far"  # a model that only nodes have
+FAR = "far"  # a model that only remote nodes have
 NODES = {f"node-{number}": f"10.0.2.{number}" for number in (1, 2, 3)}
 NODE_PORT = 8080
 OPERATOR = "operator-key"
@@ -18,7 +18,7 @@ OPERATOR = "operator-key"
 
 @dataclass
 class Person:
-    """Somebody who asks: with a key of their own, or by a name in a header. None: no limit."""
+    """A user: with an API key, or with a name in a header. None: no limit."""
 
     name: str
     key: str | None
@@ -30,7 +30,7 @@ class Person:
 
 @dataclass
 class World:
-    """One configuration. `document` is its file's content; `nodes` are the servers by the node's id."""
+    """One configuration. `document` is the content of its file; `servers` are those of commands, by port."""
 
     document: dict[str, Any]
     people: list[Person]
@@ -46,16 +46,16 @@ class World:
 
     @property
     def queue_timeout_s(self) -> float:
-        """How long a job may wait."""
+        """`queue.timeout`."""
         return float(self.document["queue"]["timeout"])
 
     @property
     def request_timeout_s(self) -> float:
-        """How long it may run."""
+        """`requestTimeout`."""
         return float(self.document["requestTimeout"])
 
     def holders(self, model: str) -> list[str]:
-        """Return the nodes elsewhere that have a model."""
+        """Return the remote nodes that have a model."""
         return [node for node, plan in self.nodes.items() if model in plan.names.values()]
 
 

@@ -267,8 +267,10 @@ class Upstream:
         """The one used last is the likeliest to be good still, and lets the others grow old."""
         oldest = trio.current_time() - self._timeouts.idle_s
         while self._idle:
-            connection = self._idle.pop()
-            if connection.idle_since >= oldest and not connection.link.is_stale():
+            connection = self._idle[-1]  # it stays there should the look at it fail
+            is_usable = connection.idle_since >= oldest and not connection.link.is_stale()
+            self._idle.pop()
+            if is_usable:
                 return connection
             connection.link.close()
         return None
