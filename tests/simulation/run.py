@@ -35,6 +35,8 @@ from simulation.world import NODE_PORT, NODES, World
 # From the last fault to the checks: every backoff, probe and timeout is over by then.
 QUIET_S = RECOVERY_S + 60.0
 START_S = 10.0
+# A story lasts an hour at most; every wait of its clients should have ended long before this.
+LONGEST_S = 2 * 3600.0
 # Beyond the drain and the end of the models' processes.
 STOP_SLACK_S = 40.0
 
@@ -130,9 +132,12 @@ class Run:
                 await machine.start(self.system.machine.run)
                 self.prepare()
                 await machine.start(self.parent.run)
-                if await self._has_started():
-                    await self.story()
-                    await self._finish()
+                with trio.move_on_after(LONGEST_S) as bound:
+                    if await self._has_started():
+                        await self.story()
+                        await self._finish()
+                if bound.cancelled_caught:
+                    self.problems.append(f"a client still waits after {LONGEST_S:g} s")
                 machine.cancel_scope.cancel()
         return self._verdict()
 
