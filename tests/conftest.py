@@ -22,7 +22,8 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say how long to fuzz and to simulate, which is never long enough."""
+    """Add the options for how long to test, fuzz and simulate."""
+    parser.addoption("--nightly", action="store_true", help="run also the long forms of tests")
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seconds", type=float, default=20.0, help="time for the fuzz tests, all together")
     group.addoption("--fuzz-steps", type=int, default=0, help="instead of a time: strike at so many steps")
@@ -35,3 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
     group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")
     group.addoption("--simulation-processes", type=int, default=2, help="processes that simulate")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long forms without `--nightly`."""
+    if config.getoption("--nightly"):
+        return
+    long = [item for item in items if "nightly" in item.keywords]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in set(long)]

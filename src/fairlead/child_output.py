@@ -1,4 +1,4 @@
-"""Relays the lines that child processes print: to standard error, or to the sink that the log sets.
+"""Reads the lines that child processes print, and relays them to standard error or to the log's sink.
 
 The rooms that start processes do not import the log, and the log knows no processes.
 """
@@ -6,6 +6,15 @@ The rooms that start processes do not import the log, and the log knows no proce
 import contextlib
 import sys
 from collections.abc import Callable
+from time import perf_counter
+
+import trio
+
+LONGEST_LINE_BYTES = 2000
+# After so long in a flood of lines, other tasks have a turn.
+TURN_S = 0.0005
+# A read that failed is tried again: a child whose output nobody reads would block.
+RETRY_S = 1.0
 
 Sink = Callable[[str, str], None]
 """Called with the name of the process and a line without its end; must neither block nor raise."""
@@ -15,6 +24,38 @@ def print_line(source: str, line: str) -> None:
     """Write the name of the process and the line to standard error."""
     with contextlib.suppress(OSError, ValueError):  # it may be closed
         sys.stderr.write(f"[{source}] {line}\n")
+
+
+async def read_lines(stream: trio.abc.ReceiveStream, on_line: Callable[[str], None]) -> None:
+    """Call `on_line` with each line, without its end, until the stream ends; long lines are cut."""
+    rest = b""
+    try:
+        while data := await _receive(stream):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > LONGEST_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            turn_ends = perf_counter() + TURN_S
+            for line in lines:
+                on_line(_text(line))
+                if perf_counter() >= turn_ends:
+                    await trio.lowlevel.checkpoint()
+                    turn_ends = perf_counter() + TURN_S
+    finally:
+        if rest:
+            on_line(_text(rest))
+
+
+async def _receive(stream: trio.abc.ReceiveStream) -> bytes | bytearray:
+    while True:
+        try:
+            return await stream.receive_some()
+        except trio.BrokenResourceError:
+            await trio.sleep(RETRY_S)
+
+
+def _text(line: bytes) -> str:
+    return line[:LONGEST_LINE_BYTES].decode(errors="replace").rstrip()
 
 
 _sink: Sink = print_line

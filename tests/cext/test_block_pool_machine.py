@@ -6,6 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from cext.block_pool_machine import MACHINE_SETTINGS, BlockPoolMachine
 from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle, Request, check
+from cext.mutants import hunted
 from fairlead._cext.blockpool import BlockHashes, BlockPool, OutOfBlocks
 
 
@@ -146,6 +147,7 @@ class TouchIsNoUse(BlockPoolOracle):
 
 
 class FirstOwnerIsUsed(BlockPoolOracle):
+    shows_rarely = True
     shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def touch(self, block_ids):
@@ -189,6 +191,7 @@ class CoverIgnoresTheBeginning(BlockPoolOracle):
 class OwnerOutlivesItsRequest(BlockPoolOracle):
     """As if its place in the order were taken by the oldest."""
 
+    shows_rarely = True
     shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def release(self, request):
@@ -254,14 +257,14 @@ class TrimGivesUpOnReferencedBlocks(BlockPoolOracle):
         return [] if self.referenced else super().trim()
 
 
-@pytest.mark.parametrize("mutant", BlockPoolOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", hunted(BlockPoolOracle.__subclasses__()))
 def test_a_broken_pool_is_found_out(mutant):
     with pytest.raises(AssertionError):
         # That there is a failure is enough; how small it could be is not asked.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
 
 
-@pytest.mark.parametrize("mutant", BlockHashesOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", hunted(BlockHashesOracle.__subclasses__()))
 def test_broken_hashes_are_found_out(mutant):
     with pytest.raises(AssertionError):
         run_machine(

@@ -98,7 +98,10 @@ def retries(server: RealServer) -> float:
     return float(count)
 
 
-@pytest.mark.parametrize("body", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param(GREEDY, id="greedy", marks=pytest.mark.nightly), pytest.param(SEEDED, id="seeded")],
+)
 def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(server: RealServer, body, blow):
     expected = Stream().read(server, body)
     struck = Stream().read(server, body, lambda: strike(server, blow))
@@ -134,7 +137,10 @@ def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) 
     return result
 
 
-@pytest.mark.parametrize("body", [GREEDY, RANDOM], ids=["greedy", "random"])
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param(GREEDY, id="greedy"), pytest.param(RANDOM, id="random", marks=pytest.mark.nightly)],
+)
 def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, blow):
     answer = struck_amid(server, body, blow)
     assert 200 == answer.status_code
@@ -143,7 +149,7 @@ def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body,
     assert not any(server.wait_until_at_rest().values())
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("blow", [signal.SIGSTOP], indirect=True, ids=["stuck"])
 def test_a_request_that_comes_to_a_child_that_does_not_answer_is_answered_by_the_next(
     server: RealServer, blow, stream

@@ -13,7 +13,6 @@ from fairlead.engine.runner import load_runner
 from fairlead.job import Sampling
 from fairlead.worker.wire import WorkerSpec
 
-STEPS = 20_000
 SEQUENCES = 24
 NOTHING = [-1]  # no answer is this
 STEP_S = 0.01  # of the engine's clock
@@ -108,14 +107,15 @@ class Soak:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a minute's work, on half a core of a machine without wide registers
-def test_twenty_thousand_random_steps_change_no_answer():
+@pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_random_steps_change_no_answer(steps):
     path = demonstration_model()
     loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)
     chance = random.Random(4)
     asked = requests(Tokenizer.from_file(str(path / "tokenizer.json")), chance)
     expected = [alone(loaded, request) for request in asked]
     soak = Soak(loaded, asked)
-    for _ in range(STEPS):
+    for _ in range(steps):
         if len(soak.texts) < SEQUENCES and chance.random() < 0.5:
             options = {"priority": chance.choice([0, 1, 1, 2])}
             if chance.random() < 0.1:
@@ -133,9 +133,9 @@ def test_twenty_thousand_random_steps_change_no_answer():
     assert statistics.slots_free == SEQUENCES
     assert soak.ended.total() == len(soak.request_of)
     # Or the steps were no test of what they are to test.
-    assert min(soak.ended.values()) > 50, soak.ended
-    assert statistics.preemptions > 100
-    assert statistics.prefix_hits > 1000
+    assert min(soak.ended.values()) > steps / 400, soak.ended
+    assert statistics.preemptions > steps / 200
+    assert statistics.prefix_hits > steps / 20
 
 
 def alone(loaded, request) -> list[int]:

@@ -85,11 +85,11 @@ def write(directory, dtype, layers, *, tied, shards):
 @pytest.mark.parametrize(
     ("stored", "layers", "tied", "shards", "dtype", "runs", "quantization"),
     [
-        ("BF16", 16, False, 1, "bfloat16", "torch", ""),
-        ("BF16", 18, True, 3, "bfloat16", "torch", ""),
+        pytest.param("BF16", 16, False, 1, "bfloat16", "torch", "", marks=pytest.mark.nightly),
+        pytest.param("BF16", 18, True, 3, "bfloat16", "torch", "", marks=pytest.mark.nightly),
         ("BF16", 18, True, 3, "bfloat16", "compiled", ""),
-        ("F32", 8, True, 1, "float32", "torch", ""),
-        ("F32", 8, True, 1, "float32", "compiled", ""),
+        pytest.param("F32", 8, True, 1, "float32", "torch", "", marks=pytest.mark.nightly),
+        pytest.param("F32", 8, True, 1, "float32", "compiled", "", marks=pytest.mark.nightly),
         ("F32", 18, True, 2, "bfloat16", "torch", ""),
         ("BF16", 40, True, 3, "bfloat16", "compiled", "int8"),
     ],

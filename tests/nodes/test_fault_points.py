@@ -1,7 +1,7 @@
 """Every exception at every step of the life of a model, a command or a node is its failure, and no other's.
 
 After each strike the server lives, another model serves, what was struck can be used again, and nothing is
-left over. In the short form each step is struck once, in the long one (`slow`) by every exception.
+left over. In the short form each step is struck once, in the long one (`--nightly`) by every exception.
 """
 
 import gc
@@ -60,7 +60,7 @@ def test_a_failure_at_any_step_ends_nothing_else(what):
     assert list(strikes(scenario, list(EXCEPTIONS), each=1)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EXCEPTIONS)
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_every_failure_at_every_step_ends_nothing_else(what, name):

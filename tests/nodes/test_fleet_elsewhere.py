@@ -200,7 +200,7 @@ def repeatable(number: int, *, stream: bool) -> Job:
     )
 
 
-@pytest.mark.parametrize("streams", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("streams", [60, pytest.param(200, marks=pytest.mark.nightly)])
 async def test_three_nodes_one_killed_one_stopped_one_slow_and_no_answer_is_lost_or_wrong(streams):
     plain = streams
     nothing = (0, 0)

@@ -26,7 +26,7 @@ from nodes.tiny_server import TEXT
 
 TINY = (sys.executable, "-IS", str(Path(__file__).with_name("tiny_server.py")))
 GROWTH_BYTES = 5 * 2**20
-LONG = (pytest.mark.slow, pytest.mark.timeout(600))
+LONG = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 def tiny(name: str, port: int) -> CommandConfig:
@@ -78,6 +78,13 @@ async def come_and_go(opened: Garage, times: int) -> None:
     ("model", "child", "times"),
     [
         pytest.param(engine(), FAKE_CHILD, 20, id="20 times"),
+        pytest.param(
+            ModelConfig(path=demonstration_model(), name="m"),
+            COMMAND,
+            5,
+            id="5 times, the demonstration model",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ModelConfig(path=demonstration_model(), name="m"),
             COMMAND,

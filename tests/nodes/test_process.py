@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from fairlead.child_output import LONGEST_LINE_BYTES
 from fairlead.errors import LoadFailed
-from fairlead.nodes.process import LINE_BYTES, LINES_KEPT, CommandProcess
+from fairlead.nodes.process import LINES_KEPT, CommandProcess
 from nodes.garage import OpenFiles, children
 
 FOREVER = ("sleep", "1000")
@@ -158,7 +159,7 @@ async def test_its_output_is_shown_and_the_last_lines_are_kept(capsys):
     lines = process.output()
     assert LINES_KEPT == len(lines)
     assert ["err", "last"] == lines[-2:]
-    assert max(map(len, lines)) <= LINE_BYTES
+    assert max(map(len, lines)) <= LONGEST_LINE_BYTES
     shown = capsys.readouterr().err
     assert "[c] last\n" in shown
     assert 300 == shown.count("[c] err\n")
@@ -167,8 +168,8 @@ async def test_its_output_is_shown_and_the_last_lines_are_kept(capsys):
 async def test_a_line_without_end_is_cut():
     process = CommandProcess("c", python("sys.stdout.write('y' * 1_000_000)"))
     await process.run()
-    assert all(len(line) <= LINE_BYTES for line in process.output())
-    assert sum(map(len, process._lines)) <= LINES_KEPT * LINE_BYTES
+    assert all(len(line) <= LONGEST_LINE_BYTES for line in process.output())
+    assert sum(map(len, process._lines)) <= LINES_KEPT * LONGEST_LINE_BYTES
 
 
 async def test_it_has_the_environment_that_was_configured_beside_ours(monkeypatch):

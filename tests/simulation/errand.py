@@ -48,7 +48,13 @@ SWEEPS = {
             lambda: os_error(errno.EIO),
             frozenset({"load_failed"}),
         ),
-        Sweep("no memory", ALLOCATING, lambda: os_error(errno.ENOMEM), EXCUSES | {"internal_error"}),
+        Sweep(
+            "no memory",
+            ALLOCATING,
+            lambda: os_error(errno.ENOMEM),
+            EXCUSES | {"internal_error"},
+            is_unexpected=True,
+        ),
         Sweep(
             "no memory in Python",
             ALLOCATING,

@@ -1,12 +1,11 @@
 """What an operator and a load balancer ask: is it alive, is it ready, what is it doing."""
 
-from importlib.metadata import version
-
 from quart import Quart, Response, g
 
 from fairlead.api.exchange import json_response
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
+from fairlead.version import VERSION
 
 
 class Admin:
@@ -14,7 +13,6 @@ class Admin:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._version = version("fairlead")  # which reads a file
 
     def add_to(self, app: Quart) -> None:
         """Register the routes."""
@@ -41,4 +39,4 @@ class Admin:
 
     async def version(self) -> Response:
         """The program's version."""
-        return json_response({"version": self._version})
+        return json_response({"version": VERSION})

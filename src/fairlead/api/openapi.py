@@ -6,7 +6,6 @@ table below with the routes that there are.
 
 import re
 from functools import cache
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from fairlead.api.exchange import response_of
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
 from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.version import VERSION
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -274,7 +274,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Fairlead",
-            "version": version("fairlead"),
+            "version": VERSION,
             "summary": "A language-model server that gives every user a fair turn.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

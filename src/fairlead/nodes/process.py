@@ -5,14 +5,12 @@ this program dies, the group ends too. What it prints goes to our stderr, and th
 nothing of what the command is for.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from time import perf_counter
 
 import trio
 
@@ -21,14 +19,11 @@ from fairlead.errors import LoadFailed
 from fairlead.supervision import FailureBoundary, described
 
 LINES_KEPT = 200
-LINE_BYTES = 2000
 LOG_WAIT_S = 0.5
 KILL_WAIT_S = 5.0
 # A shell that ends at once leaves the server it runs behind, which may need a moment more.
 GROUP_WAIT_S = 1.0
 LOOK_S = 0.02
-# A command may print thousands of lines at once; after so long, other tasks get a turn.
-TURN_S = 0.0005
 # SIGCONT, so that one that is stopped ends in good order; SIGKILL ends it in any case.
 GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
@@ -173,25 +168,11 @@ class CommandProcess:
         self, stream: trio.abc.ReceiveStream | None, scope: trio.CancelScope, ended: trio.Event
     ) -> None:
         assert stream is not None
-        rest = b""
-        with scope, contextlib.suppress(trio.BrokenResourceError):
-            async for data in stream:
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > LINE_BYTES:
-                    lines.append(rest)
-                    rest = b""
-                turn_ends = perf_counter() + TURN_S
-                for line in lines:
-                    self._keep(line.decode(errors="replace"))
-                    if perf_counter() >= turn_ends:
-                        await trio.lowlevel.checkpoint()
-                        turn_ends = perf_counter() + TURN_S
-        if rest:
-            self._keep(rest.decode(errors="replace"))
+        with scope:
+            await child_output.read_lines(stream, self._keep)
         ended.set()
 
     def _keep(self, line: str) -> None:
-        line = line[:LINE_BYTES].rstrip()
         self._lines.append(line)
         child_output.relay(self._name, line)
 

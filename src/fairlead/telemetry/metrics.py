@@ -5,7 +5,6 @@ is counted here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -19,6 +18,7 @@ from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
 from fairlead.telemetry.streams import lines_dropped
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.vllm import as_vllm
+from fairlead.version import VERSION
 
 Refusals = Callable[[], Mapping[str, int]]
 
@@ -150,7 +150,7 @@ class Pulled(Collector):
         """Yield every family: the server's, and those of its process."""
         now, tally = self._now, self._tally
         models = now.models[:LABELS_AT_MOST]  # ours come first; a node elsewhere may tell of any number
-        yield BUILD.family(("version",), [((version("fairlead"),), 1.0)])
+        yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield DROPPED.family((), [((), self._lines_dropped)])
         yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])

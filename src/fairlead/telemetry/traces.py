@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,6 +19,7 @@ from fairlead.config import ConfigError
 from fairlead.job import Job
 from fairlead.journey import LEFT, SUCCESS, Journey
 from fairlead.telemetry.tenants import TenantNames
+from fairlead.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -62,9 +62,9 @@ class Traces:
 
         self._providers = (tracer_provider, meter_provider)
         self._tenants = tenants
-        self._tracer = tracer_provider.get_tracer("fairlead", version("fairlead"))
+        self._tracer = tracer_provider.get_tracer("fairlead", VERSION)
         self._extract = TraceContextTextMapPropagator().extract
-        meter = meter_provider.get_meter("fairlead", version("fairlead"))
+        meter = meter_provider.get_meter("fairlead", VERSION)
         self._duration = meter.create_histogram("gen_ai.server.request.duration", "s", "Of a whole request.")
         self._first_token = meter.create_histogram(
             "gen_ai.server.time_to_first_token", "s", "From the arrival to the first token."
@@ -164,7 +164,7 @@ def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
         raise ConfigError("otlpEndpoint: needs OpenTelemetry: pip install 'fairlead[otel]'") from error
     _listen_to_the_sdk()
     base = endpoint.rstrip("/")
-    resource = Resource.create({"service.name": "fairlead", "service.version": version("fairlead")})
+    resource = Resource.create({"service.name": "fairlead", "service.version": VERSION})
     tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracer_provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", timeout=EXPORT_S))

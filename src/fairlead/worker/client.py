@@ -45,7 +45,6 @@ LAST_WORDS_S = 0.3
 TURN_S = 0.0005
 READ_BYTES = 1 << 18
 LOG_LINES = 50
-LOG_LINE_BYTES = 2000
 
 
 class Receiver(Protocol):
@@ -340,26 +339,12 @@ class Worker:
     async def _relay_log(self, stream: trio.abc.ReceiveStream | None, ended: trio.Event) -> None:
         """Pass the child's lines on to our stderr and keep the last ones: they say why it died."""
         assert stream is not None
-        rest = b""
-        async for data in stream:
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > LOG_LINE_BYTES:
-                lines.append(rest)
-                rest = b""
-            turn_ends = perf_counter() + TURN_S
-            for line in lines:
-                self._log_line(line)
-                if perf_counter() >= turn_ends:
-                    await trio.lowlevel.checkpoint()
-                    turn_ends = perf_counter() + TURN_S
-        if rest:
-            self._log_line(rest)
+        await child_output.read_lines(stream, self._log_line)
         ended.set()
 
-    def _log_line(self, line: bytes) -> None:
-        text = line[:LOG_LINE_BYTES].decode(errors="replace").rstrip()
-        self._log.append(text)
-        child_output.relay(self._name, text)
+    def _log_line(self, line: str) -> None:
+        self._log.append(line)
+        child_output.relay(self._name, line)
 
     def _log_end(self, lines: int) -> list[str]:
         return [line for line in self._log if line][-lines:]

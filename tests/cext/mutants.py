@@ -1,0 +1,18 @@
+"""The mutants that the machines of the kernels must find out, as parameters of a test."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def hunted(mutants: Iterable[type]) -> list[Any]:
+    """Return a parameter for each mutant. One with `shows_rarely` takes long to find, and is nightly."""
+    return [
+        pytest.param(
+            mutant,
+            id=mutant.__name__,
+            marks=[pytest.mark.nightly] if getattr(mutant, "shows_rarely", False) else [],
+        )
+        for mutant in mutants
+    ]
