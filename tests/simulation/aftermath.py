@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from fairlead.worker.client import LOAD_PATIENCE_S
 from simulation.boundary import System
 from simulation.drawer import Drawer
 from simulation.explanations import streamed_tokens
@@ -17,7 +18,8 @@ from simulation.visits import Visit
 from simulation.world import Person, World
 
 CANARY_S = 45.0
-STOPPED_S = 150.0  # a child that was left stopped is noticed only by a watchdog, after a request
+# A child that was left stopped is noticed by its watchdog after a request, or when its load takes too long.
+STOPPED_S = LOAD_PATIENCE_S + 150.0
 CLEAR_S = 120.0
 CHECK_EVERY_S = 5.0
 # Types of which an idle server has no instance.

@@ -285,6 +285,15 @@ async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_sign
     assert "was killed by SIGSEGV while loading" in error.message
 
 
+async def test_a_load_that_reports_nothing_for_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(client, "LOAD_PATIENCE_S", 0.5)
+    tested = worker("slow_load")
+    error = await fate(tested)
+    assert isinstance(error, LoadFailed)
+    assert error.message == "the model's process made no progress for 0.5 s"
+    assert is_gone(tested.pid)
+
+
 async def test_a_command_that_does_not_exist_is_a_failed_load():
     error = await fate(Worker(wire.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
     assert isinstance(error, LoadFailed)

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from time import perf_counter
 from typing import Protocol
 
@@ -41,6 +42,8 @@ END_WAIT_S = 5.0
 KILLED_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
 LAST_WORDS_S = 0.3
+# A load reports each tensor; it is silent while kernels are compiled. The watchdog is for requests.
+LOAD_PATIENCE_S = 600.0
 # Telling a step to 500 sequences takes several milliseconds; as often as this, everybody else gets a turn.
 TURN_S = 0.0005
 READ_BYTES = 1 << 18
@@ -211,7 +214,11 @@ class Worker:
         assert self._socket is not None
         splitter = wire.FrameSplitter()
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
+            with trio.move_on_after(inf if self._ready else LOAD_PATIENCE_S) as silence:
+                await trio.lowlevel.wait_readable(self._socket)
+            if silence.cancelled_caught:
+                self._load_error = f"the model's process made no progress for {LOAD_PATIENCE_S:g} s"
+                return
             try:
                 data = self._socket.recv(READ_BYTES)
             except BlockingIOError:

@@ -1,0 +1,47 @@
+"""What child processes print is read by lines, whatever happens while it is read."""
+
+import trio
+from trio.testing import memory_stream_one_way_pair
+
+from fairlead.child_output import LONGEST_LINE_BYTES, RETRY_S, read_lines
+
+
+class FailingOnce(trio.abc.ReceiveStream):
+    """A stream whose second read fails."""
+
+    def __init__(self) -> None:
+        self._answers = [b"be", trio.BrokenResourceError(), b"fore\nafter\n", b""]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_a_read_that_fails_is_tried_again(autojump_clock):
+    lines: list[str] = []
+    await read_lines(FailingOnce(), lines.append)
+    assert lines == ["before", "after"]
+    assert trio.current_time() == RETRY_S
+
+
+async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_replaced():
+    sender, receiver = memory_stream_one_way_pair()
+    await sender.send_all(b"x" * 3 * LONGEST_LINE_BYTES + b"\nb\xff\n")
+    await sender.aclose()
+    lines: list[str] = []
+    await read_lines(receiver, lines.append)
+    assert lines == ["x" * LONGEST_LINE_BYTES, "b\N{REPLACEMENT CHARACTER}"]
+
+
+async def test_half_a_line_is_kept_when_reading_is_cancelled(autojump_clock):
+    sender, receiver = memory_stream_one_way_pair()
+    await sender.send_all(b"whole\nhalf")
+    lines: list[str] = []
+    with trio.move_on_after(1):
+        await read_lines(receiver, lines.append)
+    assert lines == ["whole", "half"]
