@@ -3,6 +3,7 @@
 import errno
 import signal
 from contextlib import suppress
+from functools import partial
 
 from simulation.machine import USUAL_LIMIT, os_error
 from simulation.parent import encoded
@@ -10,6 +11,8 @@ from simulation.reloads import edits
 from simulation.troubles import CUT, ENDS_OF_JOBS, LATE, Stage, Trouble, Undo
 
 CROWD_HOST = "10.0.9.9"
+# After the longest fault that keeps a configuration file from being read.
+ASKED_AGAIN_S = 61.0
 
 
 def disk_full(stage: Stage, _trouble: Trouble) -> Undo:
@@ -96,7 +99,14 @@ def reload(stage: Stage, trouble: Trouble) -> Undo:
     trouble.excuses, trouble.models = edit.excuses, edit.models
     before = stage.parent.file.content
     _rewrite(stage, edit.content if isinstance(edit.content, bytes) else encoded(edit.content))
-    return lambda: _rewrite(stage, before)
+
+    def undo() -> None:
+        _rewrite(stage, before)
+        # A file that could not be read now is not read again before it changes or somebody asks.
+        ask = partial(stage.parent.system.signals.send, signal.SIGHUP)
+        stage.parent.system.machine.after(ASKED_AGAIN_S, ask)
+
+    return undo
 
 
 def _rewrite(stage: Stage, content: bytes) -> None:

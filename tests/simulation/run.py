@@ -36,7 +36,7 @@ from simulation.world import NODE_PORT, NODES, World
 QUIET_S = RECOVERY_S + 60.0
 START_S = 10.0
 # A story lasts an hour at most; every wait of its clients should have ended long before this.
-LONGEST_S = 2 * 3600.0
+LONGEST_S = 3 * 3600.0
 # Beyond the drain and the end of the models' processes.
 STOP_SLACK_S = 40.0
 

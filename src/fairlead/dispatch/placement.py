@@ -50,8 +50,11 @@ class Place:
 
     def takes(self, job: Job) -> bool:
         """Whether a job is of a kind that the node can run at all, and for a model that it has."""
-        of_a_kind = job.relay is not None or not self.limits.needs_relay
-        return of_a_kind and job.model in self.node.models
+        if self.limits.needs_relay:
+            is_of_its_kind = job.relay is not None
+        else:  # a reload may have made an engine's model of one that jobs wait for without prompts
+            is_of_its_kind = bool(job.prompts) or job.relay is None
+        return is_of_its_kind and job.model in self.node.models
 
     def holds(self, tokens: int) -> bool:
         """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""
