@@ -1,11 +1,12 @@
 """Models that are wanted or unwanted without a job: wishes, unloading, nodes that are closed."""
 
+import msgspec
 import pytest
 
 from dispatch.recorded import FakeNode, elsewhere, job, limits, scheduler, submit
 from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
-from fairlead.dispatch.ticket import TicketState, Wish
+from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound
 from fairlead.nodes.node import NodeLimits
 from fairlead.swap.lru import LruPolicy
@@ -223,6 +224,16 @@ def test_a_job_that_cannot_be_passed_on_never_gets_a_seat_elsewhere():
     assert [relayed, own] == effects.granted
     assert own.place is not None
     assert "near" == own.place.node.id
+
+
+def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
+    subject, effects = scheduler()
+    subject.node_up(FakeNode("near"), limits(1))
+    ticket = job(relay=RELAY)
+    (relayed,) = submit(subject, Ticket(msgspec.structs.replace(ticket.job, prompts=()), cost=1.0, tokens=0))
+    assert [] == effects.granted
+    subject.node_up(FakeNode("far"), elsewhere(1))
+    assert [relayed] == effects.granted
 
 
 def test_a_model_that_is_elsewhere_is_loaded_here_for_who_cannot_be_passed_on():
