@@ -18,6 +18,8 @@ from fairlead import app
 from fairlead.api import history
 from fairlead.config import Config, demonstration_model
 from fairlead.configfile import read_config
+from fairlead.dispatch import dispatcher
+from fairlead.nodes import fleet
 from fairlead.reload import Source
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import witness_of
@@ -31,8 +33,12 @@ from simulation.processes import Process
 SERVER_PROGRAM = "far-server"
 STOP_PROGRAM = "far-stopper"
 GUARD_PROGRAM = "/bin/sh"
-# Between rows of the history of totals: with the usual 2 s, a fifth of the time would go into it.
-HISTORY_S = 20.0
+# What an idle server does now and then is done less often: else half of the time would go into it.
+RARER = (
+    (history, "EVERY_S", 20.0),
+    (dispatcher, "METER_INTERVAL_S", 5.0),
+    (fleet, "MEASURE_EVERY_S", 60.0),
+)
 
 
 @cache
@@ -118,7 +124,7 @@ class Parent:
         """Serve until told to stop."""
         task_status.started()
         try:
-            with self._broken(), _collector_alone(), logged(), patch.object(history, "EVERY_S", HISTORY_S):
+            with self._broken(), _collector_alone(), logged(), _rarely():
                 config = self._read()
                 source = Source(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
                 with witness_of(config) as witness:
@@ -176,6 +182,14 @@ async def _guard(_process: Process, _args: Sequence[str]) -> int:
 def encoded(document: dict[str, Any]) -> bytes:
     """Return a configuration as a file has it: JSON is YAML."""
     return json.dumps(document, indent=1).encode()
+
+
+@contextlib.contextmanager
+def _rarely() -> Iterator[None]:
+    with contextlib.ExitStack() as patches:
+        for module, name, seconds in RARER:
+            patches.enter_context(patch.object(module, name, seconds))
+        yield
 
 
 @contextlib.contextmanager

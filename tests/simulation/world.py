@@ -152,7 +152,7 @@ def _key(person: Person) -> dict[str, Any]:
 def _engine(random: Random, name: str, *, is_preloaded: bool) -> dict[str, Any]:
     return {
         "path": str(model_folder(name)),
-        "watchdog": random.choice((5, 30)),
+        "watchdog": random.choice((10, 30)),
         "ttl": random.choice((0, 0, 60, 600)),
         "preload": is_preloaded or random.random() < 0.5,
         "kvCache": {"isolateTenants": random.random() < 0.3},
