@@ -286,7 +286,8 @@ async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_sign
 
 
 async def test_a_load_that_reports_nothing_for_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(client, "LOAD_PATIENCE_S", 0.5)
+    for name in ("LOAD_PATIENCE_S", "END_WAIT_S", "LOG_WAIT_S"):
+        monkeypatch.setattr(client, name, 0.5)
     tested = worker("slow_load")
     error = await fate(tested)
     assert isinstance(error, LoadFailed)
