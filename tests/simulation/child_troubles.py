@@ -42,7 +42,8 @@ def child_slow(stage: Stage, trouble: Trouble) -> Undo:
     trouble.excuses = EXCUSES
     slow = _children(stage)
     for process in slow:
-        process.slowness = stage.random.choice((3.0, 20.0, 200.0))
+        # A pause that has begun lasts beyond the fault, but not beyond the time to recover from it.
+        process.slowness = stage.random.choice((3.0, 20.0))
 
     def undo() -> None:
         for process in slow:

@@ -84,7 +84,8 @@ class Explanations:
         """Whether the key's requests can have used up a limit, at the most that they can have cost."""
         person = visit.person
         recent = self._recent(visit)
-        if person.requests_per_minute is not None and len(recent) >= person.requests_per_minute:
+        sent_before = sum(other.times_sent for other in recent) + visit.times_sent - 1
+        if person.requests_per_minute is not None and sent_before >= person.requests_per_minute:
             return True
         running = sum(1 for other in recent if other.ended_s >= visit.began_s - SLACK_S)
         if person.concurrent is not None and running >= person.concurrent:

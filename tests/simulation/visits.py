@@ -25,7 +25,8 @@ class Visit:
     """One request and its answer.
 
     `leaves_after_s` and `leaves_after_bytes`: when the client closes the connection, `is_rude`: by a reset.
-    `raw`: the bytes to send instead of a request. `has_left`, `was_cancelled` and `answer` are the outcome.
+    `raw`: the bytes to send instead of a request. `times_sent`, `has_left`, `was_cancelled` and `answer` are
+    the outcome.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Visit:
     reads_slowly: bool = False
     began_s: float = 0.0
     ended_s: float = NEVER_S
+    times_sent: int = 0
     has_left: bool = False
     was_cancelled: bool = False
     answer: Answer | None = None
@@ -123,11 +125,13 @@ class Visitor:
 
         with trio.move_on_after(visit.leaves_after_s) as patience:
             client.pause_s = self._random.choice((0.5, 3.0)) if visit.reads_slowly else 0.0
+            visit.times_sent = 1
             visit.answer = await client.ask(data, on_bytes=reads_on)
             if visit.answer is None and is_old and not client.has_heard:
                 # The server closed the idle connection in the same moment: clients try again.
                 self.leave()
                 client = self._client = Client(self._knock(visit))
+                visit.times_sent = 2
                 visit.answer = await client.ask(data, on_bytes=reads_on)
         visit.has_left = patience.cancelled_caught or (
             visit.answer is not None and len(visit.answer.body) >= visit.leaves_after_bytes
