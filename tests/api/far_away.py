@@ -35,7 +35,7 @@ def streamed(job):
         [Delta(0, "far", raw=EVENTS[1:2], relayed_tokens=1)],
         [Delta(0, raw=EVENTS[2:3])],
         [Delta(tail, raw=EVENTS[3:])],
-        [Delta(index, finish_reason="stop") for index in range(job.sequences)],
+        [Delta(index, finish_reason="stop", raw=[b""]) for index in range(job.sequences)],
     ]
 
 

@@ -150,8 +150,6 @@ class PassedOn:
 
     def _write_own(self, own: Chunks, delta: Delta) -> bytes:
         if self._is_theirs:
-            if not (delta.token_ids or delta.text):
-                return b""  # the end of an answer that they wrote: they have said so
             self._is_theirs = False
             own.skip_beginnings()
         return own.write([delta])

@@ -202,4 +202,5 @@ class RelayedStream:
             raw = [b"".join(self._tail)] if self._tail else []
             self._into.put(Delta(tail, raw=raw, relayed_tokens=correction))
         for index in unended:
-            self._into.put(Delta(index, finish_reason=self._ends.get(index, "stop")))
+            # With an empty event: an end without one is that of an engine, which has yet to be written.
+            self._into.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))

@@ -165,7 +165,7 @@ class _Sent:
             "".join(texts),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
-            raw=kept,
+            raw=kept or [b""],  # as in `RelayedStream`
             relayed_tokens=tokens,
         )
 
