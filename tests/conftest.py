@@ -42,6 +42,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the long forms without `--nightly`."""
     if config.getoption("--nightly"):
         return
-    long = [item for item in items if "nightly" in item.keywords]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in set(long)]
+    config.hook.pytest_deselected(items=[item for item in items if "nightly" in item.keywords])
+    items[:] = [item for item in items if "nightly" not in item.keywords]

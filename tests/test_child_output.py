@@ -7,7 +7,7 @@ from fairlead.child_output import LONGEST_LINE_BYTES, RETRY_S, read_lines
 
 
 class FailingOnce(trio.abc.ReceiveStream):
-    """A stream whose second read fails."""
+    """A stream that fails at the second read."""
 
     def __init__(self) -> None:
         self._answers = [b"be", trio.BrokenResourceError(), b"fore\nafter\n", b""]
@@ -22,10 +22,10 @@ class FailingOnce(trio.abc.ReceiveStream):
         pass
 
 
-async def test_a_read_that_fails_is_tried_again(autojump_clock):
+async def test_a_failed_read_is_reported_and_repeated(autojump_clock):
     lines: list[str] = []
     await read_lines(FailingOnce(), lines.append)
-    assert lines == ["before", "after"]
+    assert lines == ["(its output cannot be read: BrokenResourceError())", "before", "after"]
     assert trio.current_time() == RETRY_S
 
 

@@ -13,7 +13,7 @@ import trio
 LONGEST_LINE_BYTES = 2000
 # After so long in a flood of lines, other tasks have a turn.
 TURN_S = 0.0005
-# A read that failed is tried again: a child whose output nobody reads would block.
+# A failed read is repeated, because a child process blocks when its output pipe is full.
 RETRY_S = 1.0
 
 Sink = Callable[[str, str], None]
@@ -30,7 +30,7 @@ async def read_lines(stream: trio.abc.ReceiveStream, on_line: Callable[[str], No
     """Call `on_line` with each line, without its end, until the stream ends; long lines are cut."""
     rest = b""
     try:
-        while data := await _receive(stream):
+        while data := await _receive(stream, on_line):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > LONGEST_LINE_BYTES:
                 lines.append(rest)
@@ -46,11 +46,12 @@ async def read_lines(stream: trio.abc.ReceiveStream, on_line: Callable[[str], No
             on_line(_text(rest))
 
 
-async def _receive(stream: trio.abc.ReceiveStream) -> bytes | bytearray:
+async def _receive(stream: trio.abc.ReceiveStream, on_line: Callable[[str], None]) -> bytes | bytearray:
     while True:
         try:
             return await stream.receive_some()
-        except trio.BrokenResourceError:
+        except trio.BrokenResourceError as error:
+            on_line(f"(its output cannot be read: {error.__cause__ or error!r})")
             await trio.sleep(RETRY_S)
 
 

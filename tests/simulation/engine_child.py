@@ -238,7 +238,7 @@ class EngineChild:
         return msgspec.structs.replace(message, keys=keys, tokens=tokens, outputs=outputs)
 
     def _with_errors(self, message: wire.ToParent) -> wire.ToParent:
-        """Fail every sequence, as an engine does whose logits are not finite."""
+        """Fail every sequence, as an engine does when logits are not finite."""
         if not isinstance(message, wire.Step):
             return message
         failed = [wire.Output(key, [], error="the logits are not finite") for key in self._sequences]

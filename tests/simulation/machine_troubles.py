@@ -102,7 +102,7 @@ def reload(stage: Stage, trouble: Trouble) -> Undo:
 
     def undo() -> None:
         _rewrite(stage, before)
-        # A file that could not be read now is not read again before it changes or somebody asks.
+        # The server reads a file that was unreadable again only after a change or a SIGHUP.
         ask = partial(stage.parent.system.signals.send, signal.SIGHUP)
         stage.parent.system.machine.after(ASKED_AGAIN_S, ask)
 
