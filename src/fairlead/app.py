@@ -6,8 +6,8 @@ with the fleet's nursery the children end.
 
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import trio
 
 from fairlead import interpreter
 from fairlead.api.exchange import unwrap
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application, create_app
 from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
 from fairlead.collector import settle
@@ -93,72 +93,111 @@ async def serve(
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
-        await _serve(config, announcer, sockets, source=source, witness=witness, task_status=task_status)
+        url = _url_of(sockets[0])
+        composition = Composition(config, announcer, source=source, witness=witness)
+        await composition.prepare()
 
-
-async def _serve(
-    config: Config,
-    announcer: Announcer,
-    sockets: Sequence[socket.socket],
-    *,
-    source: Source | None,
-    witness: Witness,
-    task_status: trio.TaskStatus[str],
-) -> None:
-    host, port = sockets[0].getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    dispatcher = Dispatcher(config.queue, rejects_loading=config.while_loading == "reject")
-    fleet = Fleet(
-        config, dispatcher, read=partial(_read_model, announcer=announcer), on_progress=announcer.loading
-    )
-    await fleet.prepare()
-    shutdown = trio.Event()
-    over = Backlog(lambda journey: witness(journey, fleet.load_times(journey.job.model)))
-    services = Services(
-        config=config,
-        gateway=Gateway(
-            dispatcher,
-            request_timeout_s=config.request_timeout_s,
-            tell=over.add,
-        ),
-        fleet=fleet,
-        models=fleet.texts,
-        aliases=fleet.aliases,
-        selectors=fleet.selectors,
-        ready=lambda: fleet.is_ready,
-        problems=lambda: fleet.problems,
-        estimate=lambda model, tenant, priority: msgspec.structs.asdict(
-            dispatcher.forecast(model, tenant, priority)
-        ),
-        queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
-        draining=shutdown.is_set,
-    )
-
-    async def load() -> None:
-        async with trio.open_nursery() as loaded:
-            await loaded.start(fleet.run)
+        def loaded(models: Sequence[str]) -> None:
             settle()
-            _announce(announcer.ready, url, [status.model for status in fleet.models()])
+            _announce(announcer.ready, url, models)
             task_status.started(url)
 
-    app = create_app(services)
+        async with trio.open_nursery() as signals:
+            signals.start_soon(_watch_signals, composition.drain, announcer)
+            async with composition.running(loaded) as app:
+                await serve_http(app, sockets, limits=_limits(config), shutdown=composition.draining)
+            signals.cancel_scope.cancel()
 
-    async def change(wanted: Config) -> None:
-        await fleet.reload(wanted)
-        app.change_keys(wanted.api_keys)
 
-    async with trio.open_nursery() as signals:
-        signals.start_soon(keep_running, "request log", over.run)
-        if source is not None:
-            signals.start_soon(keep_running, "reloading", keep_up, source, config, change)
-        signals.start_soon(_watch_signals, shutdown, dispatcher, announcer)
-        async with trio.open_nursery() as nodes:
-            nodes.start_soon(dispatcher.run)
-            nodes.start_soon(load)
-            await serve_http(app, sockets, limits=_limits(config), shutdown=shutdown)
-            nodes.cancel_scope.cancel()
-        signals.cancel_scope.cancel()
+class Composition:
+    """The parts of a server except for what listens: fleet ⊃ dispatcher ⊃ the ASGI application.
+
+    `prepare` comes first, then `running`. `draining` is set when no more jobs are taken. The configuration is
+    read again from its `source`, if it has one. `witness` is told of each job at its end.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        announcer: Announcer,
+        *,
+        source: Source | None = None,
+        witness: Witness = lambda _journey, _load: None,
+    ) -> None:
+        self.draining = trio.Event()
+        self._config = config
+        self._source = source
+        self._dispatcher = Dispatcher(config.queue, rejects_loading=config.while_loading == "reject")
+        self._fleet = Fleet(
+            config,
+            self._dispatcher,
+            read=partial(_read_model, announcer=announcer),
+            on_progress=announcer.loading,
+        )
+        self._over = Backlog(lambda journey: witness(journey, self._fleet.load_times(journey.job.model)))
+
+    async def prepare(self) -> None:
+        """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
+        await self._fleet.prepare()
+
+    def drain(self) -> None:
+        """Take no more jobs and refuse those that wait. Running jobs go on."""
+        self._dispatcher.drain()
+        self.draining.set()
+
+    @asynccontextmanager
+    async def running(
+        self, loaded: Callable[[Sequence[str]], None], *, past_quart: bool = True
+    ) -> AsyncIterator[Application]:
+        """Run everything during the block; yield the application, to be served with its lifespan.
+
+        Calls `loaded` with the names of all models when what is preloaded is there. `past_quart` is
+        `create_app`'s. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        """
+        app = create_app(self._services(), past_quart=past_quart)
+
+        async def load() -> None:
+            async with trio.open_nursery() as fleet:
+                await fleet.start(self._fleet.run)
+                loaded([status.model for status in self._fleet.models()])
+
+        async def change(wanted: Config) -> None:
+            await self._fleet.reload(wanted)
+            app.change_keys(wanted.api_keys)
+
+        async with trio.open_nursery() as beside:
+            beside.start_soon(keep_running, "request log", self._over.run)
+            if self._source is not None:
+                beside.start_soon(keep_running, "reloading", keep_up, self._source, self._config, change)
+            async with trio.open_nursery() as nodes:
+                nodes.start_soon(self._dispatcher.run)
+                nodes.start_soon(load)
+                yield app
+                nodes.cancel_scope.cancel()
+            beside.cancel_scope.cancel()
+
+    def _services(self) -> Services:
+        config, dispatcher, fleet = self._config, self._dispatcher, self._fleet
+        return Services(
+            config=config,
+            gateway=Gateway(dispatcher, request_timeout_s=config.request_timeout_s, tell=self._over.add),
+            fleet=fleet,
+            models=fleet.texts,
+            aliases=fleet.aliases,
+            selectors=fleet.selectors,
+            ready=lambda: fleet.is_ready,
+            problems=lambda: fleet.problems,
+            estimate=lambda model, tenant, priority: msgspec.structs.asdict(
+                dispatcher.forecast(model, tenant, priority)
+            ),
+            queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
+            draining=self.draining.is_set,
+        )
+
+
+def _url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _limits(config: Config) -> Limits:
@@ -195,12 +234,11 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
-async def _watch_signals(shutdown: trio.Event, dispatcher: Dispatcher, announcer: Announcer) -> None:
+async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> None:
     """The first signal drains; a second one ends at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            dispatcher.drain()
-            shutdown.set()
+            drain()
             logger.info("stopping", signal=signal.Signals(number).name)
             _announce(announcer.stopping)
             break

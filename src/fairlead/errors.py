@@ -265,3 +265,10 @@ class Draining(FairleadError):
 
     status = 503
     code = "draining"
+
+
+class NotStarted(FairleadError):
+    """The application is asked although its lifespan does not run."""
+
+    status = 503
+    code = "not_started"

@@ -33,12 +33,14 @@ Change = Callable[[Config], Awaitable[object]]
 class Source(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `read` blocks, and raises `ConfigError` or `OSError`.
+    `hears_signals`: also on SIGHUP, which in the process of another ASGI server is not ours. `read` blocks,
+    and raises `ConfigError` or `OSError`.
     """
 
     file: Path
     read: Callable[[], Config]
     is_watched: bool = False
+    hears_signals: bool = True
 
 
 async def keep_up(source: Source, config: Config, change: Change) -> None:
@@ -60,7 +62,8 @@ async def keep_up(source: Source, config: Config, change: Change) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(look)
-        nursery.start_soon(_hear, ask)
+        if source.hears_signals:
+            nursery.start_soon(_hear, ask)
         if source.is_watched:
             nursery.start_soon(_watch, source.file, ask)
 

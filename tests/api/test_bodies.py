@@ -210,8 +210,9 @@ def freed():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream):
-    client = client_of(model, gateway_script=lambda _job: [None])
+@pytest.mark.parametrize("past_quart", [True, False])
+async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream, past_quart):
+    client = client_of(model, gateway_script=lambda _job: [None], past_quart=past_quart)
     shares = client.app.hot._body_memory
     fields = {"prompt": "hello"} if path != CHAT else {}
     async with serving(client.app) as server:

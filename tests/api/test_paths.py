@@ -2,8 +2,9 @@
 
 import pytest
 
+from api.conftest import Client, client_of
 from api.raw_http import get, post, serving
-from fairlead.api.paths import Paths
+from fairlead.api.paths import Paths, without_root
 from fairlead.config import ApiKey
 
 METHODS = ("GET", "POST", "DELETE", "OPTIONS", "BREW")
@@ -147,3 +148,44 @@ def test_long_hostile_paths_take_no_long_time():
     for piece in ("/", "/.", "%2", "/%2e", "/a%", "a%2f"):
         path = "/v1/models/" + piece * 30_000
         assert not Paths(["/v1/models/<path:name>"]).has(path.encode() + b"\\", path)
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "raw_path", "inner"),
+    [
+        ("/llm", "/llm/v1/models", b"/llm/v1/models", ("/v1/models", b"/v1/models")),
+        ("/llm/", "/llm/v1/models", b"/llm/v1/models", ("/v1/models", b"/v1/models")),
+        ("/a/b", "/a/b/ready", b"/a/b/ready", ("/ready", b"/ready")),
+        ("/l m", "/l m/ready", b"/l%20m/ready", ("/ready", b"/ready")),
+        ("/llm", "/llm/", b"/llm/", ("/", b"/")),
+        ("/llm", "/llm/v1/models/a/b", b"/llm/v1/models/a%2Fb", ("/v1/models/a/b", b"/v1/models/a%2Fb")),
+        ("/llm", "/llm/../ready", b"/llm/../ready", ("/../ready", b"/../ready")),
+        ("/llm", "/llm/ready", None, ("/ready", None)),
+        # Taken off by a proxy or an outer application.
+        ("/llm", "/ready", b"/ready", ("/ready", b"/ready")),
+        # Not below the prefix.
+        ("/llm", "/llm", b"/llm", ("/llm", b"/llm")),
+        ("/llm", "/llmx/ready", b"/llmx/ready", ("/llmx/ready", b"/llmx/ready")),
+        ("/a/b", "/a/b/v1/models", b"/a%2Fb/v1/models", ("/a/b/v1/models", b"/a%2Fb/v1/models")),
+    ],
+)
+def test_a_prefix_is_taken_off_a_path_once(root, path, raw_path, inner):
+    scope = {"type": "http", "root_path": root, "path": path, "raw_path": raw_path}
+    found = without_root(scope)
+    assert (found["path"], found["raw_path"]) == inner
+    assert found["root_path"] == ""
+
+
+@pytest.mark.parametrize("past_quart", [True, False])
+async def test_routes_are_found_below_a_prefix_and_nowhere_else(model, past_quart, chat):
+    app = client_of(model, past_quart=past_quart).app
+
+    async def below(scope, receive, send):
+        await app({**scope, "root_path": "/llm"}, receive, send)
+
+    client = Client(below, None)
+    assert (await client.get("/llm/v1/models")).status == 200
+    assert (await client.post("/llm/v1/chat/completions", chat())).status == 200
+    assert (await client.post("/llm/../v1/chat/completions", chat())).status == 404
+    assert (await client.post("/other/v1/chat/completions", chat())).status == 404
+    assert (await client.post("/llm/llm/v1/chat/completions", chat())).status == 404

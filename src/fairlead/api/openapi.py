@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from quart import Quart, Response
+from quart import Quart, Response, request
 
 from fairlead.api import schemas, shapes, unserved
 from fairlead.api.call import json_reply
@@ -257,8 +257,8 @@ class OpenApi:
         app.add_url_rule("/openapi.json", view_func=self.document, methods=["GET"])
 
     async def document(self) -> Response:
-        """The document, in JSON."""
-        return response_of(json_reply(_encoded()))
+        """The document, in JSON. Below a prefix it says so, or its paths would be looked for without one."""
+        return response_of(json_reply(_encoded(request.scope.get("prefix", ""))))
 
 
 def document() -> dict[str, Any]:
@@ -288,8 +288,9 @@ def document() -> dict[str, Any]:
 
 
 @cache
-def _encoded() -> bytes:
-    return msgspec.json.encode(document())
+def _encoded(prefix: str) -> bytes:
+    servers = {"servers": [{"url": prefix}]} if prefix else {}
+    return msgspec.json.encode(document() | servers)
 
 
 def _described(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:

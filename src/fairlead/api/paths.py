@@ -12,6 +12,7 @@ some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
 
 import re
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
@@ -39,3 +40,22 @@ class Paths:
         except UnicodeDecodeError:
             return False
         return all(segment.isprintable() and segment not in {".", ".."} for segment in segments)
+
+
+def without_root(scope: dict[str, Any]) -> dict[str, Any]:
+    """Return the ASGI scope of a request below `root_path` without that, which is then the scope's `prefix`.
+
+    A path that does not begin with the prefix is left as it is: a proxy or an outer application has taken it
+    off already.
+    """
+    root, path, raw_path = scope["root_path"].rstrip("/"), scope["path"], scope.get("raw_path")
+    inner = {**scope, "root_path": "", "prefix": root}
+    if not path.startswith(f"{root}/"):
+        return inner
+    if raw_path is not None:
+        segments = raw_path.split(b"/", root.count("/") + 1)
+        if unquote_to_bytes(b"/".join(segments[:-1])).decode(errors="replace") != root:
+            return inner  # an escaped slash in the prefix: the path as a whole is then no route's
+        inner["raw_path"] = b"/" + segments[-1]
+    inner["path"] = path.removeprefix(root)
+    return inner

@@ -1,6 +1,7 @@
 """The application: every route, and the checks that each request passes before one.
 
-The routes that generate are answered past Quart, all others by it. `Paths` says for both which paths exist.
+Our own listener has the routes that generate answered past Quart, all others by it; under another ASGI server
+Quart answers all. `Paths` says for both which paths exist.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,18 +23,18 @@ from fairlead.api.errors import error_reply, public_error
 from fairlead.api.events import Events
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
 from fairlead.api.fleet import FleetRoutes
-from fairlead.api.hot import HotRoutes
+from fairlead.api.hot import HotRoutes, Route
 from fairlead.api.metrics import Metrics
 from fairlead.api.openai import OpenAI
 from fairlead.api.openapi import OpenApi
 from fairlead.api.origin import Guard
-from fairlead.api.paths import Paths
+from fairlead.api.paths import Paths, without_root
 from fairlead.api.queue import Queue
 from fairlead.api.relaying import Relaying
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
-from fairlead.config import ApiKey
+from fairlead.config import ApiKey, Limits
 from fairlead.errors import NotFound
 from fairlead.telemetry.snapshot import Overview
 
@@ -48,11 +49,17 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     asgi_http_class = Exchange
     request_class = FairleadRequest
     hot: HotRoutes
+    limits: Limits
     paths: Paths
     change_keys: Callable[[Iterable[ApiKey]], None]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request: ASGI."""
+        """Answer a request: ASGI. Below a prefix (`root_path`), paths are those after it."""
+        if scope["type"] == "http" and "fairlead" not in (
+            scope.get("extensions") or ()
+        ):  # not our own listener
+            scope = without_root(scope) if scope.get("root_path") else scope
+            scope = {**scope, "state": {**scope.get("state", {}), "limits": self.limits}}
         answer = self.hot if self.hot.serves(scope) and self.has_path(scope) else super().__call__
         await answer(scope, receive, send)
 
@@ -67,13 +74,17 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         return self.paths.has(scope.get("raw_path"), scope["path"])
 
 
-def create_app(services: Services) -> QuartTrio:
-    """Return the ASGI application. It holds nothing that must be closed."""
+def create_app(services: Services, *, past_quart: bool = True) -> Application:
+    """Return the ASGI application. It holds nothing that must be closed.
+
+    `past_quart`: whether the routes that generate are answered past Quart. They are Quart's in any case.
+    """
     app = Application("fairlead", static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = None  # the gateway's clocks are the only ones
     app.config["BODY_TIMEOUT"] = None  # read_body has its own, and a bound on the size
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
+    app.limits = services.config.limits
     edge = Edge(services)
     access = Access(services.config.api_keys)
     door = Door(access, edge.quotas, Guard(services.config.host, services.config.allowed_hosts))
@@ -89,6 +100,7 @@ def create_app(services: Services) -> QuartTrio:
         headers = FirstHeaders(current.scope["headers"])
         g.call = Call(headers, client[0] if client else None, partial(read_body, current))
         g.call.nursery = current.nursery
+        g.call.leave_body = current.incoming.leave
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
         rule = current.url_rule.rule if current.url_rule is not None else None
         door.enter(
@@ -120,10 +132,9 @@ def create_app(services: Services) -> QuartTrio:
     embeddings = Embeddings(edge, relaying)
     hot = {**openai.generating(), **embeddings.generating(), **relaying.generating(), **Tokens(edge).routes()}
     app.change_keys = change_keys
-    app.hot = HotRoutes(door, hot, edge.body_memory)
-    for path in hot:
-        # Quart never runs these: it knows them for what it answers to other methods.
-        app.add_url_rule(path, endpoint=path, methods=["POST"])
+    app.hot = HotRoutes(door, hot if past_quart else {}, edge.body_memory)
+    for path, route in hot.items():
+        app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
     overview = Overview(services, door.refusals)  # one for all who look: rates are between their looks
     for part in (
         openai,
@@ -138,3 +149,8 @@ def create_app(services: Services) -> QuartTrio:
         part.add_to(app)
     app.paths = Paths(rule.rule for rule in app.url_map.iter_rules())
     return app
+
+
+async def _answer(route: Route) -> Response:
+    """Answer a request by a route that generates, as `HotRoutes` does, in Quart."""
+    return response_of(await route(g.call))

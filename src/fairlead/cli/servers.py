@@ -1,7 +1,5 @@
 """The commands that are a server: arguments become a `Config`, and `app` runs it."""
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead.config import Config, ConfigError, is_loopback
@@ -34,14 +32,15 @@ def serve(
     if watch_config and config is None:
         raise ConfigError("--watch-config: needs --config")
     given = Config(models=())
+    source = None
     if config is not None:
-        from fairlead.console.configuration import read
+        from fairlead.console.configuration import read, source_of
 
         reading = read(config)
         if reading is None:
             return 2
         given = reading.config
-    source = None if config is None else _source(config, model, options, is_watched=watch_config)
+        source = source_of(config, model, options, is_watched=watch_config)
     return _serve(options.config(model, given), source, lifeline=options.lifeline)
 
 
@@ -65,24 +64,6 @@ def node(
         raise ConfigError("--queue-capacity: a node never queues; `fairlead serve` does")
     config = options.config(model, Config(models=()))
     return _serve(told(config, queue=told(config.queue, capacity=0)), None, lifeline=options.lifeline)
-
-
-def _source(file: Path, model: str | None, options: ServeOptions, *, is_watched: bool) -> "Source":
-    """Return how the file is read again: what the command line says still wins over it."""
-    import structlog
-
-    from fairlead.configfile import read_config
-    from fairlead.reload import Source
-
-    logger = structlog.get_logger("fairlead.reload")
-
-    def read() -> Config:
-        reading = read_config(file, os.environ)
-        for remark in reading.remarks:
-            logger.warning("note on the configuration", file=str(file), note=remark)
-        return options.config(model, reading.config)
-
-    return Source(file, read, is_watched)
 
 
 def _serve(config: Config, source: "Source | None", *, lifeline: bool) -> int:

@@ -11,9 +11,11 @@ from fairlead.config import CommandConfig, Config
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.console.announcer import warn
+from fairlead.console.options import ServeOptions
 from fairlead.telemetry import streams
 
 if TYPE_CHECKING:
+    from fairlead.reload import Source
     from fairlead.telemetry import logs
 
 MAKING_ROOM = {
@@ -41,6 +43,25 @@ def read(file: Path) -> Reading | None:
     for remark in reading.remarks:
         warn(f"{file}: {remark}")
     return reading
+
+
+def source_of(
+    file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, hears_signals: bool = True
+) -> "Source":
+    """Return how a server's file is read again: the options still win over it."""
+    import structlog
+
+    from fairlead.reload import Source
+
+    logger = structlog.get_logger("fairlead.reload")
+
+    def read() -> Config:
+        reading = read_config(file, os.environ)
+        for remark in reading.remarks:
+            logger.warning("note on the configuration", file=str(file), note=remark)
+        return options.config(model, reading.config)
+
+    return Source(file, read, is_watched, hears_signals)
 
 
 def _refuse(file: Path, error: ConfigFileError) -> None:

@@ -1,0 +1,382 @@
+"""The ASGI application's lifespan: what starts it, what fails, what ends it, and its configuration."""
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from fairlead import asgi
+from fairlead.api.routes import Application
+from fairlead.asgi import AsgiApp, create_app
+from fairlead.config import ApiKey, Config, ConfigError, Limits, ModelConfig, NodeConfig
+
+EMPTY = Config(models=())
+
+
+async def ask(app, path="/health", **scope) -> tuple[int, dict]:
+    """Send a GET past any test client; return the status, and the body of JSON."""
+    sent = []
+    received = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive():
+        if not received:
+            await trio.sleep_forever()
+        return received.pop()
+
+    async def send(message):
+        sent.append(message)
+
+    request = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "http_version": "1.1",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost")],
+        **scope,
+    }
+    await app(request, receive, send)
+    return sent[0]["status"], json.loads(b"".join(message["body"] for message in sent[1:]))
+
+
+class Server:
+    """The other side of a lifespan."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict] = []
+        self.has_spoken = trio.Event()
+        self._send, self._receive = trio.open_memory_channel(2)
+        self._send.send_nowait({"type": "lifespan.startup"})
+
+    def shut_down(self) -> None:
+        self._send.send_nowait({"type": "lifespan.shutdown"})
+
+    async def run(self, app) -> None:
+        async def send(message):
+            self.messages.append(message)
+            self.has_spoken.set()
+
+        await app({"type": "lifespan"}, self._receive.receive, send)
+
+
+async def test_without_a_lifespan_requests_are_answered_503_with_the_reason():
+    status, body = await ask(create_app(EMPTY))
+    assert (status, body["error"]["code"]) == (503, "not_started")
+    assert "must run its lifespan" in body["error"]["message"]
+
+
+async def test_the_routes_answer_from_startup_to_shutdown_and_again_after_a_restart(autojump_clock):
+    app = create_app(EMPTY)
+    for _ in range(2):
+        async with app.test_app() as running:
+            client = running.test_client()
+            assert (await client.get("/ready")).status_code == 200
+            assert (await ask(app, "/ready"))[0] == 200
+            assert (await client.post("/v1/chat/completions", json={"model": "m"})).status_code == 404
+        assert (await ask(app))[0] == 503
+
+
+async def test_all_routes_are_quarts():
+    app = create_app(EMPTY)
+    async with app.test_app():
+        assert isinstance(app._quart, Application)
+        endpoints = {
+            rule.rule: app._quart.view_functions[rule.endpoint] for rule in app._quart.url_map.iter_rules()
+        }
+        assert {"/v1/chat/completions", "/v1/embeddings", "/tokenize", "/metrics", "/"} <= set(endpoints)
+        assert all(map(callable, endpoints.values()))
+        assert not app._quart.hot.serves({"type": "http", "method": "POST", "path": "/tokenize"})
+
+
+async def test_there_is_no_test_client_without_a_lifespan():
+    with pytest.raises(RuntimeError, match="run the lifespan first"):
+        create_app(EMPTY).test_client()
+
+
+async def test_it_is_mounted_as_starlette_does_it(autojump_clock):
+    app = create_app(EMPTY)
+    outer_lifespan = app.lifespan  # Starlette calls it with the outer application
+
+    async with outer_lifespan(object()):
+        assert (await ask(app, "/llm/ready", root_path="/llm"))[0] == 200
+        assert (await ask(app, "/ready", root_path="/llm"))[0] == 200
+        assert (await ask(app, "/other/ready", root_path="/llm"))[0] == 404
+        assert (await ask(app, "/llm/openapi.json", root_path="/llm"))[1]["servers"] == [{"url": "/llm"}]
+        assert "servers" not in (await ask(app, "/openapi.json"))[1]
+    assert (await ask(app))[0] == 503
+
+
+async def test_a_second_lifespan_at_a_time_is_refused(autojump_clock):
+    app = create_app(EMPTY)
+    async with app.test_app():
+        server = Server()
+        await server.run(app)
+        (message,) = server.messages
+        assert message["type"] == "lifespan.startup.failed"
+        assert "this application runs already" in message["message"]
+        assert (await ask(app))[0] == 200
+
+
+async def test_an_error_in_the_block_ends_the_server_and_is_raised(autojump_clock):
+    app = create_app(EMPTY)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with app.lifespan():
+            raise LookupError("the outer application's")
+    assert raised.group_contains(LookupError)
+    assert (await ask(app))[0] == 503
+
+
+async def test_the_configurations_limits_hold(autojump_clock):
+    app = create_app(Config(models=(), limits=Limits(body_bytes=10)))
+    async with app.test_app() as running:
+        reply = await running.test_client().post("/v1/chat/completions", data=b"x" * 11)
+        assert (reply.status_code, (await reply.get_json())["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_keys_are_asked_for_except_of_probes(autojump_clock):
+    app = create_app(Config(models=(), api_keys=(ApiKey(key="sk-1"),)))
+    async with app.test_app() as running:
+        client = running.test_client()
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/queue")).status_code == 401
+        assert (await client.get("/queue", headers={"Authorization": "Bearer sk-1"})).status_code == 200
+
+
+async def test_a_websocket_is_closed(autojump_clock):
+    app = create_app(EMPTY)
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    async with app.test_app():
+        await app({"type": "websocket", "path": "/"}, receive, send)
+    assert sent == ["websocket.close"]
+
+
+# Shutting down -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def request_under_way(app, path: str, answered: list):
+    """Have a request answered while the block runs, and wait for it."""
+    async with trio.open_nursery() as nursery:
+
+        async def run():
+            answered.append(await ask(app, path))
+
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+
+
+def held_route(app: AsgiApp) -> trio.Event:
+    """Add a route that answers once the event is set."""
+    opened = trio.Event()
+
+    async def held():
+        await opened.wait()
+        return {"held": False}
+
+    app._quart.add_url_rule("/held", view_func=held)
+    return opened
+
+
+async def test_shutdown_waits_for_requests_that_are_being_answered(autojump_clock):
+    app, server, answered = create_app(EMPTY), Server(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run, app)
+        await server.has_spoken.wait()
+        opened = held_route(app)
+        async with request_under_way(app, "/held", answered):
+            server.shut_down()
+            await trio.sleep(20)
+            assert [message["type"] for message in server.messages] == ["lifespan.startup.complete"]
+            opened.set()
+    assert answered == [(200, {"held": False})]
+    assert [message["type"] for message in server.messages][1:] == ["lifespan.shutdown.complete"]
+
+
+async def test_a_request_that_outlasts_the_drain_is_answered_503(autojump_clock):
+    app, server, answered = create_app(Config(models=(), limits=Limits(drain_s=10))), Server(), []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run, app)
+        await server.has_spoken.wait()
+        held_route(app)
+        async with request_under_way(app, "/held", answered):
+            server.shut_down()
+            began = trio.current_time()
+    assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
+    assert trio.current_time() - began == pytest.approx(10)
+
+
+async def test_a_dashboards_stream_ends_when_the_server_drains(autojump_clock):
+    app = create_app(EMPTY)
+    async with app.test_app() as running:
+        async with running.test_client().request("/events") as watcher:
+            await watcher.send_complete()
+            assert (await watcher.receive()).startswith(b"event: history")
+            app.drain()
+            app.drain()
+        response = await watcher.as_response()
+        assert response.status_code == 200
+    app.drain()  # without a lifespan there is nothing to drain
+
+
+async def test_a_failure_of_the_server_is_raised_in_the_lifespan_and_ends_requests(monkeypatch):
+    fails = trio.Event()
+
+    async def run(_dispatcher):
+        await fails.wait()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fairlead.app.Dispatcher.run", run)
+    app, server, answered = create_app(EMPTY), Server(), []
+    with pytest.RaisesGroup(ZeroDivisionError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run, app)
+            await server.has_spoken.wait()
+            held_route(app)
+            with trio.CancelScope(shield=True):
+                async with request_under_way(app, "/held", answered):
+                    fails.set()
+    assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
+    status, body = await ask(app)
+    assert (status, body["error"]["message"]) == (503, "Fairlead has been shut down here")
+
+
+# What does not start -------------------------------------------------------------------------------
+
+
+async def failure_of(app) -> str:
+    server = Server()
+    await server.run(app)
+    (message,) = server.messages
+    assert message["type"] == "lifespan.startup.failed"
+    assert (await ask(app))[0] == 503
+    return message["message"]
+
+
+async def test_a_wrong_file_fails_the_startup_and_names_the_setting(tmp_path):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("queue:\n  capacity: -1\n")
+    assert await failure_of(create_app(file)) == f"{file}:2: queue.capacity: must be at least 0"
+
+
+async def test_a_file_that_is_not_there_fails_the_startup(tmp_path):
+    assert str(tmp_path / "none.yaml") in await failure_of(create_app(str(tmp_path / "none.yaml")))
+
+
+async def test_a_model_that_cannot_be_read_fails_the_startup(tmp_path):
+    model = ModelConfig(path=tmp_path, name="empty", preload=True)
+    assert "config.json" in await failure_of(create_app(Config(models=(model,))))
+
+
+async def test_a_bug_fails_the_startup_with_its_type():
+    def broken():
+        raise ZeroDivisionError("by accident")
+
+    assert await failure_of(AsgiApp(broken, standalone=False)) == "ZeroDivisionError: by accident"
+
+
+def test_outside_of_trio_the_lifespan_fails_and_requests_say_why():
+    app = create_app(EMPTY)
+    sent = []
+
+    async def receive():
+        return {"type": "lifespan.startup"}
+
+    async def send(message):
+        sent.append(message)
+
+    for scope in ({"type": "lifespan"}, {"type": "http", "path": "/"}):
+        with pytest.raises(StopIteration):
+            app(scope, receive, send).send(None)
+    assert "hypercorn --worker-class trio" in sent[0]["message"]
+    assert sent[1]["status"] == 503
+    assert b"hypercorn --worker-class trio" in sent[2]["body"]
+
+
+def test_watching_needs_a_file():
+    with pytest.raises(ConfigError, match="watch_config: needs a file"):
+        create_app(EMPTY, watch_config=True)
+
+
+# Where the configuration is from -------------------------------------------------------------------
+
+
+def test_the_environment_names_a_model_and_has_the_servers_variables(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAIRLEAD_MODEL", str(tmp_path))
+    monkeypatch.setenv("FAIRLEAD_HOST", "0.0.0.0")
+    monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1 ana=sk-2")
+    config, source = asgi._read_environment()
+    assert config == Config(
+        models=(ModelConfig(path=tmp_path, name=tmp_path.name, preload=True),),
+        host="0.0.0.0",
+        api_keys=(ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")),
+    )
+    assert source is None
+
+
+def test_without_variables_it_is_the_demonstration_model():
+    config, _ = asgi._read_environment()
+    assert [model.name for model in config.models] == ["fairlead-demo"]
+
+
+NODE = NodeConfig(id="far", url="http://127.0.0.1:9")
+FILE = "nodes: [{id: far, url: 'http://127.0.0.1:9'}]\napiKeys: [sk-file]\n"
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(FILE)
+    file.chmod(0o600)
+    monkeypatch.setenv("FAIRLEAD_CONFIG", str(file))
+    return file
+
+
+def test_the_environment_names_a_file_and_wins_over_it(monkeypatch, file):
+    monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1")
+    config, source = asgi._read_environment()
+    assert config == Config(models=(), nodes=(NODE,), api_keys=(ApiKey(key="sk-1"),))
+    assert source is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "culprit"),
+    [
+        ({"FAIRLEAD_CONFIG": "/no/such/file"}, "FAIRLEAD_CONFIG"),
+        ({"FAIRLEAD_MODEL": "/no/such/folder"}, "FAIRLEAD_MODEL"),
+        ({"FAIRLEAD_PORT": "http"}, "FAIRLEAD_PORT"),
+        ({"FAIRLEAD_WATCH_CONFIG": "maybe"}, "FAIRLEAD_WATCH_CONFIG"),
+        ({"FAIRLEAD_WATCH_CONFIG": "true"}, "FAIRLEAD_WATCH_CONFIG: needs FAIRLEAD_CONFIG"),
+    ],
+)
+async def test_a_wrong_variable_fails_the_startup_by_its_name(monkeypatch, variables, culprit):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert culprit in await failure_of(create_app())
+
+
+@pytest.mark.parametrize("from_environment", [True, False])
+async def test_a_watched_file_is_read_again_when_it_has_changed(monkeypatch, file, from_environment):
+    monkeypatch.setattr("fairlead.reload.LOOK_EVERY_S", 0.01)  # a thread reads it, in real time
+    if from_environment:
+        monkeypatch.setenv("FAIRLEAD_WATCH_CONFIG", "true")
+    app = create_app() if from_environment else create_app(file, watch_config=True)
+    async with app.test_app() as running:
+        client = running.test_client()
+        new = {"Authorization": "Bearer sk-new"}
+        assert (await client.get("/queue", headers=new)).status_code == 401
+        file.write_text(FILE.replace("sk-file", "sk-new"))
+        with trio.fail_after(60):
+            while (await client.get("/queue", headers=new)).status_code != 200:  # noqa: ASYNC110  # another thread
+                await trio.sleep(0.01)
