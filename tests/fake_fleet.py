@@ -7,6 +7,7 @@ import trio
 
 from fairlead.config import Config, NodeConfig
 from fairlead.errors import FairleadError
+from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
 
 
@@ -24,6 +25,7 @@ class FakeFleet:
     refusal: FairleadError | None = None
     asked: list[tuple] = field(default_factory=list)
     instance: str = "0" * 32
+    outputs: dict[str, ProcessOutput] = field(default_factory=dict)
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:
@@ -49,6 +51,10 @@ class FakeFleet:
 
     def is_relayed(self, model: str) -> bool:
         return any(status.model == model and status.kind != "engine" for status in self.models())
+
+    def output(self, model: str) -> ProcessOutput:
+        self._note("output", model)
+        return self.outputs.setdefault(model, ProcessOutput())
 
     async def load(self, model: str) -> None:
         await self._ask("load", model)

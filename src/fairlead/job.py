@@ -63,7 +63,8 @@ class Job(msgspec.Struct, frozen=True):
 
     `embed`: what is wanted of each prompt is its vector, not what comes after it.
 
-    `traceparent` is the client's header of that name (W3C Trace Context), as it came.
+    `traceparent` is the client's header of that name (W3C Trace Context), as it came. `path` is the route's
+    and `client` the client's address, for the log.
     """
 
     id: str
@@ -82,6 +83,8 @@ class Job(msgspec.Struct, frozen=True):
     prompt_estimate: int = 0
     traceparent: str = ""
     embed: bool = False
+    path: str = ""
+    client: str | None = None
 
     @property
     def sequences(self) -> int:

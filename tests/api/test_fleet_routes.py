@@ -307,6 +307,7 @@ async def test_a_job_for_a_model_without_a_node_is_told_so(operator):
 ROUTES = [
     ("POST", "/models/load", {"model": "small"}),
     ("POST", "/models/unload", {"model": "small"}),
+    ("GET", "/models/small/logs", None),
     ("GET", "/nodes", None),
     ("POST", "/nodes", {"id": "org/big", "url": "http://10.0.0.2:8000"}),
     ("DELETE", "/nodes/org/big", None),
@@ -346,7 +347,7 @@ async def test_an_operator_needs_a_key_where_there_are_any(client_with, fleet, m
 async def test_a_key_for_some_models_changes_no_nodes(client_with, fleet):
     client = client_with(ApiKey("sk", models=("small",)), fleet=fleet)
     headers = {"Authorization": "Bearer sk"}
-    for method, path, body in ROUTES[3:]:
+    for method, path, body in ROUTES[4:]:
         reply = await client.send(method, path, json.dumps(body).encode(), headers=headers)
         assert (403, "forbidden") == (reply.status, reply.error["code"])
     assert [] == fleet.asked
@@ -354,5 +355,10 @@ async def test_a_key_for_some_models_changes_no_nodes(client_with, fleet):
 
 
 async def test_every_operators_route_is_among_those(operator):
-    tried = {path.replace("org/big", "<path:node_id>") for _, path, _ in ROUTES}
+    rules = {"org/big": "<path:node_id>", "small/logs": "<path:name>/logs"}
+    tried = set()
+    for _, path, _ in ROUTES:
+        for name, rule in rules.items():
+            path = path.replace(name, rule)  # noqa: PLW2901
+        tried.add(path)
     assert FleetRoutes.RULES == tried

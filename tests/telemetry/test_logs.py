@@ -87,6 +87,13 @@ def test_who_was_turned_away_is_a_warning_and_what_failed_an_error(write, outcom
     assert level == json.loads(write(journey(outcome=outcome), json=True))["level"]
 
 
+@pytest.mark.parametrize("outcome", ["queue_full", "displaced", "queue_timeout", "request_timeout"])
+def test_refused_job_is_logged_with_method_path_and_client(write, outcome):
+    told = journey(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
+    said = json.loads(write(told, json=True))
+    assert (said["method"], said["path"], said["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
+
+
 def test_a_job_that_never_had_a_seat_waited_all_its_time_and_has_no_node(write):
     told = journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0)
     said = json.loads(write(told, json=True))

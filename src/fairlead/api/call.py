@@ -51,17 +51,28 @@ class Call:
     `read` returns the whole body, once, or raises as `IncomingBody.read` does; `leave_body` is called when
     the request does not need it any more. `address` is the client's. `request_id` and `api_key` are what the
     door made of its headers; `body_bytes` is 0 until it was read. `user` is the user that the body names,
-    once it was parsed. `is_job`: the gateway has it from here on, and says what became of it.
+    once it was parsed. `is_job`: the gateway has it from here on, and says what became of it. `method` and
+    `path` are for the log.
     """
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "leave_body", "nursery", "read"),
-        *("request_id", "user"),
+        *("method", "path", "request_id", "user"),
     )
 
     nursery: trio.Nursery
 
-    def __init__(self, headers: Headers, address: str | None, read: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(
+        self,
+        headers: Headers,
+        address: str | None,
+        read: Callable[[], Awaitable[bytes]],
+        *,
+        method: str = "",
+        path: str = "",
+    ) -> None:
+        self.method = method
+        self.path = path
         self.headers = headers
         self.address = address
         self.read = read

@@ -4,7 +4,7 @@ Knows no framework and no route.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from secrets import token_hex
 
 import structlog
@@ -14,9 +14,11 @@ from fairlead.api.access import Access
 from fairlead.api.call import Call
 from fairlead.api.limits import Quotas
 from fairlead.api.origin import Guard
-from fairlead.errors import FairleadError
+from fairlead.api.paths import nearest_route
+from fairlead.errors import FairleadError, NotFound
 
 MAX_REQUEST_ID_LENGTH = 128
+LOGGED_LENGTH = 200  # characters of a path
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -29,6 +31,7 @@ class Door:
         self._quotas = quotas
         self._guard = guard
         self._refusals: Counter[str] = Counter()
+        self.rules: Collection[str] = ()  # the application's, in Quart's notation
 
     def enter(
         self,
@@ -56,8 +59,19 @@ class Door:
         if call.is_job:
             return
         self._refusals[error.code] += 1
-        if error.status != FairleadError.status:  # our own bugs are in the log already
-            logger.info("request refused", outcome=error.code, status=error.status, reason=error.message)
+        if error.status == FairleadError.status:  # our own bugs are in the log already
+            return
+        line = {
+            "outcome": error.code,
+            "status": error.status,
+            "reason": error.message,
+            "method": call.method,
+            "path": call.path[:LOGGED_LENGTH],
+            "client": call.address,
+        }
+        if error.code == NotFound.code and (route := nearest_route(call.path, self.rules)):
+            line["nearest_route"] = route
+        logger.info("request refused", **line)
 
     def refusals(self) -> Mapping[str, int]:
         """Return how many requests were refused before they became jobs, by the error's code."""

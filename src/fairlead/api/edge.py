@@ -205,6 +205,8 @@ class Edge:
             prompt_estimate=prompt_estimate,
             traceparent=call.headers.get("traceparent", ""),
             embed=embed,
+            path=call.path,
+            client=call.address,
         )
 
     # Having it served --------------------------------------------------------------------------------

@@ -6,19 +6,23 @@ No page of another server may do anything: see `origin`.
 """
 
 import re
+from contextlib import suppress
+from functools import partial
 
 import msgspec
-from quart import Quart, Response, g
+from quart import Quart, Response, g, request
 
 from fairlead.api.body import told
 from fairlead.api.call import Call
 from fairlead.api.edge import Edge
-from fairlead.api.exchange import json_response
+from fairlead.api.exchange import json_response, response_of
+from fairlead.api.process_logs import ProcessLogs, wants_to_follow
 from fairlead.api.schemas import LoadRequest, NodeRequest, UnloadRequest
 from fairlead.api.scope import scope_of
 from fairlead.config import ConfigError, NodeConfig
 from fairlead.config.spelling import dotted, spelled
-from fairlead.errors import Forbidden, InvalidRequest, NotFound
+from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound
+from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import ModelStatus, NodeStatus
 
 _load_decoder = msgspec.json.Decoder(LoadRequest)
@@ -28,13 +32,14 @@ _WORD = re.compile(r"\w+")
 
 
 class FleetRoutes:
-    """`/models/load`, `/models/unload`, `/nodes`, `/nodes/{id}`, `/nodes/{id}/drain`."""
+    """`/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
 
     # Their rules: those of which a browser is asked whose page it shows.
     RULES = frozenset(
         {
             "/models/load",
             "/models/unload",
+            "/models/<path:name>/logs",
             "/nodes",
             "/nodes/<path:node_id>",
             "/nodes/<path:node_id>/drain",
@@ -44,12 +49,14 @@ class FleetRoutes:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
         self._fleet = edge.services.fleet
+        self._logs = ProcessLogs(edge.services.draining)
 
     def add_to(self, app: Quart) -> None:
         """Register the routes."""
         for rule, view, method in (
             ("/models/load", self.load, "POST"),
             ("/models/unload", self.unload, "POST"),
+            ("/models/<path:name>/logs", self.logs, "GET"),
             ("/nodes", self.nodes, "GET"),
             ("/nodes", self.add_node, "POST"),
             ("/nodes/<path:node_id>", self.remove_node, "DELETE"),
@@ -71,6 +78,21 @@ class FleetRoutes:
         model = self._find(wanted.model)
         await self._fleet.unload(model, force=bool(wanted.force))
         return json_response(self._model(model))
+
+    async def logs(self, name: str) -> Response:
+        """Return what a model's processes have printed; with `?follow=true` also what they print later."""
+        model = self._find(name)
+        follows = wants_to_follow(request.args.get("follow"))
+        output = self._fleet.output(model)
+        if not follows:
+            return response_of(self._logs.kept(output))
+        return response_of(self._logs.follow(g.call, output, partial(self._is_current, model, output)))
+
+    def _is_current(self, model: str, output: ProcessOutput) -> bool:
+        """Return whether the model has this output still; a reload may remove it."""
+        with suppress(FairleadError):
+            return self._fleet.output(model) is output
+        return False
 
     async def nodes(self) -> Response:
         """Every node that the caller may see, ours and those elsewhere. No key of any is shown."""

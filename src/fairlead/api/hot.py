@@ -56,7 +56,13 @@ class _Request:
         self._limits = scope.get("state", {}).get("limits") or Limits()
         self._direct = scope.get("extensions", {}).get("fairlead")
         client = scope.get("client")
-        self._call = Call(FirstHeaders(scope["headers"]), client[0] if client else None, self._read)
+        self._call = Call(
+            FirstHeaders(scope["headers"]),
+            client[0] if client else None,
+            self._read,
+            method=scope["method"],
+            path=self._path,
+        )
         self._incoming: IncomingBody | None = None
         self._answering = False
 

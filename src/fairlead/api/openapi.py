@@ -179,6 +179,15 @@ OPERATIONS = (
     ),
     Operation(
         "get",
+        "/models/{name}/logs",
+        "fleet",
+        "What the processes of a model have printed, the last lines; control characters are escaped.",
+        errors=(400, 403, 404, 429),
+        media="text/plain",
+        query=(("follow", "true: go on with what is printed from now on. Default: false."),),
+    ),
+    Operation(
+        "get",
         "/nodes",
         "fleet",
         "The nodes of the models that the key may use.",

@@ -11,13 +11,24 @@ some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
 _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
 _ESCAPED = re.compile(rb"(?:/(?:[%b]|%%[0-9A-Fa-f]{2})+)+" % _CHARACTERS)
+
+# Comparing two texts takes the product of their lengths, and a flood of unknown paths must stay cheap.
+COMPARED_LENGTH = 64
+
+
+def nearest_route(path: str, rules: Collection[str]) -> str | None:
+    """Return the rule that a path without a route resembles most; None if it resembles none."""
+    if len(path) > COMPARED_LENGTH:
+        return None
+    return next(iter(get_close_matches(path.rstrip("/") or "/", rules, n=1)), None)
 
 
 class Paths:

@@ -98,7 +98,13 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         client = current.scope.get("client")
         # Quart's own headers have a Host even if the client sent none.
         headers = FirstHeaders(current.scope["headers"])
-        g.call = Call(headers, client[0] if client else None, partial(read_body, current))
+        g.call = Call(
+            headers,
+            client[0] if client else None,
+            partial(read_body, current),
+            method=current.method,
+            path=current.scope["path"],
+        )
         g.call.nursery = current.nursery
         g.call.leave_body = current.incoming.leave
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
@@ -147,7 +153,9 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         Events(overview.snapshot, services.draining, partial(scope_of, services)),
     ):
         part.add_to(app)
-    app.paths = Paths(rule.rule for rule in app.url_map.iter_rules())
+    rules = [rule.rule for rule in app.url_map.iter_rules()]
+    app.paths = Paths(rules)
+    door.rules = rules
     return app
 
 

@@ -11,6 +11,7 @@ from fairlead.config import Config, NodeConfig, SelectorConfig
 from fairlead.errors import ModelNotFound
 from fairlead.job import Job
 from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
 from fairlead.tally import TallyStatistics
 from fairlead.text.model import TextModel
@@ -85,6 +86,9 @@ class Fleet(Protocol):
 
     def is_relayed(self, model: str) -> bool:
         """Whether a command or a remote node may run it: a job for it carries `relay`."""
+
+    def output(self, model: str) -> ProcessOutput:
+        """Return what the processes of a model of ours have printed. Raises `InvalidRequest` for others."""
 
     async def load(self, model: str) -> None:
         """Have the model loaded, in its turn, and return when it is ready; joins a load under way.

@@ -45,7 +45,8 @@ class CommandStatus(msgspec.Struct, frozen=True):
 
 
 class CommandNode:
-    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for.
+    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for, and
+    `on_line` is called with each line that its process prints.
 
     `stuck` says why it was given up although it had not ended, if it was; `health`, when that is.
     """
@@ -57,6 +58,7 @@ class CommandNode:
         *,
         health: HealthConfig | None = None,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.id = f"command:{config.name}"
         self.models = frozenset({config.name})
@@ -84,6 +86,7 @@ class CommandNode:
             stop_command=config.cmd_stop,
             environment=config.env,
             unload_timeout_s=config.unload_timeout_s,
+            on_line=on_line,
         )
 
     @property

@@ -53,7 +53,7 @@ class EngineNode:
     """One life of a model's child. Who wants it to live again makes another.
 
     `isolate_tenants`: no tenant's prompts are answered faster because of another's. `command` starts the
-    child; tests give one of their own.
+    child; tests give one of their own. `on_line` is called with each line that the child prints.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class EngineNode:
         *,
         isolate_tenants: bool = False,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_line: Callable[[str], None] = lambda _line: None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.id = f"engine:{model.name}"
@@ -73,6 +74,7 @@ class EngineNode:
         self._listener = listener
         self._isolate_tenants = isolate_tenants
         self._on_progress = on_progress
+        self._on_line = on_line
         self._command = command
         self._worker: Worker | None = None
         self._ready: Ready | None = None
@@ -111,6 +113,7 @@ class EngineNode:
             command=self._command,
             on_progress=self._progress,
             on_stuck=lambda _error: self._went_down(),
+            on_line=self._on_line,
         )
         try:
             # Not a nursery: this task has nothing to do but to be told when the child is ready.

@@ -35,6 +35,7 @@ from fairlead.errors import (
 from fairlead.nodes.changes import changes_between
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.elsewhere import Neighbours
+from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.resident import Progress, Resident
 from fairlead.nodes.status import Changes, ModelStatus, NodeState, NodeStatus
 from fairlead.supervision import FailureBoundary, contain, log_failure
@@ -148,6 +149,13 @@ class Fleet:
     def is_relayed(self, model: str) -> bool:
         """Whether a node may run it that takes requests as clients write them."""
         return isinstance(self._configured.get(model), CommandConfig) or self._neighbours.have(model)
+
+    def output(self, model: str) -> ProcessOutput:
+        """Return what the processes of a model of ours have printed.
+
+        Raises `ModelNotFound`, or `InvalidRequest` for a model that is elsewhere.
+        """
+        return self._resident(model).output
 
     # What people ask for -----------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class CommandProcess:
     others of its group may still have to be ended, and `ending` says how.
 
     It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
-    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output.
+    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output, and
+    `on_line` is called with each.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class CommandProcess:
         stop_command: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         unload_timeout_s: float = 10.0,
+        on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.pid: int | None = None
         self.ended = trio.Event()
@@ -52,6 +54,7 @@ class CommandProcess:
         self._stop_command = stop_command
         self._environment = {**os.environ, **(environment or {})}
         self._unload_timeout_s = unload_timeout_s
+        self._on_line = on_line
         self._process: trio.Process | None = None
         self._is_killed = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
@@ -149,7 +152,11 @@ class CommandProcess:
             return
         command = [word.replace("${PID}", str(process.pid)) for word in self._stop_command]
         stopper = CommandProcess(
-            f"{self._name} (stop)", command, environment=self._environment, unload_timeout_s=0
+            f"{self._name} (stop)",
+            command,
+            environment=self._environment,
+            unload_timeout_s=0,
+            on_line=self._on_line,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_stopper, stopper, process)
@@ -174,6 +181,7 @@ class CommandProcess:
 
     def _keep(self, line: str) -> None:
         self._lines.append(line)
+        self._on_line(line)
         child_output.relay(self._name, line)
 
 

@@ -22,6 +22,7 @@ from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.memory import memory_of
+from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.sink import Sink
 from fairlead.nodes.status import ModelState, ModelStatus, NodeKind
 from fairlead.supervision import FailureBoundary, described, log_failure
@@ -73,7 +74,7 @@ class Resident:
     """A model and its present life, if it has one. `text` is an engine model's; commands have none.
 
     `keeper` is told what becomes of it, and `on_progress` how far a load is. `health` says when a command is
-    given up; like `config`, it counts from the next life on.
+    given up; like `config`, it counts from the next life on. `output` has the last lines of all its lives.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Resident:
         self.text = text
         self.health = health
         self.memory_bytes = 0
+        self.output = ProcessOutput()
         self._desk = desk
         self._on_progress = on_progress
         self._keeper = keeper
@@ -237,7 +239,9 @@ class Resident:
 
         config = self.config
         if isinstance(config, CommandConfig):
-            return CommandNode(config, self._desk, health=self.health, on_progress=progressed)
+            return CommandNode(
+                config, self._desk, health=self.health, on_progress=progressed, on_line=self.output.add
+            )
         assert self.text is not None, "an engine's model has a vocabulary"
         return EngineNode(
             self.text,
@@ -245,6 +249,7 @@ class Resident:
             self._desk,
             isolate_tenants=config.kv_cache.isolate_tenants,
             on_progress=progressed,
+            on_line=self.output.add,
             command=self._engine_command,
         )
 

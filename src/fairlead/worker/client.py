@@ -70,7 +70,8 @@ class Worker:
 
     `on_progress` is told how far loading has come (0…1) and what is being done. `on_stuck` is told, before
     any sequence is, that the child is given up although it has not ended; `stuck` says so from then on.
-    `command` starts a child; `--fd N` is added to it. `name` begins each line of its output.
+    `command` starts a child; `--fd N` is added to it. `name` begins each line of its output, and `on_line` is
+    called with each.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class Worker:
         command: Sequence[str] = COMMAND,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
         on_stuck: Callable[[NodeFailed], None] = lambda _error: None,
+        on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.on_progress = on_progress
         self.on_stuck = on_stuck
+        self.on_line = on_line
         self.pid: int | None = None
         self.statistics = wire.EngineStatistics()
         self.stuck: str | None = None
@@ -351,6 +354,7 @@ class Worker:
 
     def _log_line(self, line: str) -> None:
         self._log.append(line)
+        self.on_line(line)
         child_output.relay(self._name, line)
 
     def _log_end(self, lines: int) -> list[str]:

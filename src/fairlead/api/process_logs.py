@@ -1,0 +1,93 @@
+"""What a model's processes have printed, as plain text: the kept lines, and on request those that follow.
+
+The lines are shown as they can stand in a terminal and in a file: without colours and cursor movements, and
+with all other control characters escaped. A reader that follows holds only the number of its next line.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import trio
+
+from fairlead.api.call import NO_SNIFFING, Call, Reply
+from fairlead.errors import InvalidRequest, RateLimited
+from fairlead.nodes.output import ProcessOutput
+
+FOLLOWERS = 64
+LOOK_EVERY_S = 0.25
+RETRY_S = 10
+HEADERS = {"Content-Type": "text/plain; charset=utf-8", **NO_SNIFFING}
+
+# ECMA-48: control sequences (colours, the cursor) and operating system commands (the window's title).
+_ESCAPE_SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
+
+
+def printable(line: str) -> str:
+    """Return a line that can be printed: escape sequences are removed, other control characters escaped."""
+    plain = _ESCAPE_SEQUENCES.sub("", line)
+    if plain.isprintable():
+        return plain
+    return "".join(
+        letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in plain
+    )
+
+
+def wants_to_follow(value: str | None) -> bool:
+    """Return what the query's `follow` says. Raises `InvalidRequest`."""
+    if value not in (None, "true", "false"):
+        raise InvalidRequest("follow: must be true or false", param="follow")
+    return value == "true"
+
+
+class ProcessLogs:
+    """Answers with the lines of a `ProcessOutput`; `draining` says whether the server is about to stop."""
+
+    def __init__(self, draining: Callable[[], bool]) -> None:
+        self._draining = draining
+        self._followers = 0
+
+    def kept(self, output: ProcessOutput) -> Reply:
+        """Return the lines that are kept now."""
+        return Reply(_text(output.since(0)), 200, HEADERS)
+
+    def follow(self, call: Call, output: ProcessOutput, is_current: Callable[[], bool]) -> Reply:
+        """Return those lines and all later ones, as long as `is_current`. Raises `RateLimited`."""
+        if self._followers >= FOLLOWERS:
+            message = f"{FOLLOWERS} clients follow logs already, and no more may"
+            raise RateLimited(message, retry_after_s=RETRY_S)
+        self._followers += 1
+        call.nursery.start_soon(self._count)
+        return Reply(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
+
+    async def _count(self) -> None:
+        """Count a follower, as long as its request lasts."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._followers -= 1
+
+
+class _Following:
+    """The body of one follower: asked for the next piece when the last has been sent."""
+
+    def __init__(self, output: ProcessOutput, goes_on: Callable[[], bool]) -> None:
+        self._output = output
+        self._goes_on = goes_on
+        self._next = output.begin
+
+    def __aiter__(self) -> "_Following":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._output.end == self._next:
+            if not self._goes_on():
+                raise StopAsyncIteration
+            await trio.sleep(LOOK_EVERY_S)
+        missed = self._output.begin - self._next
+        lines = self._output.since(self._next)
+        self._next = self._output.end
+        return (f"({missed} lines were dropped)\n".encode() if missed > 0 else b"") + _text(lines)
+
+
+def _text(lines: Sequence[str]) -> bytes:
+    return "".join(f"{printable(line)}\n" for line in lines).encode(errors="replace")

@@ -1,0 +1,38 @@
+"""The last lines that a model's processes have printed, kept in memory over all of its lives.
+
+Bounded twice: `LINES_KEPT` lines, and `CHARACTERS_KEPT` of text. Lines are numbered from 0 on, so that a
+reader that follows the output asks for what came after its last line, and learns how many it has missed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+LINES_KEPT = 1000
+CHARACTERS_KEPT = 256 * 1024
+
+
+class ProcessOutput:
+    """Lines as they were printed, control characters included."""
+
+    def __init__(self) -> None:
+        self.end = 0  # the number of the next line
+        self._lines: deque[str] = deque()
+        self._size = 0
+
+    @property
+    def begin(self) -> int:
+        """The number of the oldest line that is kept."""
+        return self.end - len(self._lines)
+
+    def add(self, line: str) -> None:
+        """Keep a line, and drop the oldest ones above the bounds. Never waits."""
+        self._lines.append(line)
+        self._size += len(line)
+        self.end += 1
+        while len(self._lines) > LINES_KEPT or self._size > CHARACTERS_KEPT:
+            self._size -= len(self._lines.popleft())
+
+    def since(self, number: int) -> Sequence[str]:
+        """Return the lines from this number on that are still kept."""
+        skipped = max(0, number - self.begin)
+        return list(self._lines)[skipped:]

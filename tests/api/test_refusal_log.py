@@ -1,0 +1,75 @@
+"""The log's line of a refused request: what was asked, by whom, and which route was probably meant."""
+
+import pytest
+
+from fairlead.api.door import LOGGED_LENGTH
+from fairlead.api.paths import COMPARED_LENGTH, nearest_route
+from fairlead.config import ApiKey
+from fairlead.errors import QueueFull
+
+CHAT = "/v1/chat/completions"
+
+
+async def line_of(client, log, method: str, path: str, body: bytes = b"", **options) -> dict:
+    await client.send(method, path, body, **options)
+    (line,) = [entry for entry in log if entry["event"] == "request refused"]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "outcome"),
+    [
+        ("POST", CHAT, "invalid_request"),
+        ("GET", CHAT, "method_not_allowed"),
+        ("GET", "/v1/models/none", "model_not_found"),
+        ("DELETE", "/nowhere", "not_found"),
+    ],
+)
+async def test_refusal_is_logged_with_method_path_and_client(client, log, method, path, outcome):
+    line = await line_of(client, log, method, path, b"{")
+    assert (line["outcome"], line["method"], line["path"]) == (outcome, method, path)
+    assert line["client"] == "192.0.2.7"
+
+
+async def test_refused_key_is_logged_with_method_path_and_client(client_with, log):
+    line = await line_of(client_with(ApiKey("sk-1")), log, "GET", "/queue?model=small")
+    assert (line["outcome"], line["method"], line["path"]) == ("invalid_api_key", "GET", "/queue")
+    assert line["client"] == "192.0.2.7"
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/chat/completion", CHAT),
+        ("/chat/completions", CHAT),
+        ("/v1/chat/completions/", CHAT),
+        ("/v1/model", "/v1/models"),
+        ("/helth", "/health"),
+    ],
+)
+async def test_unknown_path_is_logged_with_the_nearest_route(client, log, path, nearest):
+    assert (await line_of(client, log, "GET", path))["nearest_route"] == nearest
+
+
+@pytest.mark.parametrize("path", ["/zzzzzzzzzzzz", "/" + "x" * COMPARED_LENGTH])
+async def test_path_that_resembles_no_route_is_logged_without_one(client, log, path):
+    assert "nearest_route" not in await line_of(client, log, "GET", path)
+
+
+async def test_missing_model_is_logged_without_a_route(client, log):
+    assert "nearest_route" not in await line_of(client, log, "GET", "/v1/models/none")
+
+
+async def test_long_path_is_cut_in_the_log(client, log):
+    path = "/" + "x" * 5000
+    assert (await line_of(client, log, "GET", path))["path"] == path[:LOGGED_LENGTH]
+
+
+async def test_job_knows_its_route_and_client_for_the_log(client, chat):
+    client.gateway.refusal = QueueFull("full")
+    await client.post(CHAT, chat())
+    assert (client.gateway.job.path, client.gateway.job.client) == (CHAT, "192.0.2.7")
+
+
+def test_nearest_route_of_an_application_without_routes_is_none():
+    assert nearest_route("/health", []) is None
