@@ -48,13 +48,22 @@ def test_a_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(m
     assert (1, 3, set()) == (len(ports[0]), len(ports[1]), ports[0] & ports[1])
 
 
-def test_a_taken_port_is_an_error_that_names_host_and_port():
+def test_port_in_use_is_named_with_what_to_do():
     sockets = bind("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
-    with pytest.raises(OSError, match=f"127.0.0.1, port {port}") as caught:
+    with pytest.raises(OSError) as caught:
         bind("127.0.0.1", port)
     close_all(sockets)
     assert errno.EADDRINUSE == caught.value.errno
+    assert str(caught.value) == (
+        f"port {port} of 127.0.0.1 is in use by another program, perhaps another Fairlead (`fairlead ps`): "
+        "stop that one, or choose another port with --port"
+    )
+
+
+def test_address_that_is_not_ours_is_named_with_the_systems_reason():
+    with pytest.raises(OSError, match=r"^cannot listen on 192\.0\.2\.1, port 80: "):
+        bind("192.0.2.1", 80)
 
 
 @pytest.mark.parametrize("host", ["no such host", "a..b", "256.1.1.1.1"])

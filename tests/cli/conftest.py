@@ -24,6 +24,7 @@ class FakeServer(ThreadingHTTPServer):
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # set, and hanging answers go on
         self.told: dict[str, object] = {}  # what else there is to GET, by path
+        self.texts: dict[str, list[str]] = {}  # plain texts in pieces, by path
         self.posted: list[tuple[str, dict]] = []
         self.events: list[tuple[str, object]] = []
         self.rounds: Iterable[int] = range(2)  # of all events: the first at once, the others when released
@@ -49,6 +50,8 @@ class _Exchange(BaseHTTPRequestHandler):
             self._send(200, self.server.told[self.path])
         elif self.path == "/events":
             self._tell()
+        elif self.path in self.server.texts:
+            self._write(self.server.texts[self.path])
         else:
             self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
 
@@ -101,6 +104,19 @@ class _Exchange(BaseHTTPRequestHandler):
                 self.server.released.wait()
             for name, data in self.server.events:
                 self._chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n")
+        self._chunk("")
+
+    def _write(self, pieces: list[str]) -> None:
+        """Write a text, and what follows the first piece when released."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number, piece in enumerate(pieces):
+            if number:
+                self.server.released.wait()
+            if piece:
+                self._chunk(piece)
         self._chunk("")
 
     def _event(self, data: object) -> None:

@@ -34,8 +34,17 @@ with log_streams(), open_announcer(key_needed=True) as announcer:
 COLOUR = re.compile(r"\x1b\[[\d;]*3[\d;]*m")
 
 
-def test_a_log_gets_a_line_for_each_stage_and_each_tenth(capsys):
+def test_log_gets_one_line_of_progress_for_each_load(capsys):
     announcer = open_announcer(key_needed=False)
+    for model in ("small", "other", "small"):
+        for percent in range(101):
+            announcer.loading(model, percent / 100, "weights" if percent < 90 else "warm-up")
+    lines = ["Loading small: 0 % weights", "Loading other: 0 % weights", "Loading small: 0 % weights"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_program_that_starts_a_server_gets_a_line_for_each_stage_and_each_tenth(capsys):
+    announcer = open_announcer(key_needed=False, in_detail=True)
     for percent in range(21):
         announcer.loading("small", percent / 100, "weights")
     announcer.loading("small", 0.2, "warm-up")
@@ -48,7 +57,16 @@ def test_only_the_ready_line_is_on_standard_output(capsys):
     announcer.loading("small", 1.0, "weights")
     announcer.ready("http://127.0.0.1:8000", ["small", "other"])
     announcer.stopping()
-    assert capsys.readouterr().out == "Fairlead is ready: http://127.0.0.1:8000  serving small, other\n"
+    assert capsys.readouterr().out == (
+        "Fairlead is ready: http://127.0.0.1:8000  serving small, other  "
+        "(dashboard: http://127.0.0.1:8000/  API: http://127.0.0.1:8000/v1  "
+        "chat: fairlead run  stop: Ctrl-C)\n"
+    )
+
+
+def test_ready_line_names_the_address_to_chat_with_where_it_is_not_the_default(capsys):
+    open_announcer(key_needed=False).ready("http://127.0.0.1:9000", ["small"])
+    assert "chat: fairlead run --url http://127.0.0.1:9000  stop: Ctrl-C)" in capsys.readouterr().out
 
 
 def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
@@ -65,7 +83,14 @@ def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
     assert "" == out
     assert [
         {"event": "loading", "level": "info", "model": "small", "percent": 20, "stage": "weights"},
-        {"event": "ready", "level": "info", "url": "http://127.0.0.1:8000", "models": ["small"]},
+        {
+            "event": "ready",
+            "level": "info",
+            "url": "http://127.0.0.1:8000",
+            "models": ["small"],
+            "dashboard": "http://127.0.0.1:8000/",
+            "api": "http://127.0.0.1:8000/v1",
+        },
         {"event": "cannot serve", "level": "error", "models": "small", "reason": "no config.json"},
         {"event": "a warning", "level": "warning"},
         {"event": "an error", "level": "error"},

@@ -214,6 +214,7 @@ def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
         "api_keys": 1,
         "without_effect": [],
         "remarks": [],
+        "missing_commands": {},
     } == json.loads(out)
     assert "sk-file" not in out
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cli.terminal import Terminal
-from cli.test_looking import MODELS, NODES, PICTURE, QUEUE
+from cli.test_looking import MODELS, PICTURE, QUEUE
 from fairlead.console.top import Picture, remember
 
 COLUMNS = 80
@@ -36,7 +36,6 @@ def assert_fits(lines: list[str]) -> None:
 def telling(server):
     """A server with long names, and a reason that no column can hold."""
     models = [*MODELS, {"model": LONG, "kind": "engine", "state": "failed", "problem": REASON}]
-    server.told = {"/queue": QUEUE, "/running": models, "/nodes": NODES}
     pictures = [PICTURE | {"models": models, "at_s": at_s} for at_s in range(200)]
     server.events = [("snapshot", picture) for picture in pictures]
     return server

@@ -55,15 +55,17 @@ PICTURE = {
 
 @pytest.fixture
 def telling(server):
-    server.told = {"/queue": QUEUE, "/running": MODELS, "/nodes": NODES}
     server.events = [("history", []), ("snapshot", PICTURE), ("snapshot", PICTURE)]
     return server
 
 
-def test_ps_shows_the_queue_the_models_and_the_nodes_elsewhere(telling, capsys):
+def test_ps_shows_what_top_shows(telling, capsys):
     assert 0 == main(["ps", "--url", telling.url])
     shown = capsys.readouterr().out
-    assert "3 running on 4 seats, 5 waiting of 100" in shown
+    assert shown.splitlines()[:2] == [
+        "3 running on 4 seats, 5 waiting of 100, 42 tokens/s",
+        "mean wait 1.2 s   mean service 2.5 s   rejected 3   cache 25%",
+    ]
     small, large = (next(line for line in shown.splitlines() if name in line) for name in ("small", "large"))
     assert ["small", "ready", "engine", "3/4", "512", "MiB", "25%"] == small.split()
     assert ["large", "loading", "40%", "weights", "command", "0/0", "-", "-"] == large.split()
@@ -79,10 +81,7 @@ def test_what_a_server_says_is_shown_and_not_obeyed(telling, capsys):
 
 def test_ps_answers_in_json_with_the_same_figures(telling, capsys):
     assert 0 == main(["ps", "--url", telling.url, "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert QUEUE == told["queue"]
-    assert ["small", "large"] == [model["model"] for model in told["models"]]
-    assert ["engine:small", "big"] == [node["id"] for node in told["nodes"]]
+    assert json.loads(capsys.readouterr().out) == PICTURE
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
@@ -92,9 +91,12 @@ def test_a_server_that_is_not_there_is_a_failure_in_one_line(command, nobody, ca
 
 
 def test_another_kind_of_server_is_said_to_be_one(server, capsys):
-    server.told = {"/queue": ["nothing", "we", "know"]}
+    server.events = [("snapshot", ["nothing", "we", "know"])]
     assert 1 == main(["ps", "--url", server.url])
-    assert "did not answer as a Fairlead server does" in capsys.readouterr().err
+    assert "the server sent something that is no picture of it" in capsys.readouterr().err
+    server.events, server.rounds = [("something", {})], range(1)
+    assert 1 == main(["ps", "--url", server.url])
+    assert "/events did not answer as a Fairlead server does" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"], ["run", "small", "hello"]])

@@ -121,7 +121,7 @@ def test_the_unit_starts_what_there_is():
 def test_completion_knows_every_command(capsys, shell):
     assert 0 == main(["completion", shell])
     script = capsys.readouterr().out
-    for command in ("serve", "node", "run", "ps", "top", "stop", "doctor", "deploy", "config"):
+    for command in ("serve", "node", "run", "ps", "top", "logs", "stop", "doctor", "deploy", "config"):
         assert command in script
 
 

@@ -44,7 +44,11 @@ assert "torch" not in sys.modules
 @pytest.fixture
 def hub():
     with FakeHub(
-        {"org/model": dict(FILES), "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"x"}}
+        {
+            "org/model": dict(FILES),
+            "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"x"},
+            "org/small-GGUF": {"small.Q4_K_M.gguf": b"x"},
+        }
     ) as hub:
         yield hub
 
@@ -113,6 +117,7 @@ def test_a_token_opens_a_private_model_and_without_one_it_is_not_there(hub, tmp_
     [
         ("org/nothing", "no such model on the hub"),
         ("org/pickled", "no weights as safetensors"),
+        ("org/small-GGUF", "Fairlead reads safetensors, and this is GGUF"),
         ("org/model@v9", "no revision 'v9'"),
     ],
 )
@@ -149,6 +154,30 @@ def test_a_directory_is_found_where_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tmp_path / "org" / "model" == find_model("org/model")
     assert tmp_path == find_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["small.gguf", "small.GGUF", "folder"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_gguf_is_refused_with_what_to_do(tmp_path, name, is_there):
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        (path / "small.gguf").touch()
+    elif is_there:
+        path.touch()
+    with pytest.raises(LoadFailed) as caught:
+        find_model(path)
+    assert caught.value.message == (
+        f"{path}: Fairlead reads safetensors, and this is GGUF. Use the same model in safetensors "
+        "(organization/name of the hub), or have llama.cpp serve the file: in a configuration file, "
+        'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}'
+    )
+
+
+def test_directory_with_both_forms_of_a_model_is_found(tmp_path):
+    (tmp_path / "small.gguf").touch()
+    (tmp_path / "model.safetensors").touch()
+    assert find_model(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(

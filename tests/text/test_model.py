@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fairlead.config import ConfigError
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.text.model import GenerationDefaults, TextModel
 from fairlead.text.tokenizer import Tokenizer
@@ -56,16 +57,27 @@ def test_a_directory_becomes_a_model(directory):
     ("config", "wanted", "expected"),
     [
         ({"max_position_embeddings": 32}, 16, 16),
-        ({"max_position_embeddings": 32}, 64, 32),
+        ({"max_position_embeddings": 32}, 32, 32),
         ({"max_position_embeddings": 32, "sliding_window": 8}, None, 32),
         ({"n_positions": 24}, None, 24),
         ({"text_config": {"max_position_embeddings": 48}}, None, 48),
         ({}, 16, 16),
     ],
 )
-def test_the_smaller_limit_holds(directory, config, wanted, expected):
+def test_limit_is_the_models_unless_a_smaller_one_is_set(directory, config, wanted, expected):
     write(directory, "config.json", config)
     assert expected == load(directory, max_model_len=wanted).max_model_len
+
+
+@pytest.mark.parametrize("config", [{"max_position_embeddings": 32}, {"text_config": {"n_positions": 32}}])
+def test_limit_above_the_models_own_is_a_configuration_error(directory, config):
+    write(directory, "config.json", config)
+    with pytest.raises(ConfigError) as caught:
+        load(directory, max_model_len=33)
+    assert str(caught.value) == (
+        "maxModelLen (--max-model-len): 33 is above the model's own limit of 32 tokens, "
+        f"which {directory / 'config.json'} gives; set it to 32 or less, or leave it out"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ The spec's `path` says how it (mis)behaves: `fake:delay_ms=5,die_after=3`. A ste
 numbered `die_after` is its last, `stuck_in` takes for ever, `raise_in_step` raises, and so do the following
 ones, `raise_times` in all; with `rows=2`, a step of fewer sequences has no number. `stuck_once=3` takes for
 ever in step 3 and leaves a mark, the file that is named behind `;`: when that is there, it does not. Loading:
-`fail_load`, `crash_load`, `die_in_load`, `slow_load`; `fail_again` fails when the mark is there. And:
+`fail_load`, `crash_load`, `no_compiler` (as Triton says it), `die_in_load`, `slow_load`; `fail_again` fails
+when the mark is there. And:
 `slots`, `batched` tokens in a step; with `overlap` a launch returns before its step is done; with `embeds` it
 makes vectors of prompts: their sum and their length.
 """
@@ -120,6 +121,8 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         raise LoadFailed("no such fake model")
     if "crash_load" in options:
         raise RuntimeError("a bug in loading")
+    if "no_compiler" in options:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
     if "die_in_load" in options:
         sys.stderr.write("about to die\n")
         sys.exit(3)

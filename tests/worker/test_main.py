@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlead.compilers import ADVICE
 from fairlead.job import Sampling
 from fairlead.worker import main, wire
 from worker import fake_child
@@ -161,6 +162,15 @@ def test_a_load_that_fails_is_told_why(path, reason):
     with child(path) as parent:
         assert isinstance(parent.receive(), wire.Progress)
         assert wire.LoadFailed(reason) == parent.receive()
+
+
+def test_load_that_found_no_compiler_is_told_with_what_to_do():
+    with child("fake:no_compiler") as parent:
+        assert isinstance(parent.receive(), wire.Progress)
+        assert parent.receive() == wire.LoadFailed(
+            "RuntimeError: Failed to find C compiler. Please specify via CC environment variable. "
+            f"To compile its GPU kernels Triton needs one: {ADVICE}."
+        )
 
 
 def test_the_child_imports_neither_torch_nor_trio_before_it_loads():

@@ -50,10 +50,17 @@ Address = tuple[str, int]
 _without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
 
 
+class CannotListen(OSError):
+    """An address cannot be had; the message says what to do."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
+
 def bind(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets, one for each address that `host` stands for. Port 0 picks a free one.
 
-    Raises `ConfigError` if there is no such host, and `OSError` naming the address if it cannot be had.
+    Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be had.
     """
     name = host.removeprefix("[").removesuffix("]")
     try:
@@ -209,7 +216,7 @@ def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.so
         try:
             sockets.append(_listen(family, (address[0], chosen, *address[2:])))
         except OSError as error:
-            failure = OSError(error.errno, f"cannot listen on {host}, port {chosen}: {error.strerror}")
+            failure = CannotListen(error.errno, _why_not(host, chosen, error))
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # a machine without IPv6, say
                 break
     else:
@@ -219,6 +226,15 @@ def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.so
         sock.close()
     assert failure is not None
     raise failure
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return f"cannot listen on {host}, port {port}: {error.strerror}"
+    return (
+        f"port {port} of {host} is in use by another program, perhaps another Fairlead (`fairlead ps`): "
+        "stop that one, or choose another port with --port"
+    )
 
 
 def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:

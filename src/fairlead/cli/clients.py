@@ -65,15 +65,17 @@ def run(
     *,
     server: ServerOptions = ServerOptions(),
 ) -> int:
-    """Chat with a model in the terminal. Ctrl-C stops the answer, not the program.
+    """Ask a question, or chat with a model in the terminal. Ctrl-C stops the answer, not the program.
 
+    `fairlead run "Why is the sky blue?"` asks the first model, `fairlead run MODEL PROMPT` another one.
     Talks to the server at --url. When none is given and none runs at http://127.0.0.1:8000, one is started
     for as long as the chat lasts. There is no --json: `POST /v1/chat/completions` answers in JSON.
 
     Parameters
     ----------
     model
-        Name of a served model, or the directory of one. Default: the first one the server has.
+        Name of a served model, or the directory of one. Default: the first one the server has. If it comes
+        alone and has a space or anything else that names of models do not have, it is the prompt.
     prompt
         Ask this and end. Without it standard input is the prompt, or the chat when it is a terminal.
     """
@@ -83,7 +85,7 @@ def run(
 
 
 def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
-    """Show the queue, the models that are loaded, and the nodes of a server.
+    """Show what `top` shows, once: the queue, the models and the nodes of a server.
 
     Parameters
     ----------
@@ -106,6 +108,29 @@ def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
     from fairlead.console.top import top as watch
 
     return server.ask(partial(watch, as_json=json))
+
+
+def logs(
+    model: str,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="")] = False,
+    server: ServerOptions = ServerOptions(),
+) -> int:
+    """Show the last lines that a model's processes have printed: a command's output, an engine's errors.
+
+    There is no --json: the output is those lines, without control characters.
+
+    Parameters
+    ----------
+    model
+        Name of the model.
+    follow
+        Go on with what they print from now on, until Ctrl-C.
+    """
+    from fairlead.console.status import logs as show
+
+    return server.ask(partial(show, model=model, follow=follow))
 
 
 def stop(

@@ -14,9 +14,10 @@ from typing import Literal
 
 from cyclopts import App, CycloptsError
 
-from fairlead.cli.clients import bench, ps, run, stop, top
+from fairlead.cli.clients import bench, logs, ps, run, stop, top
 from fairlead.cli.machines import check, deploy, doctor, schema
 from fairlead.cli.servers import node, serve
+from fairlead.compilers import ADVICE
 from fairlead.config import ConfigError
 
 commands = App(
@@ -26,7 +27,7 @@ commands = App(
 )
 commands.register_install_completion_command()
 commands.command(configuration := App("config", help="Look at configuration files."))
-for command in (serve, node, run, ps, top, stop, bench, doctor, deploy):
+for command in (serve, node, run, ps, top, logs, stop, bench, doctor, deploy):
     commands.command(command)
 configuration.command(check)
 configuration.command(schema)
@@ -77,6 +78,13 @@ def _run(words: list[str]) -> int:
         return 1
     except OSError as error:
         complain(str(error))
+        return 1
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("fairlead._cext"):
+            raise
+        complain(
+            f"the compiled kernel {error.name} is missing. Install Fairlead again; before that {ADVICE}."
+        )
         return 1
     except KeyboardInterrupt:
         return 130

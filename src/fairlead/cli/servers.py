@@ -74,5 +74,5 @@ def _serve(config: Config, source: "Source | None", *, lifeline: bool) -> int:
         warn(f"anybody who can reach {config.host} may use this server; --api-key would ask them for a key")
     if lifeline:
         end_with_standard_input()
-    with open_announcer(key_needed=bool(config.api_keys)) as announcer:
+    with open_announcer(key_needed=bool(config.api_keys), in_detail=lifeline) as announcer:
         return run_server(config, announcer, source)

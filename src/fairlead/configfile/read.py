@@ -16,8 +16,8 @@ from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableErro
 from fairlead.swap import llama_swap
 from fairlead.swap.macros import Expansion
 from fairlead.swap.sections import FileSettings
-from fairlead.swap.selectors import faults_of_spilling, unknown_targets
-from fairlead.text.hub import is_hub_id
+from fairlead.swap.selectors import faults_of_spilling, unknown_targets, without_targets
+from fairlead.text.hub import gguf_advice, is_gguf, is_hub_id
 
 FAULTS_AT_MOST = 100
 LETTERS_AT_MOST = 500
@@ -144,6 +144,7 @@ class _Reader:
         if all(node.models is not None for node in config.nodes):
             known = set(local).union(*(node.models or () for node in config.nodes))
             self.idle += (("selectors", *path) for path in unknown_targets(config.selectors, known))
+            self.remarks += (fault.under("selectors") for fault in without_targets(config.selectors, known))
         memory_mb = {model.name: float(model.memory_mb or 0) for model in config.models}
         policy = llama_swap.policy_for(config.swap, memory_mb)
         faults = faults_of_spilling(config.selectors, local, policy)
@@ -210,8 +211,11 @@ class _Reader:
             folder, there = model.path, False
         if not there and not folder.parent.is_dir() and is_hub_id(str(model.path)):
             return model
-        if not there:
-            self.faults.append(Fault(("models", model.name, "path"), f"there is no folder {folder}"))
+        at = ("models", model.name, "path")
+        if is_gguf(folder):
+            self.faults.append(Fault(at, gguf_advice(folder)))
+        elif not there:
+            self.faults.append(Fault(at, f"there is no folder {folder}"))
         return msgspec.structs.replace(model, path=folder)
 
     def _preloaded(self, models: list[AnyModelConfig], common: FileSettings) -> list[AnyModelConfig]:

@@ -1,9 +1,9 @@
 """Reports the progress of starting and stopping. Owns every line that `serve` prints itself.
 
-On a terminal: a progress bar for each model that loads, gone when the server is ready. Elsewhere: plain
-lines, few enough for a log. The ready line goes to standard output, everything else to standard error.
-The plain lines are also an interface: `read_line` understands them again (see `own_server`). Where the log is
-JSON, all of them are events of the log.
+On a terminal: a progress bar for each model that loads, gone when the server is ready. Elsewhere: one line
+for each load, or, for the program that started this one, a line for each tenth of it, which `read_line`
+parses (see `own_server`). The ready line goes to standard output, everything else to standard error. Where
+the log is JSON, all of them are events of the log.
 """
 
 import json
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
 class Loading(msgspec.Struct, frozen=True):
     """A model is on its way; `fraction` is 0...1."""
 
@@ -41,23 +44,26 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Announcer:
-    """Plain lines, for a log or a pipe."""
+    """Plain lines, for a log or a pipe; `in_detail`: a line for each stage and each tenth of a load."""
 
-    def __init__(self, *, key_needed: bool) -> None:
+    def __init__(self, *, key_needed: bool, in_detail: bool = False) -> None:
         self._key_needed = key_needed
-        self._told: dict[str, tuple[str, int]] = {}
+        self._in_detail = in_detail
+        self._shown: dict[str, tuple[str, int]] = {}
 
     def loading(self, model: str, fraction: float, stage: str) -> None:
-        """Say how far a model is: a line for every stage and every tenth of the way."""
+        """Print a line when a load begins; in detail also for each stage and each tenth of it."""
         tenths = int(fraction * 10)
-        if self._told.get(model) != (stage, tenths):
-            self._told[model] = (stage, tenths)
+        before = self._shown.get(model)
+        self._shown[model] = (stage, tenths)
+        begins = before is None or tenths < before[1]
+        if begins or (self._in_detail and before != (stage, tenths)):
             self._show_loading(model, tenths, stage)
 
     def ready(self, url: str, models: Sequence[str]) -> None:
-        """Say where the server is, and on a terminal how to ask it something."""
+        """Print where the server is and how to use and stop it, on a terminal with an example."""
         self._clear()
-        print(f"Fairlead is ready: {url}  serving {', '.join(models)}", flush=True)
+        print(f"Fairlead is ready: {url}  serving {', '.join(models)}  ({_uses(url)})", flush=True)
         _notify_ready(url, models)
         if models and sys.stdout.isatty():
             print(_curl_hint(url, models[0], key_needed=self._key_needed), flush=True)
@@ -91,7 +97,7 @@ class LogAnnouncer(Announcer):
 
     def ready(self, url: str, models: Sequence[str]) -> None:
         """Log where the server is."""
-        _logger().info("ready", url=url, models=list(models))
+        _logger().info("ready", url=url, models=list(models), dashboard=f"{url}/", api=f"{url}/v1")
         _notify_ready(url, models)
 
     def failed(self, model: str, reason: str) -> None:
@@ -130,11 +136,16 @@ class TerminalAnnouncer(Announcer):
         self._bars.clear()
 
 
-def open_announcer(*, key_needed: bool) -> Announcer:
-    """Return the announcer that suits the log and standard error. Its context restores the terminal."""
+def open_announcer(*, key_needed: bool, in_detail: bool = False) -> Announcer:
+    """Return the announcer that suits the log and standard error. Its context restores the terminal.
+
+    `in_detail`: plain lines are for a program that shows the progress itself.
+    """
     if streams.is_json():
         return LogAnnouncer(key_needed=key_needed)
-    return (TerminalAnnouncer if sys.stderr.isatty() else Announcer)(key_needed=key_needed)
+    if sys.stderr.isatty():
+        return TerminalAnnouncer(key_needed=key_needed)
+    return Announcer(key_needed=key_needed, in_detail=in_detail)
 
 
 def read_line(line: str) -> Loading | Ready | None:
@@ -197,6 +208,11 @@ def _progress() -> "Progress":
         console=Console(stderr=True),
         transient=True,
     )
+
+
+def _uses(url: str) -> str:
+    chat = "fairlead run" if url == DEFAULT_URL else f"fairlead run --url {url}"
+    return f"dashboard: {url}/  API: {url}/v1  chat: {chat}  stop: Ctrl-C"
 
 
 def _curl_hint(url: str, model: str, *, key_needed: bool) -> str:

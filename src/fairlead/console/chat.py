@@ -1,17 +1,21 @@
 """`fairlead run`: one question and its answer, or a conversation. Owns the history and the terminal."""
 
 import io
+import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from fairlead.config import ConfigError
-from fairlead.console.announcer import complain
+from fairlead.console.announcer import DEFAULT_URL, complain
 from fairlead.console.client import Client, Message, NoServerError, Queued, ServerError
 from fairlead.console.own_server import own_server
+from fairlead.text.hub import gguf_advice, is_gguf
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+# What models are called here, on the hub, by Ollama, and as files.
+_MODEL_NAME = re.compile(r"[\w.:/@+~-]+", re.ASCII)
 HELP = """\
 /clear  forget the conversation so far
 /help   show this
@@ -25,17 +29,23 @@ _CONTROLS = dict.fromkeys({*range(32), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t
 def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str | None) -> int:
     """Answer `prompt`, or what standard input holds, or converse when that is a terminal.
 
-    Return the exit code. `url` None: the default one, or a server of our own if nobody answers there.
+    A `model` that no model could be called is the prompt. Return the exit code. `url` None: the default one,
+    or a server of our own if nobody answers there.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal must not end the answer at an emoji
-    if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.buffer.read().decode(errors="replace")
-    if prompt is not None and not prompt.strip():
-        raise ConfigError("PROMPT: must not be empty")
+    question = model if prompt is None and model is not None and _is_question(model) else None
+    _check_prompt(prompt if question is None else question)
     try:
         with ExitStack() as servers:
-            client, name = _connect(servers, model, url, api_key)
+            client, name = _connect(servers, None if question else model, url, api_key)
+            if question is not None and question in client.models():
+                name = question  # a model may be called anything, after all
+            elif question is not None:
+                prompt = question
+            if prompt is None and not sys.stdin.isatty():
+                prompt = sys.stdin.buffer.read().decode(errors="replace")
+                _check_prompt(prompt)
             if prompt is None:
                 return _Conversation(client, name).hold()
             _show_answer(client, name, [Message("user", _valid(prompt))], answer=[])
@@ -43,6 +53,16 @@ def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str
     except ServerError as error:
         complain(str(error))
         return 1
+
+
+def _check_prompt(prompt: str | None) -> None:
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("PROMPT: must not be empty")
+
+
+def _is_question(text: str) -> bool:
+    """Whether this is no name of a model and no directory: it has a space, or an end of a sentence, say."""
+    return _MODEL_NAME.fullmatch(text) is None and not os.path.isdir(text)  # noqa: PTH112  # of any length
 
 
 def _connect(
@@ -57,6 +77,8 @@ def _connect(
     except NoServerError as absent:
         if url is not None:
             raise
+        if model and is_gguf(model):
+            raise ServerError(gguf_advice(model)) from None
         if model and path is None:
             raise ServerError(f"{absent}, and {model} is no directory to serve a model from") from None
         served = []

@@ -72,7 +72,6 @@ class Client:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(READ_TIMEOUT_S, connect=5.0),
             # A proxy that the environment names cannot reach this machine's own loopback.
             trust_env=not is_loopback(httpx.URL(self.url).host),
         )
@@ -113,6 +112,12 @@ class Client:
             yield _named_events(response.iter_lines())
 
     @contextmanager
+    def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
+        """Give an iterator over the lines of a text; an `endless` one may be silent for any time."""
+        with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
+            yield response.iter_lines()
+
+    @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
         """Ask; give an iterator over the answer's text as it comes. Leaving early cancels the request."""
         body = {"model": model, "messages": messages, "stream": True}
@@ -120,10 +125,20 @@ class Client:
             yield _pieces(response.iter_lines())
 
     @contextmanager
-    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[httpx.Response]:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Iterator[httpx.Response]:
         headers = {} if body is None else {"Content-Type": "application/json"}
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=5.0, read=read_timeout_s)
         try:
-            with self._http.stream(method, self.url + path, content=body, headers=headers) as response:
+            with self._http.stream(
+                method, self.url + path, content=body, headers=headers, timeout=timeout
+            ) as response:
                 if not response.is_success:
                     raise ServerError(_refusal(response))
                 yield response

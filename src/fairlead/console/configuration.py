@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -99,6 +100,7 @@ def check(file: Path, *, as_json: bool) -> int:
         told = _summary(reading.config) | {
             "without_effect": reading.without_effect,
             "remarks": reading.remarks,
+            "missing_commands": _missing_commands(reading.config),
         }
         print(json.dumps({"file": str(file), "ok": True, **told}, indent=2))
     else:
@@ -140,4 +142,20 @@ def _lines(file: Path, reading: Reading) -> list[str]:
         f"  API keys: {len(config.api_keys) or 'none'}",
         *(f"  without effect: {key}" for key in reading.without_effect),
         *(f"  note: {remark}" for remark in reading.remarks),
+        *(f"  not on PATH here: {key}: {program}" for key, program in _missing_commands(config).items()),
     ]
+
+
+def _missing_commands(config: Config) -> dict[str, str]:
+    """Return the programs that this machine does not have, by the settings that name them.
+
+    They are no faults: a file may be checked on another machine than the one that serves.
+    """
+    missing = {}
+    for model in config.models:
+        if not isinstance(model, CommandConfig):
+            continue
+        for setting, command in (("cmd", model.cmd), ("cmdStop", model.cmd_stop)):
+            if command and shutil.which(command[0], path=model.env.get("PATH")) is None:
+                missing[f"models.{model.name}.{setting}"] = command[0]
+    return missing

@@ -17,12 +17,12 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.compilers import ADVICE
 from fairlead.config import Config, ConfigError, demonstration_model
 from fairlead.configfile import Reading, read_config
 
 Verdict = Literal["good", "warning", "bad"]
 
-OLDEST_PYTHON = (3, 11)
 LEAST_MEMORY_GIB = 2
 LEAST_DISK_GIB = 2
 LEAST_FILES = 4096
@@ -103,10 +103,7 @@ def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Fin
 
 def _python() -> Iterator[Finding]:
     version = platform.python_version()
-    if sys.version_info < OLDEST_PYTHON:
-        yield Finding("Python", "bad", version, "Fairlead needs Python 3.11 or later.")
-    else:
-        yield Finding("Python", "good", f"{version} on {platform.system()} {platform.machine()}")
+    yield Finding("Python", "good", f"{version} on {platform.system()} {platform.machine()}")
     yield Finding("Fairlead", "good", metadata.version("fairlead"))
 
 
@@ -119,6 +116,8 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", "good", torch["version"])
     for device in torch["devices"]:
         yield Finding("GPU", "good", f"{device['name']}, {device['memory'] / GIB:.0f} GiB")
+    if torch["devices"] and not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
+        yield Finding("C compiler", "bad", "none, and Triton needs one for its GPU kernels", f"{ADVICE}.")
     if not torch["devices"]:
         has_driver = shutil.which("nvidia-smi") is not None
         advice = "This torch was built without CUDA: install one with it." if has_driver else ""
@@ -131,7 +130,7 @@ def _torch() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     told, why_not = _in_a_child(ASK_KERNEL)
     if told is None:
-        yield Finding("kernels", "bad", why_not, "Install Fairlead again; a C compiler is needed for that.")
+        yield Finding("kernels", "bad", why_not, f"Install Fairlead again; before that {ADVICE}.")
     else:
         yield Finding("kernels", "good", f"the step on the CPU uses {told}")
 

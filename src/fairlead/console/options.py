@@ -20,6 +20,7 @@ from fairlead.config import (
     ModelConfig,
     demonstration_model,
 )
+from fairlead.text.hub import gguf_advice, is_gguf
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -39,6 +40,8 @@ def _known_device(_type: object, value: str | None) -> None:
 
 
 def _model(_type: object, value: str | None) -> None:
+    if value is not None and is_gguf(value):
+        raise ValueError(gguf_advice(value))
     if value is None or Path(value).is_dir() or (HUB_ID.fullmatch(value) and not Path(value).exists()):
         return
     if Path(value).exists():

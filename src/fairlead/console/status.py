@@ -1,21 +1,22 @@
-"""What a server says of itself, as tables for a terminal: `fairlead ps`, and the parts of `fairlead top`.
+"""What a server says of itself, as tables for a terminal: `fairlead ps`, `fairlead logs`, the parts of `top`.
 
 Fields that a server does not send have their defaults, so that another version's answer is shown as far as
 it is understood.
 """
 
+import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
 from fairlead.console.client import Client, ServerError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
-
-Told = TypeVar("Told")
 
 MIB = 1024 * 1024
 STATE_STYLES = {
@@ -68,43 +69,99 @@ class QueueTotals(msgspec.Struct, frozen=True):
     mean_service_s: float = 0.0
 
 
-class Overview(msgspec.Struct, frozen=True):
-    """What `ps` shows."""
+class TokenTotals(msgspec.Struct, frozen=True):
+    """Tokens since the start, and in a second now."""
 
-    queue: QueueTotals
-    models: list[ModelRow]
-    nodes: list[NodeRow]
+    prompt: int = 0
+    generated: int = 0
+    prompt_per_s: float = 0.0
+    generated_per_s: float = 0.0
 
 
-def ask(client: Client) -> Overview:
-    """Ask a server for its queue, its resident models and its nodes. Raises `ServerError`."""
-    return Overview(
-        queue=_decoded(client, "/queue", QueueTotals),
-        models=_decoded(client, "/running", list[ModelRow]),
-        nodes=_decoded(client, "/nodes", list[NodeRow]),
-    )
+class Picture(msgspec.Struct, frozen=True):
+    """What is shown of a server's snapshot, which was taken `at_s`, seconds since 1970."""
+
+    at_s: float = 0.0
+    queue: QueueTotals = QueueTotals()
+    tokens: TokenTotals = TokenTotals()
+    rejected: dict[str, int] = {}
+    cache_usage: float | None = None
+    models: list[ModelRow] = []
+    nodes: list[NodeRow] = []
+
+
+def read_picture(data: str) -> Picture:
+    """Parse a snapshot. Raises `ServerError`."""
+    try:
+        return msgspec.json.decode(data, type=Picture)
+    except msgspec.MsgspecError:
+        raise ServerError("the server sent something that is no picture of it") from None
 
 
 def ps(client: Client, *, as_json: bool) -> int:
-    """Show what a server runs. Return the exit code."""
-    overview = ask(client)
+    """Show the first snapshot of those that `top` shows. Return the exit code."""
+    with client.events("/events") as events:
+        data = next((data for name, data in events if name == "snapshot"), None)
+    if data is None:
+        raise ServerError(f"{client.url}/events did not answer as a Fairlead server does")
+    picture = read_picture(data)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode())
+        print(msgspec.json.format(data, indent=2))
         return 0
     from rich.console import Console
 
     console = Console(highlight=False)
-    queue = overview.queue
+    queue = picture.queue
     console.print(
-        f"{queue.running} running on {queue.seats} seats, {queue.waiting} waiting of {queue.capacity}; "
-        f"mean wait {queue.mean_wait_s:.1f} s, mean service {queue.mean_service_s:.1f} s"
+        f"{queue.running} running on {queue.seats} seats, {queue.waiting} waiting of {queue.capacity}, "
+        f"{picture.tokens.generated_per_s:.0f} tokens/s"
     )
-    console.print(models_table(overview.models) if overview.models else "No model is loaded.")
-    elsewhere = [node for node in overview.nodes if node.url is not None]
-    if elsewhere:
-        console.print(nodes_table(elsewhere))
-    for problem in problems(overview.models, elsewhere):
-        console.print(problem)
+    console.print(totals(picture))
+    for part in tables(picture):
+        console.print(part)
+    return 0
+
+
+def totals(picture: Picture) -> str:
+    """Return the line of means and totals."""
+    cache = "-" if picture.cache_usage is None else f"{picture.cache_usage:.0%}"
+    queue = picture.queue
+    return (
+        f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
+        f"rejected {sum(picture.rejected.values())}   cache {cache}"
+    )
+
+
+def tables(picture: Picture) -> "list[RenderableType]":
+    """Return the tables of the models and of the nodes elsewhere, and a line for each problem."""
+    elsewhere = [node for node in picture.nodes if node.url]
+    return [
+        models_table(picture.models) if picture.models else "There are no models.",
+        *([nodes_table(elsewhere)] if elsewhere else []),
+        *problems(picture.models, elsewhere),
+    ]
+
+
+def logs(client: Client, model: str, *, follow: bool) -> int:
+    """Print what a model's processes have printed, and with `follow` what they print later.
+
+    Return the exit code.
+    """
+    path = f"/models/{quote(model, safe='')}/logs"
+    empty = True
+    try:
+        with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
+            for line in lines:
+                empty = False
+                print(_printable(line), flush=follow)
+    except KeyboardInterrupt:
+        return 0
+    if follow:
+        raise ServerError(
+            f"{client.url} has ended the log of {model}: it is stopping, or the model was removed"
+        )
+    if empty:
+        print(f"fairlead: the processes of {model} have printed nothing.", file=sys.stderr)
     return 0
 
 
@@ -186,10 +243,3 @@ def _plain(text: str) -> str:
 
 def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _decoded(client: Client, path: str, kind: type[Told]) -> Told:
-    try:
-        return msgspec.json.decode(client.get(path), type=kind)
-    except msgspec.MsgspecError:
-        raise ServerError(f"{client.url}{path} did not answer as a Fairlead server does") from None

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from fairlead.console.client import Client, ServerError
-from fairlead.console.status import ModelRow, NodeRow, QueueTotals, models_table, nodes_table, problems
+from fairlead.console.status import Picture, read_picture, tables, totals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,27 +24,6 @@ BARS = " ▁▂▃▄▅▆▇█"
 BAR_S = 1.0
 MOST_BARS = 600
 LABEL = 23  # letters before the bars
-
-
-class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens since the start, and in a second now."""
-
-    prompt: int = 0
-    generated: int = 0
-    prompt_per_s: float = 0.0
-    generated_per_s: float = 0.0
-
-
-class Picture(msgspec.Struct, frozen=True):
-    """What is shown of a server's snapshot, which was taken `at_s`, seconds since 1970."""
-
-    at_s: float = 0.0
-    queue: QueueTotals = QueueTotals()
-    tokens: TokenTotals = TokenTotals()
-    rejected: dict[str, int] = {}
-    cache_usage: float | None = None
-    models: list[ModelRow] = []
-    nodes: list[NodeRow] = []
 
 
 def top(client: Client, *, as_json: bool) -> int:
@@ -58,9 +35,9 @@ def top(client: Client, *, as_json: bool) -> int:
                 for data in snapshots:
                     print(json.dumps(json.loads(data)), flush=True)
             elif sys.stdout.isatty():
-                return _live(client.url, map(_picture, snapshots))
+                return _live(client.url, map(read_picture, snapshots))
             else:
-                for picture in map(_picture, snapshots):
+                for picture in map(read_picture, snapshots):
                     print(_line(picture), flush=True)
         except KeyboardInterrupt:
             return 0
@@ -95,9 +72,7 @@ def _page(url: str, past: "deque[Picture]", *, bars: int) -> "RenderableType":
 
     now = past[-1]
     shown = list(past)[-max(1, bars) :]
-    elsewhere = [node for node in now.nodes if node.url]
     queue = now.queue
-    cache = "-" if now.cache_usage is None else f"{now.cache_usage:.0%}"
     return Group(
         Text.assemble(("Fairlead ", "bold"), url, ("   q ends", "dim")),
         Text(),
@@ -108,14 +83,9 @@ def _page(url: str, past: "deque[Picture]", *, bars: int) -> "RenderableType":
             f"{now.tokens.generated_per_s:.0f}",
             [each.tokens.generated_per_s for each in shown],
         ),
-        Text(
-            f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
-            f"rejected {sum(now.rejected.values())}   cache {cache}"
-        ),
+        Text(totals(now)),
         Text(),
-        models_table(now.models),
-        *([nodes_table(elsewhere)] if elsewhere else []),
-        *problems(now.models, elsewhere),
+        *tables(now),
     )
 
 
@@ -140,13 +110,6 @@ def _line(picture: Picture) -> str:
         f"tokens/s {picture.tokens.generated_per_s:.0f}  mean wait {queue.mean_wait_s:.1f} s  "
         f"rejected {sum(picture.rejected.values())}"
     )
-
-
-def _picture(data: str) -> Picture:
-    try:
-        return msgspec.json.decode(data, type=Picture)
-    except msgspec.MsgspecError:
-        raise ServerError("the server sent something that is no picture of it") from None
 
 
 @contextmanager

@@ -105,6 +105,16 @@ def unknown_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str
         yield from ((name, "targets", i) for i, target in enumerate(selector.targets) if target not in known)
 
 
+def without_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str]) -> Iterator[Fault]:
+    """Yield the selectors none of whose targets is a model: every request for them is refused."""
+    known = frozenset(known)
+    for name, selector in selectors.items():
+        if known.isdisjoint(selector.targets):
+            targets = ", ".join(selector.targets)
+            message = f"none of them is served here ({targets}), so every request for {name} gets 404"
+            yield Fault((name, "targets"), message)
+
+
 def faults_of_spilling(
     selectors: Mapping[str, SelectorConfig], local: Mapping[str, str], policy: EvictionPolicy
 ) -> Iterator[Fault]:

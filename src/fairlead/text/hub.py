@@ -34,6 +34,23 @@ _UNWANTED = [
 Report = Callable[[float], None]
 
 
+def gguf_advice(model: str | os.PathLike[str]) -> str:
+    """Return what to do about a model that is there as GGUF only."""
+    return (
+        f"{os.fspath(model)}: Fairlead reads safetensors, and this is GGUF. Use the same model in "
+        "safetensors (organization/name of the hub), or have llama.cpp serve the file: in a "
+        'configuration file, models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}'
+    )
+
+
+def is_gguf(model: str | os.PathLike[str]) -> bool:
+    """Whether a name is of a GGUF file, or a directory has weights as GGUF only."""
+    path = Path(model)
+    if path.is_dir():
+        return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+    return path.suffix.lower() == ".gguf"
+
+
 def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -> Path:
     """Return the directory of a model: a local one, or a hub id (`org/name`, `org/name@revision`) fetched.
 
@@ -42,6 +59,8 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
     repository, the permission or the network.
     """
     path = Path(model)
+    if is_gguf(model):
+        raise LoadFailed(gguf_advice(model))
     if path.exists():
         return path.resolve()
     named = _ID.fullmatch(os.fspath(model))
@@ -102,6 +121,8 @@ def _total_bytes(name: str, revision: str | None) -> int | None:
     wanted = {file: size for file, size in sizes.items() if _matches(file, _WANTED)}
     wanted = {file: size for file, size in wanted.items() if not _matches(file, _UNWANTED)}
     if not any(file.endswith(".safetensors") for file in wanted):
+        if any(file.lower().endswith(".gguf") for file in sizes):
+            raise LoadFailed(gguf_advice(name))
         raise LoadFailed(f"{name}: it has no weights as safetensors, and pickled ones are never read")
     return sum(wanted.values())
 

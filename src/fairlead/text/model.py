@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.config import SpecialTokens
+from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.text.chat_template import ChatTemplate, Message
 from fairlead.text.control_tokens import ControlTokens
@@ -72,7 +72,10 @@ class TextModel:
         max_output_tokens: int | None = None,
         special_tokens: SpecialTokens = "text",
     ) -> "TextModel":
-        """Read the directory; `LoadFailed` names the file at fault. `max_model_len` only lowers the limit."""
+        """Read the directory; `LoadFailed` names the file at fault.
+
+        `max_model_len` lowers the limit; `ConfigError` if it is above the model's own.
+        """
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
         config_path = path / "config.json"
@@ -249,7 +252,13 @@ def _eos_token_ids(
 
 
 def _max_model_len(path: Path, config: _Config, wanted: int | None) -> int:
-    limits = [limit for limit in (config.limit(), wanted) if limit is not None]
+    own = config.limit()
+    if own is not None and wanted is not None and wanted > own:
+        raise ConfigError(
+            f"maxModelLen (--max-model-len): {wanted} is above the model's own limit of {own} tokens, "
+            f"which {path} gives; set it to {own} or less, or leave it out"
+        )
+    limits = [limit for limit in (own, wanted) if limit is not None]
     if not limits:
         raise LoadFailed(f"{path} has no max_position_embeddings: say how long a text the model takes")
     if min(limits) < 2:

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from fairlead.compilers import explained
 from fairlead.engine.step import Runner
 from fairlead.errors import LoadFailed
 from fairlead.worker import wire
@@ -147,7 +148,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
         raise
     except Exception as error:  # noqa: BLE001  the parent tells the waiters, whatever it was
         traceback.print_exception(error)
-        channel.write(wire.LoadFailed(f"{type(error).__name__}: {error}"))
+        channel.write(wire.LoadFailed(explained(error)))
         return 1
     from fairlead.worker.loop import Loop
 

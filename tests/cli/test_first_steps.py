@@ -1,0 +1,257 @@
+"""What people trip over first: each mistake is named, with what to do about it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import fairlead
+from cli.test_serve import FakeApp
+from fairlead.api.server import bind
+from fairlead.cli import main
+from fairlead.compilers import ADVICE
+from fairlead.config import demonstration_model
+from fairlead.console import doctor
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
+GGUF = "Fairlead reads safetensors, and this is GGUF. Use the same model in safetensors"
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
+    fake = FakeApp()
+    monkeypatch.setitem(sys.modules, "fairlead.app", fake)
+    return fake
+
+
+# fairlead run "question" ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", ["Why is the sky blue?", "Why?", "two words", "你好", "x" * 5000 + "?"])
+def test_run_asks_a_question_that_comes_alone(server, capsys, question):
+    assert main(["run", question, "--url", server.url]) == 0
+    assert capsys.readouterr().out == "Hello there\n"
+    (body,) = server.bodies
+    assert (body["model"], body["messages"]) == ("first", [{"role": "user", "content": question}])
+
+
+def test_run_takes_a_served_name_for_the_model_although_it_looks_like_a_question(server, monkeypatch):
+    server.models = ["first", "my model"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
+    assert main(["run", "my model", "--url", server.url]) == 0
+    (body,) = server.bodies
+    assert (body["model"], body["messages"][0]["content"]) == ("my model", "Hi")
+
+
+def test_run_takes_a_directory_for_the_model_although_it_looks_like_a_question(server, tmp_path):
+    (tmp_path / "my model").mkdir()
+    server.models = ["my model"]
+    assert main(["run", str(tmp_path / "my model"), "Hi", "--url", server.url]) == 0
+    assert server.bodies[0]["model"] == "my model"
+
+
+@pytest.mark.parametrize("name", ["second", "org/second:7b@main", "Second-1.5_B"])
+def test_run_takes_a_single_word_for_the_model(server, capsys, name):
+    server.models = [name]
+    assert main(["run", name, "Hi", "--url", server.url]) == 0
+    assert server.bodies[0]["model"] == name
+
+
+# Starting a server ----------------------------------------------------------------------------------
+
+
+def serve_really(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Start the server, which ends before it loads anything; return its exit code and what it says."""
+    code = main(["serve", *arguments])
+    return code, capsys.readouterr().err.splitlines()[-1]
+
+
+def test_max_model_len_above_the_models_is_an_error(capsys):
+    path = demonstration_model()
+    own = json.loads((path / "config.json").read_text())["max_position_embeddings"]
+    code, said = serve_really(capsys, str(path), "--port", "0", "--max-model-len", str(own + 1))
+    assert code == 2
+    assert said == (
+        f"fairlead: cannot serve fairlead-demo: maxModelLen (--max-model-len): {own + 1} is above "
+        f"the model's own limit of {own} tokens, which {path / 'config.json'} gives; "
+        f"set it to {own} or less, or leave it out"
+    )
+
+
+def test_port_in_use_is_named_with_what_to_do(capsys):
+    (taken,) = bind("127.0.0.1", 0)
+    with taken:
+        port = taken.getsockname()[1]
+        code, said = serve_really(capsys, "--port", str(port))
+    assert code == 1
+    assert said == (
+        f"fairlead: cannot serve fairlead-demo: port {port} of 127.0.0.1 is in use by another program, "
+        "perhaps another Fairlead (`fairlead ps`): stop that one, or choose another port with --port"
+    )
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("command", ["serve", "node"])
+def test_gguf_path_is_refused_with_what_to_do(app, capsys, tmp_path, command, is_there):
+    path = tmp_path / "small.gguf"
+    if is_there:
+        path.touch()
+    assert main([command, str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: {GGUF}" in said
+    assert 'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}' in said
+    assert app.configs == []
+
+
+def test_gguf_path_in_a_configuration_is_refused_with_what_to_do(capsys, tmp_path):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("models:\n  m: {path: small.gguf}\n")
+    assert main(["config", "check", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{file}:2: models.m.path: {tmp_path / 'small.gguf'}: {GGUF}")
+
+
+def test_gguf_path_without_a_server_to_run_it_on_is_refused_with_what_to_do(nobody, capsys, monkeypatch):
+    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
+    assert main(["run", "small.gguf", "Hi"]) == 1
+    assert capsys.readouterr().err.startswith(f"fairlead: small.gguf: {GGUF}")
+
+
+# Installing -----------------------------------------------------------------------------------------
+
+
+def test_old_python_is_named_with_the_one_that_is_needed():
+    code = "import sys; sys.version_info = (3, 10, 13, 'final', 0); import fairlead.cli"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stderr.splitlines()[-1] == (
+        f"ImportError: Fairlead needs Python 3.11 or later; this is Python 3.10.13 ({sys.executable})"
+    )
+
+
+def test_pip_is_told_the_same_oldest_python():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
+
+
+def test_building_without_a_compiler_says_what_to_do(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--force", "-b", tmp_path, "-t", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "CC": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 1
+    assert "Fairlead's kernels are written in Cython and C, and 'no-such-compiler' is not there" in ran.stderr
+    assert ADVICE in ran.stderr
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_missing_kernels_are_named_with_what_to_do(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fairlead.app", None)
+    name = "fairlead._cext.fairqueue"
+
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("fairlead.cli.servers._serve", missing)
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == (
+        f"fairlead: the compiled kernel {name} is missing. Install Fairlead again; before that {ADVICE}.\n"
+    )
+
+
+@pytest.mark.parametrize(("compiler", "named"), [(None, True), ("/usr/bin/cc", False)])
+def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, compiler, named):
+    torch = {
+        "version": "2.9",
+        "cuda": "12",
+        "threads": 1,
+        "devices": [{"name": "H100", "memory": 80 * 2**30}],
+    }
+    monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (json.dumps(torch), ""))
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: compiler)
+    found = [finding for finding in doctor._torch() if finding.name == "C compiler"]
+    expected = doctor.Finding(
+        "C compiler", "bad", "none, and Triton needs one for its GPU kernels", f"{ADVICE}."
+    )
+    assert found == ([expected] if named else [])
+
+
+# Configuration files --------------------------------------------------------------------------------
+
+
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> tuple[list[str], dict]:
+    """Return what `config check` says of a good file, in lines and in JSON."""
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(text)
+    assert main(["config", "check", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["config", "check", str(file), "--json"]) == 0
+    return lines, json.loads(capsys.readouterr().out)
+
+
+def test_config_check_finds_commands_that_are_not_on_path(tmp_path, capsys):
+    text = (
+        "models:\n"
+        "  a: {cmd: 'no-such-server --port ${PORT}', cmdStop: 'no-such-stopper ${PID}'}\n"
+        "  b: {cmd: '/no/such/file ${PORT}'}\n"
+        "  c: {cmd: 'sh -c ${PORT}'}\n"
+        "  d: {cmd: 'sh ${PORT}', env: ['PATH=/nowhere']}\n"
+    )
+    lines, said = check(tmp_path, capsys, text)
+    missing = {
+        "models.a.cmd": "no-such-server",
+        "models.a.cmdStop": "no-such-stopper",
+        "models.b.cmd": "/no/such/file",
+        "models.d.cmd": "sh",
+    }
+    assert said["missing_commands"] == missing
+    assert lines[-4:] == [f"  not on PATH here: {key}: {program}" for key, program in missing.items()]
+
+
+def test_config_check_finds_selectors_without_targets(tmp_path, capsys):
+    text = (
+        "models: {a: {cmd: 'sh ${PORT}', aliases: [x]}}\n"
+        "selectors:\n"
+        "  none: {strategy: pin, targets: [b, c]}\n"
+        "  some: {strategy: pin, targets: [b, x]}\n"
+    )
+    lines, said = check(tmp_path, capsys, text)
+    message = "none of them is served here (b, c), so every request for none gets 404"
+    assert said["remarks"] == [f"selectors.none.targets: {message}"]
+    assert f"  note: selectors.none.targets: {message}" in lines
+
+
+def test_config_check_does_not_judge_selectors_where_a_node_may_have_any_model(tmp_path, capsys):
+    text = "nodes: [{id: n, url: 'http://n'}]\nselectors: {any: {strategy: pin, targets: [b]}}\n"
+    assert check(tmp_path, capsys, text)[1]["remarks"] == []
+
+
+def test_config_check_refuses_a_selector_with_no_targets_at_all(tmp_path, capsys):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("selectors: {none: {strategy: pin, targets: []}}\n")
+    assert main(["config", "check", str(file)]) == 2
+    assert capsys.readouterr().err == f"{file}:1: selectors.none.targets: must be one name or more\n"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_shipped_examples_pass_config_check(tmp_path, capsys, monkeypatch, example):
+    for folder in ("qwen", "gemma"):
+        (tmp_path / folder).mkdir()
+    for name, value in {"MODELS": str(tmp_path), "ANA_KEY": "a", "PORTAL_KEY": "p", "BATCH_KEY": "b"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["config", "check", str(example)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{example} is good."
+    notes = [line for line in lines if line.startswith(("  without effect", "  note"))]
+    assert notes == []

@@ -1,0 +1,61 @@
+"""`fairlead logs`: what the processes of a model have printed, and what they print from now on."""
+
+import pytest
+
+from cli.terminal import Terminal
+from fairlead.cli import main
+
+
+def test_logs_prints_the_lines_that_the_server_has(server, capsys):
+    server.texts = {"/models/small/logs": ["loading\n\nready\n"]}
+    assert main(["logs", "small", "--url", server.url, "--api-key", "sk-1"]) == 0
+    assert capsys.readouterr().out == "loading\n\nready\n"
+    assert server.keys == {"Bearer sk-1"}
+
+
+def test_name_with_a_slash_is_escaped(server, capsys):
+    server.texts = {"/models/org%2Fsmall/logs": ["ready\n"]}
+    assert main(["logs", "org/small", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "ready\n"
+
+
+def test_control_characters_of_another_server_are_not_obeyed(server, capsys):
+    server.texts = {"/models/small/logs": ["a\x1b[2Jb\n"]}
+    assert main(["logs", "small", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "a [2Jb\n"
+
+
+def test_process_that_printed_nothing_is_said_so(server, capsys):
+    server.texts = {"/models/small/logs": [""]}
+    assert main(["logs", "small", "--url", server.url]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "fairlead: the processes of small have printed nothing.\n")
+
+
+def test_unknown_model_fails_in_the_servers_words(server, capsys):
+    assert main(["logs", "none", "--url", server.url]) == 1
+    assert capsys.readouterr().err == "fairlead: there is no model logs here\n"
+
+
+@pytest.mark.parametrize("option", ["-f", "--follow"])
+def test_follow_prints_new_lines_until_ctrl_c(server, option):
+    server.texts = {"/models/small/logs?follow=true": ["old\n", "new\n", ""]}
+    with Terminal(["logs", "small", option, "--url", server.url]) as terminal:
+        terminal.expect("old")
+        terminal.interrupt()
+        assert terminal.wait() == 0
+
+
+def test_follow_fails_when_the_server_ends_it(server, capsys):
+    server.texts = {"/models/small/logs?follow=true": ["old\n", "new\n"]}
+    server.released.set()
+    assert main(["logs", "small", "-f", "--url", server.url]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "old\nnew\n"
+    message = "has ended the log of small: it is stopping, or the model was removed"
+    assert printed.err == f"fairlead: {server.url} {message}\n"
+
+
+def test_no_server_is_a_failure_in_one_line(nobody, capsys):
+    assert main(["logs", "small", "--url", nobody]) == 1
+    assert capsys.readouterr().err == f"fairlead: no server answers at {nobody}\n"

@@ -1,0 +1,85 @@
+"""The commands that look at a server, against a real one: `ps`, `logs` and `run`."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
+
+TALKER = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5)) for n in range(100000)]"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The demonstration model, and a command that serves nothing and talks all the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = configured(Path(folder), {})
+        file = Path(folder, "fairlead.yaml")
+        settings = json.loads(file.read_text())
+        talker = {"cmd": f'{sys.executable} -u -c "{TALKER}" ${{PORT}}', "checkEndpoint": "none"}
+        settings["models"]["talker"] = talker
+        settings["routing"] = {"router": {"use": "lru", "settings": {"lru": {"maxLoaded": 5}}}}
+        file.write_text(json.dumps(settings))
+        with real_server(*arguments) as server:
+            yield server
+
+
+def fairlead(server: RealServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairlead", *arguments, "--url", server.url]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_a_question_alone_is_answered(server):
+    ran = fairlead(server, "run", "What is Fairlead?")
+    assert (ran.returncode, "fair turn" in ran.stdout) == (0, True)
+
+
+def test_ps_shows_every_model_and_what_was_rejected(server):
+    assert server.http.get("/nowhere").status_code == 404
+    shown = fairlead(server, "ps").stdout
+    assert "rejected" in shown
+    assert all(name in shown for name in ("fairlead-demo", "talker"))
+    told = json.loads(fairlead(server, "ps", "--json").stdout)
+    assert {"queue", "tokens", "rejected", "cache_usage", "models", "nodes"} <= set(told)
+
+
+def test_logs_of_a_command_are_what_its_process_prints(server):
+    server.http.post("/models/load", json={"model": "talker"}).raise_for_status()
+    lines: list[str] = []
+    while not lines:
+        lines = fairlead(server, "logs", "talker").stdout.splitlines()
+    assert lines[0] == "hello red"
+
+
+def test_following_logs_shows_new_lines_until_it_is_interrupted(server):
+    server.http.post("/models/load", json={"model": "talker"}).raise_for_status()
+    command = [sys.executable, "-m", "fairlead", "logs", "talker", "-f", "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hello red\n"
+        numbers = [int(process.stdout.readline()) for _ in range(20)]
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(PATIENCE_S) == 0
+    assert numbers == list(range(20))
+
+
+def test_ready_line_and_one_line_of_progress_are_all_that_a_pipe_gets(server):
+    printed = [line for line in server.log if line.startswith(("Fairlead is ready", "Loading fairlead-demo"))]
+    assert [line.split(":")[0] for line in printed] == ["Loading fairlead-demo", "Fairlead is ready"]
+    assert printed[1].endswith(
+        f"(dashboard: {server.url}/  API: {server.url}/v1  chat: fairlead run --url {server.url}  "
+        "stop: Ctrl-C)\n"
+    )
