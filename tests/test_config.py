@@ -186,3 +186,7 @@ def test_filters_are_spelled_as_in_llama_swap():
     assert '{"setParamsByID":{"a":{"b":1}}}' == msgspec.json.encode(
         FiltersConfig(set_params_by_id={"a": {"b": 1}})
     ).decode().replace('"stripParams":[],"setParams":{},', "")
+
+
+def test_queue_holds_100_jobs_for_60_s_by_default():
+    assert (QueueConfig().capacity, QueueConfig().timeout_s) == (100, 60.0)

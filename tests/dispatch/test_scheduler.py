@@ -34,6 +34,17 @@ def test_a_job_with_a_free_seat_never_counts_against_the_queue():
     assert 2 == subject.statistics().waiting
 
 
+def test_one_queue_and_one_bound_hold_the_jobs_of_all_models():
+    subject, effects = scheduler(capacity=2)
+    for model in "xy":
+        subject.node_up(FakeNode(f"node of {model}", model), limits(1))
+    submit(subject, *(job(model=model) for model in "xyxy"))
+    (last,) = submit(subject, job(model="x"))
+    assert len(effects.granted) == 2
+    assert subject.statistics().waiting == 2
+    assert isinstance(effects.refused[last], QueueFull)
+
+
 def test_with_capacity_zero_a_busy_node_refuses_at_once():
     subject, effects = scheduler(capacity=0)
     subject.node_up(FakeNode(), limits(1))

@@ -1,0 +1,72 @@
+"""What document 004 asks of the seams: policies that only decide, and a swap that is logged once."""
+
+import pytest
+import structlog
+
+from dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from fairlead.config import LruSwap
+from fairlead.swap.group import Group, GroupPolicy
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.matrix import MatrixPolicy
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
+from nodes.garage import garage, sleeper
+
+POLICIES = [
+    GroupPolicy({"pair": Group(("a", "b"))}),
+    MatrixPolicy({"s": "a | b & c"}),
+    LruPolicy(max_loaded=1),
+    KeepEverything(),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_eviction_is_a_decision_that_logs_nothing_and_changes_nothing(policy: EvictionPolicy):
+    running = ("a", "c")
+    with structlog.testing.capture_logs() as logs:
+        decisions = {policy.eviction_for("b", running) for _ in range(100)}
+    assert len(decisions) == 1
+    assert decisions.pop() <= set(running)
+    assert logs == []
+
+
+async def test_swap_is_logged_once_although_the_policy_is_asked_often():
+    models = [sleeper(name) for name in "xyz"]
+    async with garage(*models, swap=LruSwap(max_loaded=1)) as opened:
+        with structlog.testing.capture_logs() as logs:
+            for model in ("x", "y", "x", "x"):
+                await opened.fleet.load(model)
+    assert [line["model"] for line in logs if line["event"] == "loading model"] == ["x", "y", "x"]
+
+
+class Asked:
+    """A policy that notes what it is asked, and has one model at a time."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[str, frozenset[str]]] = []
+
+    def eviction_for(self, target, running):
+        self.questions.append((target, frozenset(running)))
+        return frozenset(running)
+
+
+def test_policy_is_asked_with_the_models_that_are_being_loaded_among_the_running_ones():
+    policy = Asked()
+    subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
+    submit(subject, job(model="x"))
+    assert effects.swaps == [("x", frozenset())]
+    submit(subject, job("B", model="y"))
+    assert effects.swaps == [("x", frozenset())]  # nothing that is on its way is evicted
+    assert policy.questions[-1] == ("y", frozenset("x"))
+
+
+def test_scheduler_asks_again_for_each_queued_job_whenever_something_ends():
+    policy = Asked()
+    subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
+    subject.node_up(FakeNode("node of x", "x"), limits(2))
+    first, second, _ = submit(subject, job(model="x"), job(model="x"), job("B", model="y"))
+    before = len(policy.questions)
+    subject.leave(first)
+    assert len(policy.questions) > before
+    assert effects.swaps == []
+    subject.leave(second)
+    assert effects.swaps == [("y", frozenset("x"))]
