@@ -59,8 +59,8 @@ class FakeFleet:
     async def load(self, model: str) -> None:
         await self._ask("load", model)
 
-    async def unload(self, model: str, *, force: bool = False) -> None:
-        await self._ask("unload", model, force)
+    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+        await self._ask("unload", model, force, *(["wait"] * wait))
 
     async def add_node(self, config: NodeConfig) -> None:
         await self._ask("add", config)

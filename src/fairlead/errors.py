@@ -165,6 +165,13 @@ class Cancelled(FairleadError):
     should_retry = False
 
 
+class ModelUnloaded(FairleadError):
+    """Somebody unloaded the model for which it waited. Another request loads it again."""
+
+    status = 409
+    code = "unloaded"
+
+
 # Time ran out --------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ async def test_every_error_of_the_tree_has_its_status_and_code(client, chat, kin
     assert reply.error["message"].endswith("what went wrong")
     assert reply.error["param"] == "model"
     assert isinstance(reply.error["type"], str)
-    assert ("retry-after" in reply.headers) == (kind.status in {429, 503})
+    assert ("retry-after" in reply.headers) == (kind.status in {409, 429, 503})
     assert reply.headers.get("x-should-retry") == ("false" if kind.should_retry is False else None)
     assert reply.whole
 

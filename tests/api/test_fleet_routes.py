@@ -66,6 +66,19 @@ async def test_a_model_is_unloaded_gently_unless_it_is_to_be_forced(operator, fl
     assert "small" == reply.json["model"]
 
 
+@pytest.mark.parametrize(("query", "asked"), [("", ()), ("?wait=false", ()), ("?wait=true", ("wait",))])
+async def test_an_unload_ends_what_waits_unless_it_is_to_wait(operator, fleet, query, asked):
+    reply = await operator.post(f"/models/unload{query}", {"model": "tiny"})
+    assert (reply.status, fleet.asked) == (200, [("unload", "small", False, *asked)])
+
+
+async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
+    reply = await operator.post("/models/unload?wait=yes", {"model": "tiny"})
+    assert (reply.status, reply.error["param"]) == (400, "wait")
+    assert reply.error["message"] == "wait must be true or false, not 'yes'"
+    assert fleet.asked == []
+
+
 async def test_a_load_that_fails_says_why(operator, fleet):
     fleet.refusal = LoadFailed("cold: exit code 3 while loading")
     reply = await operator.post("/models/load", {"model": "cold"})

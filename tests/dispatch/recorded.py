@@ -40,6 +40,9 @@ class Ledger:
         self._unpaid.add(handle)
         return handle
 
+    def _waiting(self) -> list[int]:
+        return [handle for handle in self._unpaid if handle in self._line]
+
     def pop(self, fits: Callable[[int], bool | None]) -> int:
         popped = []
 
@@ -54,6 +57,16 @@ class Ledger:
             self._unpaid.remove(handle)
             self.charged[tenant] += cost
         return handle
+
+    def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
+        known = {handle: (self._line.tenant(handle), self._line.cost(handle)) for handle in self._waiting()}
+        handles = self._line.pop_many(max_count, memory_budget)
+        for handle in handles:
+            if handle in self._unpaid:
+                self._unpaid.remove(handle)
+                tenant, cost = known[handle]
+                self.charged[tenant] += cost
+        return handles
 
     def charge(self, tenant: str, cost: float) -> None:
         self.charged[tenant] += cost

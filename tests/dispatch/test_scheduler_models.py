@@ -7,7 +7,7 @@ from dispatch.recorded import FakeNode, elsewhere, job, limits, scheduler, submi
 from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
-from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound
+from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound, ModelUnloaded
 from fairlead.nodes.node import NodeLimits
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import KeepEverything
@@ -94,6 +94,44 @@ def test_an_unloaded_model_finishes_its_jobs_and_is_loaded_again_for_who_waits()
     assert TicketState.QUEUED is waiting.state
     up(subject, "x")
     assert [running, waiting] == effects.granted
+
+
+def test_an_unload_with_an_error_ends_what_waits_for_the_model_and_not_what_runs():
+    subject, effects = swapping()
+    up(subject, "x")
+    running, waiting, other = submit(subject, job(model="x"), job(model="x"), job(model="y"))
+    error = ModelUnloaded("x was unloaded")
+    subject.unload("x", error)
+    assert {waiting: error} == effects.refused
+    assert TicketState.GRANTED is running.state
+    subject.leave(running)
+    assert (["x"], [("y", frozenset("x"))]) == (effects.stopped_models, effects.swaps)
+    assert TicketState.QUEUED is other.state
+    (later,) = submit(subject, job(model="x"))
+    assert TicketState.QUEUED is later.state
+
+
+def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
+    subject, effects = swapping()
+    up(subject, "x")
+    submit(subject, job(model="x"))
+    subject.wish(wish := Wish("y"))
+    error = ModelUnloaded("y was unloaded")
+    subject.unload("y", error)
+    assert {wish: error} == effects.wishes
+    subject.leave(effects.granted[0])
+    assert [] == effects.swaps
+
+
+def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run():
+    subject, effects = swapping()
+    subject.node_up(FakeNode("far", "x"), NodeLimits(seats=1, max_model_len=100, evictable=False))
+    up(subject, "x")
+    _, _, waiting = submit(subject, job(model="x"), job(model="x"), job(model="x"))
+    subject.unload("x", ModelUnloaded("x was unloaded"))
+    assert {} == effects.refused
+    subject.leave(next(ticket for ticket in effects.granted if ticket.place.node.id == "far"))
+    assert TicketState.GRANTED is waiting.state
 
 
 def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():

@@ -76,6 +76,30 @@ def test_a_server_whose_only_model_is_unloaded_while_it_loads_lives_and_loads_it
     assert loading.process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_waits_for_a_model_that_is_unloaded_gets_409_and_may_come_again(
+    loading: Loading, stream
+):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK | {"stream": stream})
+        until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
+        loading.http.post("/models/unload", json=MODEL).raise_for_status()
+        refused = waiting.result()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "unloaded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert loading.http.get("/queue").json()["waiting"] == 0
+    assert loading.http.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_a_request_that_waits_for_a_model_stays_queued_when_the_unload_waits(loading: Loading):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK)
+        until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
+        loading.http.post("/models/unload?wait=true", json=MODEL).raise_for_status()
+        assert waiting.result().status_code == 200
+    assert not Path(f"/proc/{loading.child}").exists()
+
+
 @pytest.mark.parametrize("whom", ["the server", "all its processes"])
 def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(loading: Loading, whom):
     with ThreadPoolExecutor(1) as pool:

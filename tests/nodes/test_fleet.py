@@ -9,7 +9,16 @@ import pytest
 import trio
 
 from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
-from fairlead.errors import Draining, InvalidRequest, LoadFailed, ModelLoading, ModelNotFound, NodeFailed
+from fairlead.errors import (
+    Draining,
+    FairleadError,
+    InvalidRequest,
+    LoadFailed,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    NodeFailed,
+)
 from nodes.garage import OpenFiles, command, engine, free_port, garage, memory_bytes, question, sleeper
 from nodes.listening import relayed_job
 from nodes.stub_server import text
@@ -148,7 +157,43 @@ async def test_unloading_by_force_fails_the_jobs_it_runs():
         assert (0, "stopped") == (opened.desk.statistics().running, opened.status().state)
 
 
-async def test_a_model_that_is_unloaded_while_it_loads_is_stopped_and_loaded_again_for_who_waits():
+async def test_unloading_a_model_ends_jobs_and_loads_that_wait_for_it():
+    async with garage(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question("x"))
+            clients.start_soon(load_and_keep_error, opened, "x")
+            await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+            clients.start_soon(opened.fleet.load, "y")  # waits for its turn after x, and is not concerned
+            await trio.testing.wait_all_tasks_blocked()
+            await opened.fleet.unload("x")
+        assert [ModelUnloaded, ModelUnloaded] == [type(error) for error in opened.errors]
+        assert [(409, "unloaded")] * 2 == [(error.status, error.code) for error in opened.errors]
+        assert ["stopped", "ready"] == [status.state for status in opened.fleet.models()]
+        assert 0 == opened.desk.statistics().waiting
+
+
+async def test_unloading_a_model_that_waits_for_its_turn_ends_what_waits_for_it():
+    async with garage(sleeper("x"), engine("y", "slow_load"), engine("z"), swap=ONE_AT_A_TIME) as opened:  # noqa: SIM117
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question("y"))
+            await opened.state("y", "loading")
+            clients.start_soon(opened.ask_and_keep_error, question("z"))
+            await opened.until(lambda: opened.desk.statistics().waiting == 2)
+            await opened.fleet.unload("z")
+            await opened.until(lambda: bool(opened.errors))
+            assert [ModelUnloaded] == [type(error) for error in opened.errors]
+            assert 1 == opened.desk.statistics().waiting
+            clients.cancel_scope.cancel()
+
+
+async def load_and_keep_error(opened, model: str) -> None:
+    try:
+        await opened.fleet.load(model)
+    except FairleadError as error:
+        opened.errors.append(error)
+
+
+async def test_unloading_that_waits_leaves_jobs_in_the_queue_and_the_model_is_loaded_again_for_them():
     port = free_port()
     async with garage(command("x", port, "--healthy-after", "1000")) as opened:
         async with trio.open_nursery() as unloading:
@@ -167,7 +212,7 @@ async def _unload_when_loading(opened, next_life=None) -> None:
     await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
     if next_life is not None:
         opened.fleet._residents["x"].config = next_life
-    await opened.fleet.unload("x")
+    await opened.fleet.unload("x", wait=True)
 
 
 async def test_a_model_that_nobody_uses_is_unloaded_after_its_time():

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from fairlead.config import Config, HealthConfig, ModelConfig, NodeConfig
-from fairlead.errors import Draining, LoadCancelled, LoadFailed, ModelNotFound
+from fairlead.errors import Draining, FairleadError, LoadCancelled, LoadFailed, ModelNotFound, ModelUnloaded
 from fairlead.nodes.fleet import Fleet
 from nodes.garage import Garage, engine, garage, question, read_fake, sleeper
 from nodes.listening import stub
@@ -75,22 +75,22 @@ async def test_a_model_that_is_unloaded_early_and_then_fails_to_load_leaves_a_se
         await serves_again(opened)
 
 
-async def test_a_caller_that_waits_for_the_load_is_told_that_it_was_unloaded():
+@pytest.mark.parametrize(("wait", "told"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
+async def test_a_caller_that_waits_for_the_load_is_told_that_it_was_unloaded(wait, told):
     async with loading("its process has started") as opened, trio.open_nursery() as callers:
         errors = []
 
         async def load() -> None:
             try:
                 await opened.fleet.load("m")
-            except LoadFailed as error:
+            except FairleadError as error:
                 errors.append(error)
 
         callers.start_soon(load)
         await trio.testing.wait_all_tasks_blocked()
-        await opened.fleet.unload("m")
+        await opened.fleet.unload("m", wait=wait)
         await opened.until(lambda: bool(errors))
-        assert list(map(type, errors)) == [LoadCancelled]
-        assert errors[0].status == 502
+        assert [(type(error), error.status) for error in errors] == [told]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -20,13 +20,14 @@ from fairlead.errors import (
     FairleadError,
     InvalidRequest,
     MethodNotAllowed,
+    ModelUnloaded,
     NodeRefused,
     NotFound,
 )
 
 logger = structlog.get_logger("fairlead.api")
 
-# 429 and 503 promise a Retry-After even when who raised them had no estimate.
+# 429, 503 and `unloaded` promise a Retry-After even when who raised them had no estimate.
 DEFAULT_RETRY_AFTER_S = 2
 
 _encode = msgspec.json.Encoder().encode
@@ -35,6 +36,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    409: "conflict_error",
     429: "rate_limit_error",
     499: "cancelled_error",
     504: "timeout_error",
@@ -140,7 +142,7 @@ def _dialect(path: str) -> Dialect:
 def _headers(error: FairleadError) -> dict[str, str]:
     headers = {}
     retry_after_s = error.retry_after_s
-    if retry_after_s is None and error.status in {429, 503}:
+    if retry_after_s is None and (error.status in {429, 503} or isinstance(error, ModelUnloaded)):
         retry_after_s = DEFAULT_RETRY_AFTER_S
     if retry_after_s is not None:
         headers["Retry-After"] = str(retry_after_s)

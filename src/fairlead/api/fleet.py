@@ -73,10 +73,13 @@ class FleetRoutes:
         return json_response(self._model(model))
 
     async def unload(self) -> Response:
-        """Have a model unloaded; answered when its process is gone. `force` fails its jobs, else they end."""
+        """Have a model unloaded; answered when its process is gone. `force` fails its jobs, else they end.
+
+        What waits for it is answered 409; with `?wait=true` it waits for the next load.
+        """
         wanted = await self._edge.read(g.call, _unload_decoder)
         model = self._find(wanted.model)
-        await self._fleet.unload(model, force=bool(wanted.force))
+        await self._fleet.unload(model, force=bool(wanted.force), wait=_flag("wait"))
         return json_response(self._model(model))
 
     async def logs(self, name: str) -> Response:
@@ -134,6 +137,14 @@ class FleetRoutes:
             if status.id == node_id:
                 return status
         raise NotFound(f"the node {told(node_id)} is gone")
+
+
+def _flag(name: str) -> bool:
+    """Return a parameter of the query that is true or false; false if it is not there."""
+    said = request.args.get(name, "false")
+    if said not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false, not {told(said)}", param=name)
+    return said == "true"
 
 
 def _check_is_for_all(call: Call) -> None:

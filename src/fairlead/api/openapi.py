@@ -30,6 +30,7 @@ ERRORS = {
     403: "The API key may not do this; or a page of another server asks for it.",
     404: "There is no such model, route, request or node.",
     408: "It ran longer than `requestTimeout`, or its body took too long to arrive.",
+    409: "The model was unloaded while the request waited for it: come back after `Retry-After` seconds.",
     413: "The body is too large.",
     429: "There is no room for now: come back after `Retry-After` seconds.",
     500: "Something of ours broke.",
@@ -38,7 +39,7 @@ ERRORS = {
     504: "It waited longer than `queue.timeout`.",
 }
 _READING = (400, 413)
-_JOB = (400, 403, 404, 408, 413, 429, 500, 502, 503, 504)
+_JOB = (400, 403, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 
 
 class Operation(NamedTuple):
@@ -166,16 +167,17 @@ OPERATIONS = (
         "Load a model; answered when it is ready.",
         schemas.LoadRequest,
         ModelStatus,
-        (*_READING, 403, 404, 502),
+        (*_READING, 403, 404, 409, 502),
     ),
     Operation(
         "post",
         "/models/unload",
         "fleet",
-        "Unload a model; answered when its process is gone.",
+        "Unload a model; answered when its process is gone. Requests that wait for it are answered 409.",
         schemas.UnloadRequest,
         ModelStatus,
         (*_READING, 403, 404),
+        query=(("wait", "true: requests that wait for the model stay queued, and it is loaded again."),),
     ),
     Operation(
         "get",

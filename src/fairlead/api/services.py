@@ -96,8 +96,11 @@ class Fleet(Protocol):
         Raises `LoadFailed`.
         """
 
-    async def unload(self, model: str, *, force: bool = False) -> None:
-        """Return when the model's process is gone. Its jobs are finished first; with `force` they fail."""
+    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+        """Return when the model's process is gone. Its jobs are finished first; with `force` they fail.
+
+        Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
+        """
 
     async def add_node(self, config: NodeConfig) -> None:
         """Take a node elsewhere into service. Raises `InvalidRequest` if its id is taken."""

@@ -209,14 +209,19 @@ class Dispatcher:
         """
         await self._upkeep.load(model, spare=spare)
 
-    def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Have a model stopped once the jobs that it has are finished; with an error, they end with that."""
+    def unload(
+        self, model: str, error: FairleadError | None = None, *, waiting: FairleadError | None = None
+    ) -> None:
+        """Have a model stopped once the jobs that it has are finished; with an error, they end with that.
+
+        Jobs and loads that wait for it end with `waiting`; if that is None, they wait for its next load.
+        """
         if error is not None:
             for ticket in self._outlook.running():
                 place = ticket.place
                 if place is not None and place.limits.evictable and model in place.node.models:
                     self.stop(ticket, error)
-        self._scheduler.unload(model)
+        self._scheduler.unload(model, waiting)
 
     def forget(self, model: str) -> None:
         """A model is not served any more."""

@@ -61,6 +61,12 @@ class Place:
         limit = self.limits.cache_tokens
         return limit is None or not self.busy or self.tokens + tokens <= limit
 
+    @property
+    def tokens_left(self) -> int | None:
+        """Tokens that the cache still has room for; None: not known. Below 0 if one job alone is larger."""
+        limit = self.limits.cache_tokens
+        return None if limit is None else limit - self.tokens
+
     def take(self, tokens: int) -> None:
         """Give a seat away."""
         self.busy += 1

@@ -82,6 +82,19 @@ class Places(Mapping[str, Place]):
         """Return those that have a seat for somebody."""
         return [place for place in self._by_id.values() if place.free > 0]
 
+    def with_several_seats(self) -> Place | None:
+        """Return the only place there is, if jobs of its models need nothing but its seats and its memory.
+
+        Where memory counts, not while it is empty or overfull: the first job fits whatever its size.
+        """
+        if len(self._by_id) != 1:
+            return None
+        place = next(iter(self._by_id.values()))
+        if place.free < 2 or place.limits.needs_relay:
+            return None
+        left = place.tokens_left
+        return place if left is None or (place.busy and left >= 0) else None
+
     def free_for(self, job: Job) -> list[Place]:
         """Return those where a job that came now would find a seat."""
         return [place for place in self._by_id.values() if place.takes(job) and place.free > 0]

@@ -15,6 +15,7 @@ from fairlead.job import Job
 Fairness = Literal["roundRobin", "tokens"]
 
 LINE_ROOM = 2**31
+UNBOUNDED = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 
 
@@ -77,11 +78,15 @@ class Queue:
             handle = self._line.pop(lambda handle: fits(tickets[handle]))
         except IndexError:
             return None
-        ticket = tickets[handle]
-        self._forget(ticket)
-        # One that rejoined was charged at its first turn.
-        ticket.charged = max(ticket.charged, ticket.cost)
-        return ticket
+        return self._popped(handle)
+
+    def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
+        """Take out and charge up to `max_count` jobs in turn, of `tokens` together at most; None: of any.
+
+        As that many calls of `pop`, for jobs that lack nothing but a seat and memory, in one of the kernel.
+        """
+        handles = self._line.pop_many(max_count, UNBOUNDED if tokens is None else tokens)
+        return [self._popped(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
         """A job gives up its turn; it is not charged."""
@@ -149,6 +154,13 @@ class Queue:
         ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
         self._tickets[ticket.handle] = ticket
         self._bodies.add(job)
+
+    def _popped(self, handle: int) -> Ticket:
+        ticket = self._tickets[handle]
+        self._forget(ticket)
+        # One that rejoined was charged at its first turn.
+        ticket.charged = max(ticket.charged, ticket.cost)
+        return ticket
 
     def _forget(self, ticket: Ticket) -> None:
         """Its entry has left the line."""

@@ -190,16 +190,20 @@ class Scheduler:
             self._swaps.starved(wish.model)
             self._pump()
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, error: FairleadError | None = None) -> None:
         """A model of ours is to go: it finishes the jobs that it has. If it is only being loaded, at once.
 
-        Who waits for it, or will, waits for its next load.
+        With `error`, what waits for it ends with that: a request to load it, and the jobs that no other node
+        can run. Otherwise the jobs wait for its next load.
         """
         if (place := self._places.of_ours(model)) is not None:
             place.leaving = True
         elif self._swaps.give_up(model):
-            self._end_wish(model, LoadCancelled(f"{model} was unloaded before it was ready"))
+            self._end_wish(model, error or LoadCancelled(f"{model} was unloaded before it was ready"))
             self._effects.stop_model(model)
+        if error is not None:
+            self._end_wish(model, error)
+            self._tell_waiting(model, error)
         self._pump()
 
     def expired(self, place: Place, used: int) -> None:
@@ -321,14 +325,23 @@ class Scheduler:
 
     def _give_seats(self) -> None:
         while self._queue and self._places.free():
-            ticket = self._queue.pop(self._places.fit)
-            if ticket is None:
+            tickets = self._next_in_turn()
+            if not tickets:
                 break
-            self._waits_no_more(ticket)
-            self._places.seat(ticket)
-            ticket.state = TicketState.GRANTED
-            ticket.attempts += 1
-            self._effects.grant(ticket)
+            for ticket in tickets:
+                self._waits_no_more(ticket)
+                self._places.seat(ticket)
+                ticket.state = TicketState.GRANTED
+                ticket.attempts += 1
+                self._effects.grant(ticket)
+
+    def _next_in_turn(self) -> list[Ticket]:
+        """Take out the next job that fits a free seat, or several at once where all could have every seat."""
+        place = self._places.with_several_seats()
+        if place is not None and self._swaps.wants_only(place.node.models):
+            return self._queue.pop_many(place.free, place.tokens_left)
+        ticket = self._queue.pop(self._places.fit)
+        return [] if ticket is None else [ticket]
 
     def _let_go(self) -> None:
         for place in self._places.idle_and_leaving():

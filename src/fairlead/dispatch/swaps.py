@@ -69,6 +69,10 @@ class Swaps:
         """One who waits has waited so long that this model's turn comes before those of the loaded ones."""
         _add(self._starved, model)
 
+    def wants_only(self, models: frozenset[str]) -> bool:
+        """Whether nothing is wanted but these models."""
+        return self._wanted.keys() <= models
+
     def wish(self, wish: Wish) -> None:
         """Somebody wants the model without a job. There is one wish for a model at a time."""
         assert wish.model not in self._wishes

@@ -45,8 +45,13 @@ class Desk(RemoteListener, Protocol):
         `spare`: only when that evicts none. Raises `LoadFailed`, `ModelNotFound` or `Draining`.
         """
 
-    def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Have a model stopped once the jobs that it has are finished; with an error, they end with that."""
+    def unload(
+        self, model: str, error: FairleadError | None = None, *, waiting: FairleadError | None = None
+    ) -> None:
+        """Have a model stopped once the jobs that it has are finished; with an error, they end with that.
+
+        Jobs and loads that wait for it end with `waiting`; if that is None, they wait for its next load.
+        """
 
     def forget(self, model: str) -> None:
         """A model is not served any more: who waits for it is told, unless another node has it."""

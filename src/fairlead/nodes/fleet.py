@@ -30,6 +30,7 @@ from fairlead.errors import (
     LoadCancelled,
     LoadFailed,
     ModelNotFound,
+    ModelUnloaded,
     NodeFailed,
 )
 from fairlead.nodes.changes import changes_between
@@ -167,16 +168,21 @@ class Fleet:
         self._resident(model)
         await self._desk.load(model)
 
-    async def unload(self, model: str, *, force: bool = False) -> None:
+    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
         """Return when the model's process is gone. Its jobs are finished first; with `force` they fail.
 
-        Jobs that wait for it wait for its next load. Raises as `load`.
+        Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
+        Raises as `load`.
         """
         resident = self._resident(model)
-        if (life := resident.life) is None:
+        life = resident.life
+        waiting = None if wait else ModelUnloaded(f"{model} was unloaded while the request waited for it")
+        if life is None:
             resident.end()  # one that has died does not come back by itself
-        else:
-            self._desk.unload(model, NodeFailed(f"{model} was unloaded") if force else None)
+        if life is not None or waiting is not None:
+            running = NodeFailed(f"{model} was unloaded") if force else None
+            self._desk.unload(model, running, waiting=waiting)
+        if life is not None:
             await life.ended.wait()
 
     async def add_node(self, config: NodeConfig) -> None:
@@ -284,7 +290,7 @@ class Fleet:
         async def load(model: str) -> None:
             try:
                 await self._desk.load(model)
-            except LoadCancelled:
+            except (LoadCancelled, ModelUnloaded):
                 self._unloaded_early.add(model)
             except LoadFailed as error:
                 failed.append(error)
