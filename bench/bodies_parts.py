@@ -81,7 +81,7 @@ class Ready:
         self._ready = ready
         self._longest = longest
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `Announcer`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it

@@ -121,7 +121,7 @@ class Ready:
     def __init__(self, ready: Connection) -> None:
         self._ready = ready
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `Announcer`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it

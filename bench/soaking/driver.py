@@ -33,7 +33,7 @@ class Announcer:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `fairlead.app.Announcer`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it

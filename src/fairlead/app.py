@@ -41,8 +41,8 @@ logger = structlog.get_logger("fairlead.app")
 class Announcer(Protocol):
     """Who tells the person at the terminal how far we are."""
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
-        """A model has been loaded this far: 0…1."""
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
+        """A model has been loaded this far: 0…1; None: not known."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:
         """The server answers at this address and every model is loaded."""

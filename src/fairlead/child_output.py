@@ -26,8 +26,16 @@ def print_line(source: str, line: str) -> None:
         sys.stderr.write(f"[{source}] {line}\n")
 
 
-async def read_lines(stream: trio.abc.ReceiveStream, on_line: Callable[[str], None]) -> None:
-    """Call `on_line` with each line, without its end, until the stream ends; long lines are cut."""
+async def read_lines(
+    stream: trio.abc.ReceiveStream,
+    on_line: Callable[[str], None],
+    on_partial_line: Callable[[str], None] | None = None,
+) -> None:
+    """Call `on_line` with each line, without its end, until the stream ends; long lines are cut.
+
+    `on_partial_line` is called with an unfinished line whenever it grows: a progress bar may be one for
+    minutes.
+    """
     rest = b""
     try:
         while data := await _receive(stream, on_line):
@@ -41,6 +49,8 @@ async def read_lines(stream: trio.abc.ReceiveStream, on_line: Callable[[str], No
                 if perf_counter() >= turn_ends:
                     await trio.lowlevel.checkpoint()
                     turn_ends = perf_counter() + TURN_S
+            if rest and on_partial_line is not None:
+                on_partial_line(_text(rest))
     finally:
         if rest:
             on_line(_text(rest))

@@ -112,6 +112,22 @@ def test_what_is_printed_can_be_read_again(capsys, fraction):
     assert Ready("http://[::1]:8000") == read_line(printed.out.rstrip("\n"))
 
 
+def test_a_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
+    announcer = open_announcer(key_needed=False)
+    announcer.loading("small", None, "waiting for /health")
+    announcer.loading("small", None, "waiting for /health")
+    assert capsys.readouterr().err == "Loading small: waiting for /health\n"
+    assert read_line("Loading small: waiting for /health") == Loading("small", None, "waiting for /health")
+
+
+def test_a_load_of_unknown_progress_is_an_event_without_a_percentage(capfd):
+    with log_streams(json=True), open_announcer(key_needed=False) as announcer:
+        announcer.loading("small", None, "waiting for /health")
+    event = json.loads(capfd.readouterr().err)
+    del event["timestamp"]
+    assert event == {"event": "loading", "level": "info", "model": "small", "stage": "waiting for /health"}
+
+
 @given(st.text())
 def test_any_other_line_is_left_alone(line):
     assert read_line(line) is None
@@ -126,6 +142,18 @@ def test_a_terminal_gets_a_bar_and_then_a_hint():
             'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $FAIRLEAD_API_KEY"'
         )
         terminal.expect("Fairlead is stopping.")
+        assert terminal.wait() == 0
+
+
+def test_a_bar_of_unknown_progress_pulses_without_a_percentage_until_the_progress_is_known():
+    code = LOAD_AND_SERVE.replace("0.25", "None", 1).replace("1.0", "0.5", 1)
+    code = code.replace("announcer.ready", "sys.stdin.readline()\n    announcer.ready")
+    with Terminal([], code=code) as terminal:
+        shown = terminal.expect("weights")
+        terminal.type("\n")
+        shown += terminal.expect("50%")
+        assert set(re.findall(r"\d+%", shown)) <= {"50%"}
+        terminal.type("\n")
         assert terminal.wait() == 0
 
 

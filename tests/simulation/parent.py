@@ -70,7 +70,7 @@ class Announcer:
         self.is_ready = False
         self.failures: list[str] = []
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
         self._machine.note("announced", model, fraction, stage)
 
     def ready(self, url: str, models: Sequence[str]) -> None:

@@ -152,6 +152,10 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     """The path that answers 200 as soon as it is ready; none: there is no such path."""
     health_check_timeout_s: Seconds = 120.0
     """How long it may take to be ready; at least 15 s."""
+    progress_pattern: str | None = None
+    """A regular expression that finds how far its load is in what it prints: a group with a percentage, or
+    two with what is done and of how much. Without it, nobody can tell until the server is ready.
+    """
     unload_timeout_s: Seconds = 10.0
     """How long it may take to stop before it is killed."""
     ttl_s: SecondsOrNone = 0.0
@@ -191,8 +195,20 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
         if self.check_endpoint != "none" and not self.check_endpoint.startswith("/"):
             yield Fault(("checkEndpoint",), "must be a path that begins with /, or none")
+        if self.progress_pattern is not None:
+            yield from _faults_of_pattern(self.progress_pattern)
         if any("=" in name or "\0" in name + value for name, value in self.env.items()):
             yield Fault(("env",), "must be names and values that an environment can have")
+
+
+def _faults_of_pattern(pattern: str) -> Iterator[Fault]:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        yield Fault(("progressPattern",), f"is no regular expression: {error}")
+        return
+    if groups not in (1, 2):
+        yield Fault(("progressPattern",), f"must have one group or two, not {groups}")
 
 
 def is_http_url(text: str) -> bool:

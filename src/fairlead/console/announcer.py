@@ -30,10 +30,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class Loading(msgspec.Struct, frozen=True):
-    """A model is on its way; `fraction` is 0...1."""
+    """A model is on its way; `fraction` is 0...1, None if it is not known."""
 
     model: str
-    fraction: float
+    fraction: float | None
     stage: str
 
 
@@ -49,14 +49,14 @@ class Announcer:
     def __init__(self, *, key_needed: bool, in_detail: bool = False) -> None:
         self._key_needed = key_needed
         self._in_detail = in_detail
-        self._shown: dict[str, tuple[str, int]] = {}
+        self._shown: dict[str, tuple[str, int | None]] = {}
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
-        """Print a line when a load begins; in detail also for each stage and each tenth of it."""
-        tenths = int(fraction * 10)
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
+        """Print a line when a load begins; in detail also for each stage and each tenth of it, if known."""
+        tenths = None if fraction is None else int(fraction * 10)
         before = self._shown.get(model)
         self._shown[model] = (stage, tenths)
-        begins = before is None or tenths < before[1]
+        begins = before is None or (before[1] is not None and (tenths is None or tenths < before[1]))
         if begins or (self._in_detail and before != (stage, tenths)):
             self._show_loading(model, tenths, stage)
 
@@ -85,8 +85,9 @@ class Announcer:
     def __exit__(self, *_: object) -> None:
         self._clear()
 
-    def _show_loading(self, model: str, tenths: int, stage: str) -> None:
-        print(f"Loading {model}: {tenths * 10} % {stage}", file=sys.stderr, flush=True)
+    def _show_loading(self, model: str, tenths: int | None, stage: str) -> None:
+        percent = "" if tenths is None else f"{tenths * 10} % "
+        print(f"Loading {model}: {percent}{stage}", file=sys.stderr, flush=True)
 
     def _clear(self) -> None:
         """Make room for a line; here there is nothing in the way."""
@@ -108,8 +109,9 @@ class LogAnnouncer(Announcer):
         """Notify the service manager; the server itself logs the signal."""
         notify("STOPPING=1")
 
-    def _show_loading(self, model: str, tenths: int, stage: str) -> None:
-        _logger().info("loading", model=model, percent=tenths * 10, stage=stage)
+    def _show_loading(self, model: str, tenths: int | None, stage: str) -> None:
+        percent = {} if tenths is None else {"percent": tenths * 10}
+        _logger().info("loading", model=model, **percent, stage=stage)
 
 
 class TerminalAnnouncer(Announcer):
@@ -120,14 +122,15 @@ class TerminalAnnouncer(Announcer):
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
-    def loading(self, model: str, fraction: float, stage: str) -> None:
-        """Move the model's bar."""
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
+        """Move the model's bar, which pulses as long as nobody knows how far it is."""
         if self._progress is None:
             self._progress = _progress()
             self._progress.start()
         if model not in self._bars:
-            self._bars[model] = self._progress.add_task(model, total=1.0, stage=stage)
-        self._progress.update(self._bars[model], completed=fraction, stage=stage)
+            self._bars[model] = self._progress.add_task(model, total=None, stage=stage)
+        total = None if fraction is None else 1.0  # to `update`, None means no change
+        self._progress.update(self._bars[model], completed=fraction, total=total, stage=stage)
 
     def _clear(self) -> None:
         if self._progress is not None:
@@ -152,6 +155,8 @@ def read_line(line: str) -> Loading | Ready | None:
     """Understand a line that `Announcer` printed; None for any other."""
     if found := re.match(r"Loading (.+): (\d+) % ([^%\n]*)$", line):
         return Loading(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
+    if found := re.match(r"Loading (.+): (waiting for [^\n]*)$", line):
+        return Loading(model=found[1], fraction=None, stage=found[2])
     if found := re.match(r"Fairlead is ready: (\S+)  serving ", line):
         return Ready(url=found[1])
     return None

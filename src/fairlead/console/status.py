@@ -38,7 +38,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     kind: str = ""
     seats: int = 0
     busy: int = 0
-    load_progress: float = 0.0
+    load_progress: float | None = 0.0
     load_stage: str = ""
     memory_bytes: int = 0
     cache_usage: float | None = None
@@ -176,7 +176,8 @@ def models_table(models: Iterable[ModelRow]) -> "Table":
     """Return a table of models, a line each."""
     table = _table("MODEL", "STATE", "KIND", "BUSY", "MEMORY", "CACHE")
     for row in models:
-        state = f"{row.state} {row.load_progress:.0%}" if row.state == "loading" else row.state
+        is_known = row.state == "loading" and row.load_progress is not None
+        state = f"{row.state} {row.load_progress:.0%}" if is_known else row.state
         table.add_row(
             row.model,
             _styled(state, row.state) + _aside(row.load_stage if row.state == "loading" else ""),

@@ -17,6 +17,7 @@ from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.process import CommandProcess
+from fairlead.nodes.progress import fraction_reader
 from fairlead.nodes.pulse import Pulse
 from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
 from fairlead.nodes.sink import Sink
@@ -33,20 +34,20 @@ CommandState = Literal["stopped", "loading", "ready", "stopping"]
 
 
 class CommandStatus(msgspec.Struct, frozen=True):
-    """A picture of the node. `load_progress` is the part of the time it has for loading that has passed."""
+    """A picture of the node. `load_progress` is what its output says (0 to 1), None if that says nothing."""
 
     model: str
     state: CommandState
     seats: int
     busy: int
     pid: int | None
-    load_progress: float
+    load_progress: float | None
     output: tuple[str, ...]
 
 
 class CommandNode:
-    """One life of a command's server. `on_progress` is told how far loading is, and what it waits for, and
-    `on_line` is called with each line that its process prints.
+    """One life of a command's server. `on_progress` is called with how far loading is and what it waits
+    for, and `on_line` with each line that its process prints.
 
     `stuck` says why it was given up although it had not ended, if it was; `health`, when that is.
     """
@@ -57,7 +58,7 @@ class CommandNode:
         listener: RemoteListener,
         *,
         health: HealthConfig | None = None,
-        on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_progress: Callable[[float | None, str], None] = lambda _fraction, _stage: None,
         on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.id = f"command:{config.name}"
@@ -66,8 +67,11 @@ class CommandNode:
         self._config = config
         self._health = health or HealthConfig()
         self._on_progress = on_progress
+        self._on_line = on_line
         self._state: CommandState = "stopped"
-        self._progress = 0.0
+        self._progress: float | None = None
+        pattern = config.progress_pattern
+        self._fraction_of = None if pattern is None else fraction_reader(pattern)
         self._problem: LoadFailed | None = None
         self._upstream = Upstream(config.proxy, name=config.name, timeouts=upstream_timeouts(config.timeouts))
         self._remote = RemoteNode(
@@ -86,7 +90,8 @@ class CommandNode:
             stop_command=config.cmd_stop,
             environment=config.env,
             unload_timeout_s=config.unload_timeout_s,
-            on_line=on_line,
+            on_line=self._take_line,
+            on_partial_line=None if pattern is None else self._look_for_progress,
         )
 
     @property
@@ -164,13 +169,11 @@ class CommandNode:
     async def _become_ready(self) -> None:
         config = self._config
         limit_s = config.health_check_timeout_s
-        began = trio.current_time()
         if config.check_endpoint != "none":
             with trio.move_on_after(limit_s) as clock:
                 pause_s = FIRST_LOOK_S
                 while not await self._answers():
-                    self._progress = min(1.0, (trio.current_time() - began) / limit_s)
-                    self._on_progress(self._progress, f"waiting for {config.check_endpoint}")
+                    self._report_progress()
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_LOOK_S)
             if clock.cancelled_caught:
@@ -181,6 +184,21 @@ class CommandNode:
         self._on_progress(1.0, "ready")
         logger.info("command ready", model=config.name, pid=self._process.pid)
         self._remote.came_up()
+
+    def _take_line(self, line: str) -> None:
+        self._on_line(line)
+        self._look_for_progress(line)
+
+    def _look_for_progress(self, printed: str) -> None:
+        if self._state != "loading" or self._fraction_of is None:
+            return
+        fraction = self._fraction_of(printed)
+        if fraction is not None and fraction != self._progress:
+            self._progress = fraction
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        self._on_progress(self._progress, f"waiting for {self._config.check_endpoint}")
 
     async def _answers(self) -> bool:
         try:

@@ -266,7 +266,7 @@ class Fleet:
         """A model is gone by accident: it comes back, if there is room, and after a while."""
         self._spawn(self._revive, resident)
 
-    def _report_progress(self, model: str, fraction: float, stage: str) -> None:
+    def _report_progress(self, model: str, fraction: float | None, stage: str) -> None:
         """Report how far a load is. A terminal that is gone does not fail the load."""
         with FailureBoundary() as boundary:
             self._on_progress(model, fraction, stage)

@@ -33,8 +33,8 @@ class CommandProcess:
     others of its group may still have to be ended, and `ending` says how.
 
     It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
-    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output, and
-    `on_line` is called with each.
+    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output. `on_line`
+    is called with each line, and `on_partial_line` with an unfinished one whenever it grows.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class CommandProcess:
         environment: Mapping[str, str] | None = None,
         unload_timeout_s: float = 10.0,
         on_line: Callable[[str], None] = lambda _line: None,
+        on_partial_line: Callable[[str], None] | None = None,
     ) -> None:
         self.pid: int | None = None
         self.ended = trio.Event()
@@ -55,6 +56,7 @@ class CommandProcess:
         self._environment = {**os.environ, **(environment or {})}
         self._unload_timeout_s = unload_timeout_s
         self._on_line = on_line
+        self._on_partial_line = on_partial_line
         self._process: trio.Process | None = None
         self._is_killed = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
@@ -176,7 +178,7 @@ class CommandProcess:
     ) -> None:
         assert stream is not None
         with scope:
-            await child_output.read_lines(stream, self._keep)
+            await child_output.read_lines(stream, self._keep, self._on_partial_line)
         ended.set()
 
     def _keep(self, line: str) -> None:

@@ -33,7 +33,7 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 HEALTHY_AFTER_S = 60.0
 
-Progress = Callable[[str, float, str], None]
+Progress = Callable[[str, float | None, str], None]
 
 logger = structlog.get_logger("fairlead.model")
 
@@ -99,7 +99,8 @@ class Resident:
         self._engine_command = engine_command
         self._lives: list[Life] = []  # those that are not over; the last is the present one
         self._backoff_s = FIRST_BACKOFF_S
-        self._progress, self._stage = 0.0, ""
+        self._progress: float | None = 0.0
+        self._stage = ""
         self._has_died = False
         self._is_given_up = False
         self._problem: str | None = None
@@ -175,7 +176,8 @@ class Resident:
         before = [life.ended for life in self._lives]
         life = Life()
         self._lives.append(life)
-        self._progress, self._stage, self._problem = 0.0, "waiting for room" if after else "", None
+        self._progress = 0.0 if self.kind == "engine" else None
+        self._stage, self._problem = "waiting for room" if after else "", None
         spawn(self._live, life, [*after, *before])
 
     def end(self) -> None:
@@ -233,7 +235,7 @@ class Resident:
                 reports.callback(self._desk.node_down, life.node)  # which could not report it itself
 
     def _node(self) -> EngineNode | CommandNode:
-        def progressed(fraction: float, stage: str) -> None:
+        def progressed(fraction: float | None, stage: str) -> None:
             self._progress, self._stage = fraction, stage
             self._on_progress(self.name, fraction, stage)
 

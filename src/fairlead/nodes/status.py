@@ -16,8 +16,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is known now. `node` is who has it, or would: of a remote model, the first who does.
 
     `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `load_progress`
-    (0…1) and `load_stage` say how far its load is, and `memory_bytes` what its processes take (0 if there are
-    none, or where nobody can tell). A failed model has a `problem`, and is tried again by the next job.
+    (0…1; None: not known) and `load_stage` say how far its load is, and `memory_bytes` what its processes
+    take
+    (0 if there are none, or where nobody can tell). A failed model has a `problem`, and is tried again by
+    the next job.
 
     Then counts of the node itself: `sequences` running and, of them, `waiting` for a slot, for a command and
     a remote model its jobs; `restarts` after a death; and the last lines that a command has printed
@@ -36,7 +38,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ModelState
     seats: int = 0
     busy: int = 0
-    load_progress: float = 0.0
+    load_progress: float | None = 0.0
     load_stage: str = ""
     memory_bytes: int = 0
     ttl_s: float = 0.0

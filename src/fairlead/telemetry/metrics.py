@@ -72,7 +72,9 @@ TENANTS: tuple[Row[TenantTally], ...] = (
 MODELS: tuple[Row[ModelStatus], ...] = (
     Gauge("fairlead_model_seats", "Seats, while it is loaded.", lambda m: m.seats),
     Gauge("fairlead_model_busy_seats", "Seats that jobs hold.", lambda m: m.busy),
-    Gauge("fairlead_model_load_progress", "How far its load is: 0 to 1.", lambda m: m.load_progress),
+    Gauge(
+        "fairlead_model_load_progress", "How far its load is, 0 to 1, if known.", lambda m: m.load_progress
+    ),
     Gauge("fairlead_model_memory_bytes", "Memory of its processes.", lambda m: m.memory_bytes),
     Gauge("fairlead_model_cache_usage", "Part of its cache blocks in use.", lambda m: m.cache_usage),
     Gauge("fairlead_model_cache_blocks", "Its cache blocks.", lambda m: m.blocks_total),

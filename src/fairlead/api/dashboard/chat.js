@@ -65,11 +65,12 @@ class Turn {
     this.clock = setInterval(show, 1000);
   }
 
-  /** Wait for the model, which has been loaded this far: 0…1. */
+  /** Wait for the model, which has been loaded this far: 0…1, or null where nobody knows. */
   awaitModel(progress) {
     if (this.first !== null) return;
     this.leaveQueue();
-    this.stand(say("awaiting", { name: this.model, n: percent(progress) }), -1);
+    const far = progress === null ? ["awaitingLoad", {}] : ["awaiting", { n: percent(progress) }];
+    this.stand(say(far[0], { name: this.model, ...far[1] }), -1);
   }
 
   leaveQueue() {

@@ -123,10 +123,12 @@ const models = new Rows(document.querySelector("#models"), {
     fillLine(parts, status, `model ${status.model}`);
     const { model: name, kind, state, load_progress: progress, load_stage: stage, memory_bytes: memory } = status;
     const loading = state === "loading";
-    put(parts.more, loading ? `${percent(progress)}% ${stage}` : say(kind));
+    const far = progress === null ? "" : `${percent(progress)}% `;
+    put(parts.more, loading ? far + stage : say(kind));
     putTwoWays(parts.amount, memory ? [bytes(memory), say("memory", { n: bytes(memory) })] : ["", ""]);
     parts.progress.hidden = !loading;
-    parts.progress.value = progress;
+    if (progress === null) parts.progress.removeAttribute("value"); // indeterminate
+    else parts.progress.value = progress;
     mark(parts.progress, "aria-label", say("loadProgress", { name }));
     parts.button.hidden = kind === "remote";
     const unloads = LOADED.has(state) || state === "stopping";

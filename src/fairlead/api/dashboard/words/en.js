@@ -82,6 +82,7 @@ export default {
   queued: "Waiting in place {position}, about {wait} to go",
   overdue: "Waiting longer than expected",
   awaiting: "Waiting for {name}, which is {n}% loaded",
+  awaitingLoad: "Waiting for {name}, which is being loaded",
   begun: "Your turn: reading the message",
   answering: "Answering",
   halted: "Stopped",

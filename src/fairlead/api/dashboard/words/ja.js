@@ -82,6 +82,7 @@ export default {
   queued: "{position}番目で待機中、残り約{wait}",
   overdue: "予想より長くお待ちいただいています",
   awaiting: "{name}のロードを待っています（{n}%）",
+  awaitingLoad: "{name}のロードを待っています",
   begun: "順番が来ました。メッセージを読んでいます",
   answering: "回答しています",
   halted: "停止しました",

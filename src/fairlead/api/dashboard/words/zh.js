@@ -82,6 +82,7 @@ export default {
   queued: "排在第 {position} 位，大约还需 {wait}",
   overdue: "等待时间比预计的长",
   awaiting: "正在等待 {name} 加载（{n}%）",
+  awaitingLoad: "正在等待 {name} 加载",
   begun: "轮到你了，正在读取消息",
   answering: "正在回答",
   halted: "已停止",
