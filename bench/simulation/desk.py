@@ -17,6 +17,7 @@ from fairlead.dispatch.ticket import Ticket, Wish
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
+from fairlead.swap.policy import SwapReason
 from simulation.clock import Clock
 from simulation.workload import MAX_TOKENS, Request, Speed
 
@@ -137,9 +138,9 @@ class Desk:
         """Only streams are stopped, and here are none."""
         raise AssertionError(ticket, error)
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
         """Only loadable models are swapped, and here are none; so none of what follows is asked for."""
-        raise AssertionError(model, evict)
+        raise AssertionError(model, evict, reason)
 
     def stop_model(self, model: str) -> None:
         """See `start_swap`."""

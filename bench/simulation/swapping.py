@@ -18,6 +18,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
 from fairlead.swap.lru import LruPolicy
+from fairlead.swap.policy import SwapReason
 from simulation.clock import Clock
 from simulation.desk import Node
 
@@ -153,7 +154,7 @@ class OurServer:
         self._granted(self._asked[ticket])
         self._clock.after(self._asked[ticket].service_s, partial(self._finish, ticket))
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], _reason: SwapReason) -> None:
         """See `Effects`."""
         self.swaps += 1
         self._clock.after(LOAD_S, partial(self._load, model, evict))

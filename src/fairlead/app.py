@@ -127,7 +127,9 @@ class Composition:
         self.draining = trio.Event()
         self._config = config
         self._source = source
-        self._dispatcher = Dispatcher(config.queue, rejects_loading=config.while_loading == "reject")
+        self._dispatcher = Dispatcher(
+            config.queue, rejects_loading=config.while_loading == "reject", scheduler=config.scheduler
+        )
         self._fleet = Fleet(
             config,
             self._dispatcher,

@@ -33,8 +33,8 @@ async def read_lines(
 ) -> None:
     """Call `on_line` with each line, without its end, until the stream ends; long lines are cut.
 
-    `on_partial_line` is called with an unfinished line whenever it grows: a progress bar may be one for
-    minutes.
+    `on_partial_line` is called with an unfinished line whenever it grows, because a progress bar may be one
+    line for minutes.
     """
     rest = b""
     try:

@@ -14,6 +14,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
 from fairlead.nodes.sink import Sink
+from fairlead.swap.policy import SwapReason
 
 MODEL = "m"
 
@@ -89,6 +90,7 @@ class RecordedEffects:
         self.refused: dict[Ticket, FairleadError] = {}
         self.stopped: list[Ticket] = []
         self.swaps: list[tuple[str, frozenset[str]]] = []
+        self.reasons: list[SwapReason] = []
         self.stopped_models: list[str] = []
         self.wishes: dict[Wish, FairleadError | None] = {}
         self.closed_nodes: list[str] = []
@@ -104,7 +106,8 @@ class RecordedEffects:
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         self.stopped.append(ticket)
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
+        self.reasons.append(reason)
         self.swaps.append((model, evict))
 
     def stop_model(self, model: str) -> None:

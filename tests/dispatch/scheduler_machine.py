@@ -16,6 +16,7 @@ from fairlead.dispatch.ticket import Ticket, TicketState, Wish
 from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueFull, QueueTimeout
 from fairlead.job import Job, Relay
 from fairlead.nodes.node import NodeLimits
+from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 CAPACITY = 5
 LATE = 16  # jobs that have come before the server may be told to stop
@@ -23,7 +24,7 @@ RELAY = Relay("/v1/completions", b"{}")
 SETTINGS = settings(max_examples=150, stateful_step_count=50)
 
 
-class OneAtATime:
+class OneAtATime(EvictionPolicy):
     """Of the models that a swap can load, one is loaded."""
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
@@ -46,8 +47,8 @@ class Watching(RecordedEffects):
         super().refuse(ticket, error)
         self.machine.check_refusal(ticket, error)
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        super().start_swap(model, evict)
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
+        super().start_swap(model, evict, reason)
         self.machine.check_swap(model, evict)
 
     def stop_model(self, model: str) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import structlog
 import trio
 
 from dispatch.recorded import FakeNode, limits
-from fairlead.config import LruSwap, QueueConfig
+from fairlead.config import LruSwap, MatrixSwap, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.swaps import PATIENCE
 from fairlead.errors import Draining, LoadFailed
@@ -87,6 +88,40 @@ async def test_loads_that_are_waited_for_are_refused_when_the_server_is_to_stop(
             assert told.orders == [(now, "load", "m")]
             dispatcher.drain()
         assert len(errors) == 2
+
+
+async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_cost(autojump_clock):
+    dispatcher = Dispatcher(QueueConfig())
+    swap = MatrixSwap({"pair": "m & x"}, evict_costs={"y": 3})
+    dispatcher.arrange(Told(), swap, dict.fromkeys("mxy", 0.0), {})
+    loaded = TimedNode()
+    loaded.models = frozenset("y")
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            dispatcher.node_up(loaded, LIMITS)
+            async with dispatcher.seat(msgspec.structs.replace(job(), model="y")):
+                for _ in range(3):  # they wait for the job of y, and the policy is asked for each
+                    nursery.start_soon(wait_for_seat, dispatcher)
+                    await trio.testing.wait_all_tasks_blocked()
+                assert logs == []
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert logs == [
+        {
+            "event": "loading model",
+            "log_level": "info",
+            "model": "m",
+            "evicted": ["y"],
+            "chosen": ["m", "x"],
+            "cost": 3,
+            "rule": "set pair: m & x",
+        }
+    ]
+
+
+async def wait_for_seat(dispatcher: Dispatcher) -> None:
+    async with dispatcher.seat(job()):
+        pass
 
 
 async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> None:

@@ -23,6 +23,7 @@ from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
 from fairlead.job import Delta, Job, Sampling
 from fairlead.nodes.fleet import Fleet
+from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.nodes.status import ModelStatus
 from fairlead.text.model import TextModel
 
@@ -235,6 +236,7 @@ async def garage(
     queue: QueueConfig | None = None,
     waits: bool = True,
     child: Sequence[str] = FAKE_CHILD,
+    make_process: ProcessFactory = make_process,
     **settings: object,
 ) -> AsyncIterator[Garage]:
     """Run a fleet of these models; `waits` until it is loaded. Afterwards no process of it is left.
@@ -243,7 +245,7 @@ async def garage(
     """
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
     desk = Dispatcher(config.queue, random=Random(0), rejects_loading=config.while_loading == "reject")
-    fleet = Fleet(config, desk, read=read_fake, engine_command=child)
+    fleet = Fleet(config, desk, read=read_fake, engine_command=child, make_process=make_process)
     await fleet.prepare()
     pids: list[int] = []
     async with trio.open_nursery() as nursery:

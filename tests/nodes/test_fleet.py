@@ -173,17 +173,17 @@ async def test_unloading_a_model_ends_jobs_and_loads_that_wait_for_it():
 
 
 async def test_unloading_a_model_that_waits_for_its_turn_ends_what_waits_for_it():
-    async with garage(sleeper("x"), engine("y", "slow_load"), engine("z"), swap=ONE_AT_A_TIME) as opened:  # noqa: SIM117
-        async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, question("y"))
-            await opened.state("y", "loading")
-            clients.start_soon(opened.ask_and_keep_error, question("z"))
-            await opened.until(lambda: opened.desk.statistics().waiting == 2)
-            await opened.fleet.unload("z")
-            await opened.until(lambda: bool(opened.errors))
-            assert [ModelUnloaded] == [type(error) for error in opened.errors]
-            assert 1 == opened.desk.statistics().waiting
-            clients.cancel_scope.cancel()
+    models = engine("y", "slow_load"), engine("z")
+    async with garage(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
+        clients.start_soon(opened.ask_and_keep_error, question("y"))
+        await opened.state("y", "loading")
+        clients.start_soon(opened.ask_and_keep_error, question("z"))
+        await opened.until(lambda: opened.desk.statistics().waiting == 2)
+        await opened.fleet.unload("z")
+        await opened.until(lambda: bool(opened.errors))
+        assert [ModelUnloaded] == [type(error) for error in opened.errors]
+        assert 1 == opened.desk.statistics().waiting
+        clients.cancel_scope.cancel()
 
 
 async def load_and_keep_error(opened, model: str) -> None:

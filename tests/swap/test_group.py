@@ -3,6 +3,7 @@
 import pytest
 
 from fairlead.swap.group import Group, GroupPolicy
+from fairlead.swap.policy import SwapReason
 
 
 def test_members_of_a_swapping_group_take_turns() -> None:
@@ -50,3 +51,9 @@ def test_models_of_no_group_run_one_at_a_time_and_turn_out_groups() -> None:
 def test_a_model_is_in_one_group_only() -> None:
     with pytest.raises(ValueError, match="a is in another group"):
         GroupPolicy({"one": Group(("a",)), "two": Group(("a",))})
+
+
+def test_the_reason_for_a_swap_is_the_group_and_what_may_be_loaded_then():
+    policy = GroupPolicy({"g": Group(("a", "b")), "kept": Group(("k",), persistent=True)})
+    assert policy.reason_for("b", ["k", "a"]) == SwapReason(chosen=("b", "k"), cost=1, rule="group g")
+    assert policy.reason_for("other", ["k", "a"]) == SwapReason(chosen=("k", "other"), cost=1)

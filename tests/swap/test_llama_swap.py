@@ -18,9 +18,9 @@ from fairlead.config import (
 )
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.swap.group import GroupPolicy
-from fairlead.swap.llama_swap import policy_for
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy
+from fairlead.swap.policies import policy_for
 from fairlead.swap.policy import KeepEverything
 
 EXAMPLE = """\

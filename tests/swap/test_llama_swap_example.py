@@ -11,7 +11,7 @@ import pytest
 from fairlead.cli import main
 from fairlead.config import Config, SelectorConfig, SelectorSettings
 from fairlead.configfile import Reading, read_config
-from fairlead.swap.llama_swap import policy_for
+from fairlead.swap.policies import policy_for
 
 FILE = Path(__file__).with_name("llama_swap_example.yaml")
 ENVIRONMENT = {

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.swap.lru import LruPolicy
+from fairlead.swap.policy import SwapReason
 
 
 def test_the_model_used_longest_ago_leaves_when_there_are_too_many() -> None:
@@ -61,3 +62,8 @@ def test_it_evicts_the_shortest_prefix_that_makes_room(
 
     expected = next((count for count in range(len(running)) if fits(running[count:])), len(running))
     assert frozenset(running[:expected]) == policy.eviction_for("target", running)
+
+
+def test_the_reason_for_a_swap_is_what_stays_loaded_and_how_many_go():
+    policy = LruPolicy(max_loaded=2)
+    assert policy.reason_for("d", ["a", "b", "c"]) == SwapReason(chosen=("c", "d"), cost=2)

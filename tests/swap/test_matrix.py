@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fairlead.swap import matrix
 from fairlead.swap.matrix import MatrixError, MatrixPolicy
+from fairlead.swap.policy import SwapReason
 
 
 @pytest.mark.parametrize(
@@ -121,3 +122,15 @@ def test_what_stays_is_allowed_beside_the_target_and_nothing_allowed_would_cost_
     assert min(sum(costs.get(model, 1) for model in way) for way in ways) == sum(
         costs.get(model, 1) for model in evicted
     )
+
+
+def test_the_reason_for_a_swap_is_the_chosen_combination_its_set_and_its_cost():
+    policy = MatrixPolicy({"small": "a & b", "large": "x & (a | b)"}, evict_costs={"a": 5, "b": 2})
+    assert policy.eviction_for("x", ["a", "b"]) == {"b"}
+    expected = SwapReason(chosen=("a", "x"), cost=2, rule="set large: x & (a | b)")
+    assert policy.reason_for("x", ["a", "b"]) == expected
+
+
+def test_the_reason_for_a_model_of_no_combination_is_that_it_runs_alone():
+    policy = MatrixPolicy({"pair": "a & b"}, evict_costs={"a": 5})
+    assert policy.reason_for("stranger", ["a", "b"]) == SwapReason(chosen=("stranger",), cost=6)

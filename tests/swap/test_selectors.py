@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from fairlead.config import GroupConfig, GroupSwap, KeepSwap, LruSwap, MatrixSwap, SelectorConfig
 from fairlead.config.selectors import SelectorSettings
-from fairlead.swap.llama_swap import policy_for
+from fairlead.swap.policies import policy_for
 from fairlead.swap.selectors import Selection, Target, faults_of_spilling
 
 SETTINGS = settings(max_examples=100, stateful_step_count=40)

@@ -10,6 +10,7 @@ from fairlead.config.fleet import (
     KeepSwap,
     LruSwap,
     MatrixSwap,
+    NamedSwap,
     NodeConfig,
     SwapConfig,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "LruSwap",
     "MatrixSwap",
     "ModelConfig",
+    "NamedSwap",
     "NodeConfig",
     "QueueConfig",
     "SelectorConfig",

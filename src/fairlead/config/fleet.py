@@ -1,6 +1,7 @@
 """Where jobs can go besides models of our own, and which models may be loaded at the same time."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -120,4 +121,11 @@ class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
     memory_mb: AtLeastOne | None = None
 
 
-SwapConfig = KeepSwap | GroupSwap | MatrixSwap | LruSwap
+class NamedSwap(msgspec.Struct, frozen=True, tag="named"):
+    """The eviction policy of another package decides: the entry point `policy`, which is given `settings`."""
+
+    policy: str
+    settings: dict[str, Any] = {}
+
+
+SwapConfig = KeepSwap | GroupSwap | MatrixSwap | LruSwap | NamedSwap

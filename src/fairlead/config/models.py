@@ -153,8 +153,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     health_check_timeout_s: Seconds = 120.0
     """How long it may take to be ready; at least 15 s."""
     progress_pattern: str | None = None
-    """A regular expression that finds how far its load is in what it prints: a group with a percentage, or
-    two with what is done and of how much. Without it, nobody can tell until the server is ready.
+    """A regular expression that finds in what it prints how far its load is: one group with a percentage, or
+    two with how much is done and of how much. Without it the progress of a load is not known.
     """
     unload_timeout_s: Seconds = 10.0
     """How long it may take to stop before it is killed."""

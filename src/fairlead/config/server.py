@@ -173,6 +173,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     selectors: dict[str, SelectorConfig] = {}
     """Names that stand for several models each."""
     health_check: HealthConfig = HealthConfig()
+    scheduler: str = "default"
+    """What decides which job runs where and which models are loaded: default, or the name of an entry point
+    `fairlead.schedulers` of an installed package.
+    """
     while_loading: Literal["wait", "reject"] = "wait"
     """Whether a job for a model that is not loaded waits, or is rejected with 503 while it is loaded."""
 

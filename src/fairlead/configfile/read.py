@@ -13,8 +13,10 @@ from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, 
 from fairlead.config.spelling import KeyPath, dotted, settings_of
 from fairlead.configfile.convert import Conversion
 from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableError
+from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.swap import llama_swap
 from fairlead.swap.macros import Expansion
+from fairlead.swap.policies import policy_for
 from fairlead.swap.sections import FileSettings
 from fairlead.swap.selectors import faults_of_spilling, unknown_targets, without_targets
 from fairlead.text.hub import gguf_advice, is_gguf, is_hub_id
@@ -134,6 +136,7 @@ class _Reader:
             )
             if not self.faults:
                 self._look_at_selectors(config)
+            SCHEDULERS.find(config.scheduler, "scheduler")
         except ConfigError as error:
             self.faults += error.faults
         return None if self.faults else config
@@ -146,7 +149,13 @@ class _Reader:
             self.idle += (("selectors", *path) for path in unknown_targets(config.selectors, known))
             self.remarks += (fault.under("selectors") for fault in without_targets(config.selectors, known))
         memory_mb = {model.name: float(model.memory_mb or 0) for model in config.models}
-        policy = llama_swap.policy_for(config.swap, memory_mb)
+        try:
+            policy = policy_for(config.swap, memory_mb)
+        except ConfigError:
+            raise
+        except ValueError as error:  # of another package's policy
+            at = ("routing", "router", "settings", "policy")
+            raise ConfigError(str(error), [Fault(at, str(error))]) from error
         faults = faults_of_spilling(config.selectors, local, policy)
         self.faults += (fault.under("selectors") for fault in faults)
 

@@ -16,7 +16,8 @@ from fairlead.config import QueueConfig, SwapConfig
 from fairlead.dispatch.forecast import Forecast
 from fairlead.dispatch.outlook import Outlook
 from fairlead.dispatch.placement import Place
-from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.schedulers import SCHEDULERS
+from fairlead.dispatch.scheduling import SchedulingOptions
 from fairlead.dispatch.seat import Seat, Waiter
 from fairlead.dispatch.swaps import PATIENCE
 from fairlead.dispatch.ticket import Ticket, TicketState, Wish
@@ -27,7 +28,8 @@ from fairlead.job import Job
 from fairlead.nodes.desk import Garage
 from fairlead.nodes.node import Node, NodeCounts, NodeLimits
 from fairlead.supervision import contain
-from fairlead.swap.llama_swap import policy_for
+from fairlead.swap.policies import policy_for
+from fairlead.swap.policy import SwapReason
 
 METER_INTERVAL_S = 1.0
 # How long a node that turned a job away is taken to be full, if none of its jobs is finished before.
@@ -51,23 +53,21 @@ class Dispatcher:
     """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`). `run` is its timer.
 
     `rejects_loading`: a job whose model is not loaded is refused, and the load begun all the same.
+    `scheduler` is the name of one of `SCHEDULERS`. Raises `ConfigError` if there is none of that name.
     """
 
     def __init__(
-        self, queue: QueueConfig, *, random: Random | None = None, rejects_loading: bool = False
+        self,
+        queue: QueueConfig,
+        *,
+        random: Random | None = None,
+        rejects_loading: bool = False,
+        scheduler: str = "default",
     ) -> None:
         self._queue = queue
         random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
-        self._scheduler = Scheduler(
-            self,
-            capacity=queue.capacity,
-            random=random,
-            fairness=queue.fairness,
-            min_share=queue.min_share,
-            tenant_weights=queue.tenant_weights,
-            rejects_loading=rejects_loading,
-            waiting_bytes=queue.waiting_bytes,
-        )
+        make_scheduler = SCHEDULERS.find(scheduler, "scheduler")
+        self._scheduler = make_scheduler(self, SchedulingOptions(queue, random, rejects_loading))
         self._timer = Timer()
         # Who starves only when its time is up starves in vain.
         self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
@@ -262,9 +262,9 @@ class Dispatcher:
         waiter.end(self._outlook.with_estimate(error))
         waiter.scope.cancel()
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
         """See `Upkeep`, as for all that follow."""
-        self._upkeep.start_swap(model, evict)
+        self._upkeep.start_swap(model, evict, reason)
 
     def stop_model(self, model: str) -> None:
         """See `Effects`."""

@@ -7,6 +7,7 @@ import msgspec
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.ticket import Ticket, Wish
 from fairlead.errors import FairleadError
+from fairlead.swap.policy import SwapReason
 
 
 class Effects(Protocol):
@@ -24,10 +25,11 @@ class Effects(Protocol):
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """The ticket's job is to end with this error; it leaves when it has."""
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
         """Unload the models of `evict`, which are idle and get no more jobs, then load `model`.
 
         Some of them may be on their way out already: what they hold is free only when they are gone.
+        `reason` is for the log.
         """
 
     def stop_model(self, model: str) -> None:

@@ -14,7 +14,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.estimate import retry_after_s
 from fairlead.dispatch.forecast import Forecast, Forecaster, Running
-from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.scheduling import SchedulerQuestions
 from fairlead.dispatch.seat import Waiter
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
@@ -30,7 +30,7 @@ class Outlook:
     Asks the scheduler, and changes nothing there. `random` spreads the retries of who is refused together.
     """
 
-    def __init__(self, scheduler: Scheduler, queue: QueueConfig, random: Random) -> None:
+    def __init__(self, scheduler: SchedulerQuestions, queue: QueueConfig, random: Random) -> None:
         self._scheduler = scheduler
         self._random = random
         self._forecaster = Forecaster(queue)

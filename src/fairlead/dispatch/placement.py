@@ -63,7 +63,7 @@ class Place:
 
     @property
     def tokens_left(self) -> int | None:
-        """Tokens that the cache still has room for; None: not known. Below 0 if one job alone is larger."""
+        """Tokens that the cache has room for, below 0 if one job alone is larger; None: it does not say."""
         limit = self.limits.cache_tokens
         return None if limit is None else limit - self.tokens
 

@@ -356,8 +356,8 @@ class Scheduler:
     def _start_swaps(self) -> list[Place]:
         """Return the places that need not make room any more, and have seats again."""
         swaps, relieved = self._swaps.start()
-        for model, evict in swaps:
-            self._effects.start_swap(model, evict)
+        for swap in swaps:
+            self._effects.start_swap(swap.model, swap.evict, swap.reason)
         return relieved
 
     def _make_room(self, job: Job) -> QueueFull | None:

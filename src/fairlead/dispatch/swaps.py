@@ -1,17 +1,24 @@
 """Which model is loaded next, and which make room for it (spec 4). Pure: knows no queue and no process."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from fairlead.dispatch.placement import Place
 from fairlead.dispatch.places import Places
 from fairlead.dispatch.ticket import Wish
 from fairlead.job import Job
-from fairlead.swap.policy import EvictionPolicy, KeepEverything
+from fairlead.swap.policy import EvictionPolicy, KeepEverything, SwapReason
 
 # Who waits starves after this part of the bound on its wait: the rest is for others who starve before it.
 PATIENCE = 2 / 3
 
-Swap = tuple[str, frozenset[str]]
+
+class Swap(NamedTuple):
+    """A model to load, the models that it evicts, and why those."""
+
+    model: str
+    evict: frozenset[str]
+    reason: SwapReason
 
 
 class Swaps:
@@ -144,7 +151,8 @@ class Swaps:
 
     def _swaps(self) -> Iterator[Swap]:
         for model in self._missing():
-            evict = self._policy.eviction_for(model, self._running(model))
+            running = self._running(model)
+            evict = self._policy.eviction_for(model, running)
             victims = [place for place in self._places.ours() if place.node.models & evict]
             if evict & self._loading or any(place.draining for place in victims):
                 continue
@@ -159,7 +167,7 @@ class Swaps:
                 self.stops(place.node.models)
             self._stopping.discard(model)
             self._loading.add(model)
-            yield model, evict
+            yield Swap(model, evict, self._policy.reason_for(model, running))
 
     def _missing(self) -> list[str]:
         """What is wanted and could be loaded: first who starves, then who waits.

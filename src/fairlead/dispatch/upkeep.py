@@ -7,15 +7,18 @@ to be done is asked of a `Garage`, which owns the processes.
 from collections.abc import Mapping
 from functools import partial
 
+import structlog
 import trio
 
 from fairlead.dispatch.placement import Place
-from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.dispatch.ticket import Wish
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.errors import FairleadError
 from fairlead.nodes.desk import Garage
-from fairlead.swap.policy import EvictionPolicy
+from fairlead.swap.policy import EvictionPolicy, SwapReason
+
+logger = structlog.get_logger("fairlead.fleet")
 
 
 class Upkeep:
@@ -25,7 +28,7 @@ class Upkeep:
     it has waited long enough.
     """
 
-    def __init__(self, scheduler: Scheduler, timer: Timer, *, starvation_s: float) -> None:
+    def __init__(self, scheduler: JobScheduler, timer: Timer, *, starvation_s: float) -> None:
         self._scheduler = scheduler
         self._timer = timer
         self._starvation_s = starvation_s
@@ -68,9 +71,18 @@ class Upkeep:
 
     # What the scheduler asks for ---------------------------------------------------------------------
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """See `Effects`."""
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
+        """See `Effects`. This is where a swap is logged, once."""
         assert self._garage is not None, "nothing is loadable where nobody loads"
+        rule = {"rule": reason.rule} if reason.rule else {}
+        logger.info(
+            "loading model",
+            model=model,
+            evicted=sorted(evict),
+            chosen=list(reason.chosen),
+            cost=reason.cost,
+            **rule,
+        )
         self._garage.start_swap(model, evict)
 
     def stop_model(self, model: str) -> None:

@@ -46,8 +46,8 @@ class CommandStatus(msgspec.Struct, frozen=True):
 
 
 class CommandNode:
-    """One life of a command's server. `on_progress` is called with how far loading is and what it waits
-    for, and `on_line` with each line that its process prints.
+    """One life of a command's server. `on_progress` is called with how far loading is and what it waits for,
+    and `on_line` with each line that its process prints.
 
     `stuck` says why it was given up although it had not ended, if it was; `health`, when that is.
     """

@@ -36,6 +36,7 @@ from fairlead.errors import (
 from fairlead.nodes.changes import changes_between
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.elsewhere import Neighbours
+from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.resident import Progress, Resident
 from fairlead.nodes.status import Changes, ModelStatus, NodeState, NodeStatus
@@ -57,7 +58,7 @@ class Fleet:
     `read` reads what the parent must know of an engine's model. `texts` has that, by name, `aliases` the
     names that models have besides, and `selectors` those that stand for several; they change in place with
     the configuration. `on_progress` is told how far each load is. `instance` is what this server is known by,
-    to itself: no other has it.
+    to itself: no other has it. `make_process` makes what runs a model of ours, once a load.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Fleet:
         read: Reader,
         on_progress: Progress = lambda _model, _fraction, _stage: None,
         engine_command: Sequence[str] = COMMAND,
+        make_process: ProcessFactory = make_process,
     ) -> None:
         self.instance = token_hex(16)
         self.texts: dict[str, TextModel] = {}
@@ -79,6 +81,7 @@ class Fleet:
         self._read = read
         self._on_progress = on_progress
         self._engine_command = engine_command
+        self._make_process = make_process
         self._residents: dict[str, Resident] = {}
         self._neighbours = Neighbours(desk, self._spawn, ourselves=self.instance)
         self._memory_mb: dict[str, float] = {}
@@ -241,7 +244,6 @@ class Fleet:
         """See `Garage`."""
         leaving = [self._residents[name] for name in sorted(evict) if name in self._residents]
         lives = [resident.life for resident in leaving if resident.life is not None]
-        logger.info("loading model", model=model, evicted=sorted(evict))
         for resident in leaving:
             resident.evict()
         if not isinstance(self._config.swap, KeepSwap):
@@ -366,6 +368,7 @@ class Fleet:
                     on_progress=self._report_progress,
                     health=config.health_check,
                     engine_command=self._engine_command,
+                    make_process=self._make_process,
                 )
             elif resident.config != model:
                 resident.config, resident.text = model, text

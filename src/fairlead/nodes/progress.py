@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 
 def fraction_reader(pattern: str) -> Callable[[str], float | None]:
-    """Return a function that finds the last match in a text and returns how far that says the load is, 0 to
-    1.
+    """Return a function that finds in a text how far a load is, 0 to 1, by the last match of the pattern.
 
     A pattern with one group matches a percentage, one with two groups how much is done and of how much. The
     function returns None where nothing matches, and where what matches is no number.
@@ -15,10 +14,8 @@ def fraction_reader(pattern: str) -> Callable[[str], float | None]:
     compiled = re.compile(pattern)
 
     def read(text: str) -> float | None:
-        last = None
-        for last in compiled.finditer(text):  # noqa: B007
-            pass
-        return None if last is None else _fraction(*last.groups())
+        matches = list(compiled.finditer(text))
+        return _fraction(*matches[-1].groups()) if matches else None
 
     return read
 

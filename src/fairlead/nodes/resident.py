@@ -18,10 +18,9 @@ import trio
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.job import Job
-from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.desk import Desk
-from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.memory import memory_of
+from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.sink import Sink
 from fairlead.nodes.status import ModelState, ModelStatus, NodeKind
@@ -44,7 +43,7 @@ class Life:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.node: EngineNode | CommandNode | None = None
+        self.node: ModelProcess | None = None
         self.was_ready = False
         self.began_at = 0.0
         self.ready_at = 0.0
@@ -87,6 +86,7 @@ class Resident:
         on_progress: Progress,
         health: HealthConfig,
         engine_command: Sequence[str] = COMMAND,
+        make_process: ProcessFactory = make_process,
     ) -> None:
         self.config = config
         self.text = text
@@ -97,6 +97,7 @@ class Resident:
         self._on_progress = on_progress
         self._keeper = keeper
         self._engine_command = engine_command
+        self._make_process = make_process
         self._lives: list[Life] = []  # those that are not over; the last is the present one
         self._backoff_s = FIRST_BACKOFF_S
         self._progress: float | None = 0.0
@@ -217,7 +218,7 @@ class Resident:
                 for over in after:
                     await over.wait()
                 life.began_at = trio.current_time()
-                life.node = self._node()
+                life.node = self._process()
                 await life.node.run(task_status=_Ready(partial(self._came_up, life)))
         finally:
             self._ended(life, boundary.failure)
@@ -234,25 +235,21 @@ class Resident:
             if life.node is not None and self._desk.counts(self.node_id) is not None:
                 reports.callback(self._desk.node_down, life.node)  # which could not report it itself
 
-    def _node(self) -> EngineNode | CommandNode:
+    def _process(self) -> ModelProcess:
         def progressed(fraction: float | None, stage: str) -> None:
             self._progress, self._stage = fraction, stage
             self._on_progress(self.name, fraction, stage)
 
-        config = self.config
-        if isinstance(config, CommandConfig):
-            return CommandNode(
-                config, self._desk, health=self.health, on_progress=progressed, on_line=self.output.add
+        return self._make_process(
+            ProcessOptions(
+                config=self.config,
+                text=self.text,
+                listener=self._desk,
+                health=self.health,
+                on_progress=progressed,
+                on_line=self.output.add,
+                engine_command=self._engine_command,
             )
-        assert self.text is not None, "an engine's model has a vocabulary"
-        return EngineNode(
-            self.text,
-            worker_spec(msgspec.structs.replace(config, path=self.text.path)),
-            self._desk,
-            isolate_tenants=config.kv_cache.isolate_tenants,
-            on_progress=progressed,
-            on_line=self.output.add,
-            command=self._engine_command,
         )
 
     def _came_up(self, life: Life) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from fairlead.swap.policy import EvictionPolicy, SwapReason
+
 
 class Group(msgspec.Struct, frozen=True):
     """Models that belong together, by name.
@@ -18,7 +20,7 @@ class Group(msgspec.Struct, frozen=True):
     persistent: bool = False
 
 
-class GroupPolicy:
+class GroupPolicy(EvictionPolicy):
     """Decides by the groups alone. A model of no group is in a group of the rest: one at a time, exclusive.
 
     That is what llama-swap does. A model in two groups is a `ValueError`.
@@ -26,17 +28,25 @@ class GroupPolicy:
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._group_of: dict[str, Group] = {}
+        self._name_of: dict[str, str] = {}
         for name, group in groups.items():
             for member in group.members:
                 if member in self._group_of:
                     raise ValueError(f"{name}.members: {member} is in another group already")
                 self._group_of[member] = group
+                self._name_of[member] = name
         self._rest = Group(members=())
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         """See `EvictionPolicy`."""
         own = self._group(target)
         return frozenset(model for model in running if self._makes_room(model, own))
+
+    def reason_for(self, target: str, running: Sequence[str]) -> SwapReason:
+        """See `EvictionPolicy`: the rule is the target's group."""
+        reason = super().reason_for(target, running)
+        name = self._name_of.get(target)
+        return reason if name is None else msgspec.structs.replace(reason, rule=f"group {name}")
 
     def _group(self, model: str) -> Group:
         return self._group_of.get(model, self._rest)

@@ -12,16 +12,12 @@ from fairlead.config import (
     FiltersConfig,
     GroupSwap,
     KeepSwap,
-    LruSwap,
     MatrixSwap,
     NodeConfig,
     SwapConfig,
 )
 from fairlead.config.spelling import Key, KeyPath, faults_of
-from fairlead.swap.group import Group, GroupPolicy
-from fairlead.swap.lru import LruPolicy
-from fairlead.swap.matrix import MatrixError, MatrixPolicy, expand
-from fairlead.swap.policy import EvictionPolicy, KeepEverything
+from fairlead.swap.matrix import MatrixError, expand
 from fairlead.swap.sections import FileSettings, Peer
 
 READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout is taken for this, as llama-swap does
@@ -99,23 +95,6 @@ def unknown_members(swap: SwapConfig, models: Iterable[str]) -> Iterator[KeyPath
     if isinstance(swap, GroupSwap):
         for name, group in swap.groups.items():
             yield from ((name, "members", i) for i, member in enumerate(group.members) if member not in known)
-
-
-def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float]) -> EvictionPolicy:
-    """Return the policy. `memory_mb` is what models take, by name, and is read at each decision."""
-    match swap:
-        case GroupSwap():
-            groups = {
-                name: Group(group.members, group.swap, group.exclusive, group.persistent)
-                for name, group in swap.groups.items()
-            }
-            return GroupPolicy(groups)
-        case MatrixSwap():
-            return MatrixPolicy(swap.sets, variables=swap.variables, evict_costs=swap.evict_costs)
-        case LruSwap():
-            return LruPolicy(max_loaded=swap.max_loaded, capacity_mb=swap.memory_mb, memory_mb=memory_mb)
-        case KeepSwap():
-            return KeepEverything()
 
 
 def nodes_of_peers(

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from fairlead.swap.policy import EvictionPolicy
 
-class LruPolicy:
+
+class LruPolicy(EvictionPolicy):
     """At most `max_loaded` models, and no more memory than `capacity_mb`; None: no such limit.
 
     `memory_mb` tells what a model takes, as declared or as measured when it last ran, and may change: it is

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from fairlead.swap.policy import EvictionPolicy, SwapReason
+
 COMBINATIONS_AT_MOST = 10_000
 DEPTH_AT_MOST = 50
 _TOKEN = re.compile(r"\s*(?:(?P<sign>[&|()])|(?P<reference>\+)?(?P<name>[^\s&|()+][^\s&|()]*))")
@@ -19,7 +21,7 @@ class MatrixError(ValueError):
     """An expression makes no sense; the message names the set."""
 
 
-class MatrixPolicy:
+class MatrixPolicy(EvictionPolicy):
     """Decides by combinations: of those with the target, the one that costs least; ties in their order.
 
     A combination costs the sum of `evict_costs` (1 where none is given) of the running models outside it; all
@@ -34,14 +36,30 @@ class MatrixPolicy:
         evict_costs: Mapping[str, float] | None = None,
     ) -> None:
         names = variables or {}
-        self.combinations = expand(sets, names)
+        self._sets = _sets_of_combinations(sets, names)
+        self._expressions = dict(sets)
+        self.combinations = tuple(self._sets)
         self._costs = {names.get(name, name): cost for name, cost in (evict_costs or {}).items()}
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         """See `EvictionPolicy`."""
+        return frozenset(running) - self._best(target, running)
+
+    def reason_for(self, target: str, running: Sequence[str]) -> SwapReason:
+        """See `EvictionPolicy`: the rule is the set that allows the combination."""
+        chosen = self._best(target, running)
+        name = self._sets.get(chosen)
+        return SwapReason(
+            chosen=tuple(sorted(chosen)),
+            cost=self._cost(frozenset(running) - chosen),
+            rule="" if name is None else f"set {name}: {self._expressions[name]}",
+        )
+
+    def _best(self, target: str, running: Sequence[str]) -> Combination:
+        """Return the combination with the target that costs least; the target alone if it is in none."""
         everything = frozenset(running)
-        choices = [everything - allowed for allowed in self.combinations if target in allowed]
-        return min(choices, key=self._cost, default=everything)
+        choices = [allowed for allowed in self.combinations if target in allowed]
+        return min(choices, key=lambda allowed: self._cost(everything - allowed), default=frozenset({target}))
 
     def _cost(self, evicted: frozenset[str]) -> float:
         return sum(self._costs.get(model, 1) for model in evicted)
@@ -49,10 +67,16 @@ class MatrixPolicy:
 
 def expand(sets: Mapping[str, str], variables: Mapping[str, str]) -> tuple[Combination, ...]:
     """Return all combinations that the sets allow, in order of definition, each once."""
-    found: dict[Combination, None] = {}
+    return tuple(_sets_of_combinations(sets, variables))
+
+
+def _sets_of_combinations(sets: Mapping[str, str], variables: Mapping[str, str]) -> dict[Combination, str]:
+    """Return all combinations, in order of definition, each with the first set that allows it."""
+    found: dict[Combination, str] = {}
     for name in sets:
-        found.update(dict.fromkeys(_Expansion(sets, variables).of(name)))
-    return tuple(found)
+        for combination in _Expansion(sets, variables).of(name):
+            found.setdefault(combination, name)
+    return found
 
 
 class _Expansion:

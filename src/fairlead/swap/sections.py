@@ -4,7 +4,7 @@ Knows how things are spelled and which cannot be together, not what becomes of t
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -17,12 +17,14 @@ from fairlead.config import (
     KeepSwap,
     LruSwap,
     MatrixSwap,
+    NamedSwap,
     ServerConfig,
     SwapConfig,
     TimeoutsConfig,
 )
 from fairlead.config.models import HTTP_URL, is_http_url
 from fairlead.config.spelling import AtLeastOne, Seconds, SecondsOrNone, spelled
+from fairlead.swap.policies import POLICIES
 
 FIRST_BYTE_OF_PEER_S = 60.0  # as in llama-swap
 
@@ -91,13 +93,17 @@ class RouterSettings(msgspec.Struct, frozen=True, rename=spelled):
     """As at the top."""
     lru: Lru | None = None
     """As at the top."""
+    policy: dict[str, Any] = {}
+    """What the policy of another package is given."""
 
 
 class Router(msgspec.Struct, frozen=True, rename=spelled):
     """Which way to make room is in use; `lru` and `keep` (make none) are not llama-swap's."""
 
-    use: Literal["group", "matrix", "lru", "keep"] | None = None
-    """Which of them is in use."""
+    use: str | None = None
+    """Which of them is in use: group, matrix, lru or keep, or the name of an entry point
+    `fairlead.eviction_policies` of an installed package.
+    """
     settings: RouterSettings = RouterSettings()
 
 
@@ -158,6 +164,8 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
         at = ("routing", "router", "settings")
         if router.use == "keep":
             yield (("routing", "router", "use"), KeepSwap())
+        elif router.use not in (None, "group", "matrix", "lru"):
+            yield (("routing", "router", "use"), NamedSwap(str(router.use), settings.policy))
         if settings.groups and router.use in (None, "group"):
             yield ((*at, "groups"), GroupSwap(settings.groups))
         elif router.use == "group":
@@ -178,6 +186,8 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
         for name, there in (("groups", settings.groups), ("matrix", settings.matrix), ("lru", settings.lru)):
             if there and (*at, name) not in used:
                 yield (*at, name)
+        if settings.policy and not any(isinstance(swap, NamedSwap) for _, swap in self.choices()):
+            yield (*at, "policy")
 
     def contradictions(self) -> Iterator[Fault]:
         """Say what cannot be together: two ways to make room, or one without its settings."""
@@ -188,5 +198,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
         for path in found[1:]:
             yield Fault(path, f"only one way to make room can be in use; {'.'.join(found[0])} is another")
         use = self.routing.router.use
+        if use is not None:
+            yield from POLICIES.faults(use, "routing", "router", "use")
         if use in ("matrix", "lru") and getattr(self.routing.router.settings, use) is None:
             yield Fault(("routing", "router", "use"), f"routing.router.settings.{use} is missing")

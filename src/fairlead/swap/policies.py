@@ -1,0 +1,51 @@
+"""The eviction policies that a configuration can name. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fairlead.config import GroupSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
+from fairlead.registry import Registry
+from fairlead.swap.group import Group, GroupPolicy
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.matrix import MatrixPolicy
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
+
+# Of its settings, and of what models take, by name, which is read at each decision.
+PolicyFactory = Callable[[Any, Mapping[str, float]], EvictionPolicy]
+
+
+def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    """Return the policy. `memory_mb` is what models take, by name, and is read at each decision.
+
+    Raises `ConfigError` if there is no policy of that name, or whatever the policy raises of its settings.
+    """
+    if isinstance(swap, NamedSwap):
+        return POLICIES.find(swap.policy, "routing", "router", "use")(swap.settings, memory_mb)
+    return POLICIES.find(str(swap.__struct_config__.tag))(swap, memory_mb)
+
+
+def _keep(_swap: object, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    return KeepEverything()
+
+
+def _group(swap: GroupSwap, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    groups = {
+        name: Group(group.members, group.swap, group.exclusive, group.persistent)
+        for name, group in swap.groups.items()
+    }
+    return GroupPolicy(groups)
+
+
+def _matrix(swap: MatrixSwap, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    return MatrixPolicy(swap.sets, variables=swap.variables, evict_costs=swap.evict_costs)
+
+
+def _lru(swap: LruSwap, memory_mb: Mapping[str, float]) -> EvictionPolicy:
+    return LruPolicy(max_loaded=swap.max_loaded, capacity_mb=swap.memory_mb, memory_mb=memory_mb)
+
+
+POLICIES: Registry[PolicyFactory] = Registry(
+    "eviction policy",
+    "fairlead.eviction_policies",
+    {"keep": _keep, "group": _group, "matrix": _matrix, "lru": _lru},
+)
