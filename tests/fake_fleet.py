@@ -26,6 +26,7 @@ class FakeFleet:
     asked: list[tuple] = field(default_factory=list)
     instance: str = "0" * 32
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
+    drained: frozenset[str] = frozenset()
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:
@@ -48,6 +49,9 @@ class FakeFleet:
 
     def has(self, model: str) -> bool:
         return any(status.model == model for status in self.models())
+
+    def offers(self, model: str) -> bool:
+        return model not in self.drained
 
     def is_relayed(self, model: str) -> bool:
         return any(status.model == model and status.kind != "engine" for status in self.models())

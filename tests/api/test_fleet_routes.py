@@ -79,6 +79,15 @@ async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operato
     assert fleet.asked == []
 
 
+async def test_a_request_for_a_model_all_nodes_of_which_are_drained_is_answered_503_at_once(operator, fleet):
+    fleet.drained = frozenset({"far"})
+    chat = {"model": "far", "messages": [{"role": "user", "content": "Hello"}]}
+    reply = await operator.post("/v1/chat/completions", chat)
+    assert (reply.status, reply.error["code"]) == (503, "no_node")
+    assert reply.error["message"] == "all nodes that have the model 'far' are drained"
+    assert int(reply.headers["retry-after"]) >= 1
+
+
 async def test_a_load_that_fails_says_why(operator, fleet):
     fleet.refusal = LoadFailed("cold: exit code 3 while loading")
     reply = await operator.post("/models/load", {"model": "cold"})

@@ -2,8 +2,8 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from fairlead.errors import FairleadError, InvalidRequest, NotFound
 from fairlead.job import Job, Sampling
 from nodes.garage import STUB, Garage, OpenFiles, engine, free_port, garage
 from nodes.listening import relayed_job, stub
-from nodes.stub_server import text
+from nodes.stub_server import StubServer, text
 
 # Their servers answer every probe, however late on a busy machine.
 QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
@@ -82,6 +82,77 @@ async def test_a_drained_node_stays_listed_and_gets_no_job_even_when_it_comes_ba
         await opened.until(lambda: opened.fleet.nodes()[0].ups == 2)
         assert 0 == opened.desk.statistics().seats
         assert "draining" == state(opened)
+
+
+@asynccontextmanager
+async def busy_node(how: str = "well") -> AsyncIterator[tuple[Garage, trio.Nursery, StubServer]]:
+    """A fleet with a node elsewhere, which runs one job until its server goes on, and for which one waits."""
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, slow_job(how))
+            await opened.until(lambda: any(asked.method == "POST" for asked in server.requests))
+            clients.start_soon(opened.ask_and_keep_error, relayed_job())
+            await opened.until(lambda: opened.desk.statistics().waiting == 1)
+            yield opened, clients, server
+
+
+def slow_job(how: str = "well") -> Job:
+    """A job that is answered as a whole when the server goes on."""
+    return relayed_job(stream=False, stub={"how": how, "waits": True})
+
+
+async def test_what_waits_for_a_drained_node_goes_to_another_and_what_it_runs_is_finished():
+    async with stub() as other, busy_node() as (opened, clients, server):
+        await opened.fleet.add_node(node(other.url, "other"))
+        await opened.until(lambda: opened.desk.statistics().waiting == 0)
+        clients.start_soon(opened.ask_and_keep_error, slow_job())
+        await opened.until(lambda: opened.desk.statistics().running == 2)
+        clients.start_soon(opened.ask_and_keep_error, relayed_job())
+        await opened.until(lambda: opened.desk.statistics().waiting == 1)
+        opened.fleet.drain_node("far")
+        assert opened.fleet.offers("m")
+        assert opened.desk.statistics().waiting == 1
+        other.go.release()
+        await opened.until(lambda: opened.desk.statistics().waiting == 0)
+        server.go.release()
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("how", ["drain", "remove"])
+async def test_what_waits_for_the_only_node_ends_when_that_is_drained_or_removed(how):
+    async with busy_node() as (opened, clients, server):
+        if how == "drain":
+            opened.fleet.drain_node("far")
+        else:
+            clients.start_soon(opened.fleet.remove_node, "far")
+        await opened.until(lambda: bool(opened.errors))
+        assert [(error.status, error.code) for error in opened.errors] == [(503, "no_node")]
+        assert opened.errors[0].message == "no node has the model m any more"
+        assert not opened.fleet.offers("m")
+        assert opened.desk.statistics().running == 1  # it is finished
+        server.go.release()
+    assert len(opened.errors) == 1
+
+
+async def test_a_job_that_a_drained_node_fails_ends_when_no_other_node_has_its_model():
+    async with busy_node(how="half") as (opened, _, server):
+        opened.fleet.drain_node("far")
+        await opened.until(lambda: len(opened.errors) == 1)
+        with trio.fail_after(10):  # not when its time to wait is over
+            server.go.release()
+            await opened.until(lambda: len(opened.errors) == 2)
+    assert [error.code for error in opened.errors] == ["no_node", "no_node"]
+
+
+async def test_what_waits_for_a_node_whose_settings_change_waits_for_its_next_life():
+    async with busy_node() as (opened, _, server):
+        changed = node(server.url, seats=2)
+        await opened.fleet.reload(Config(models=(), health_check=QUICK, nodes=(changed,)))
+        await opened.until(lambda: state(opened) == "draining")
+        assert opened.fleet.offers("m")
+        server.go.release()
+    assert opened.errors == []
 
 
 async def test_ids_are_taken_once_and_what_is_not_there_cannot_go():

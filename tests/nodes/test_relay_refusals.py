@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairlead.config import ConfigError, NodeConfig
-from fairlead.errors import NodeFailed, NodeFull
+from fairlead.errors import NodeFailed, NodeFull, NodeRefused
 from fairlead.nodes import relay
 from nodes.listening import Listening, generated, ready_node, relayed_job, stub
 from nodes.stub_server import whole
@@ -37,6 +37,18 @@ async def test_a_fairlead_without_room_is_full_and_not_ill(monkeypatch, code):
     assert ["up"] == [report[0] for report in reports]
 
 
+async def test_a_fairlead_that_unloads_the_model_gives_the_job_back_for_another_node(monkeypatch):
+    error, reports = await refused(monkeypatch, 409, told("unloaded"), "Retry-After: 2\r\n")
+    assert isinstance(error, NodeFull)
+    assert [report[0] for report in reports] == ["up"]
+
+
+async def test_any_other_409_is_the_clients_answer(monkeypatch):
+    error, _ = await refused(monkeypatch, 409, told("conflict"))
+    assert isinstance(error, NodeRefused)
+    assert error.status == 409
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", told("other"), told(503), told(None)])
 async def test_any_other_503_is_a_failure(monkeypatch, body):
     error, _ = await refused(monkeypatch, 503, body)
@@ -53,7 +65,7 @@ async def test_a_time_that_is_none_is_not_taken(monkeypatch, said):
 
 
 def test_a_full_node_has_the_codes_that_a_fairlead_gives():
-    assert {"model_loading", "draining", "no_node"} == relay.FULL
+    assert {"model_loading", "draining", "no_node", "unloaded"} == relay.FULL
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@host:1", "http://me@host", "https://:secret@host/v1"])

@@ -132,6 +132,10 @@ class Explanations:
             for other in self._visits
         )
 
+    def _has_no_node(self, visit: Visit) -> bool:
+        """Whether all nodes that have the model may have been drained or removed, at whatever time before."""
+        return self._drawer.was_nowhere(visit) or self._was_changed(visit)
+
     def _is_unknown(self, visit: Visit) -> bool:
         return self._drawer.was_nowhere(visit) or visit.kind in ("change", "look")
 
@@ -172,7 +176,7 @@ _BY_ERROR: Mapping[str, Callable[[Explanations, Visit], bool]] = {
     "invalid_request": Explanations._is_refused,
     "not_found": lambda _, visit: visit.kind in ("cancel", "change", "look"),
     "model_not_found": Explanations._is_unknown,
-    "no_node": Explanations._was_changed,
+    "no_node": Explanations._has_no_node,
     "node_failed": Explanations._was_changed,
     "unloaded": Explanations._was_changed,
     "load_failed": Explanations._was_changed,

@@ -4,9 +4,23 @@ import pytest
 import trio
 
 from api.conftest import Reply
-from fairlead.errors import NodeFailed
+from fairlead.config import KeepSwap
+from fairlead.errors import ModelUnloaded, NodeFailed
+from fairlead.nodes.node import NodeLimits
 from fake_nodes import LIMITS, TimedNode
 from stories.desk import Desk
+
+ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
+
+
+class NoProcesses:
+    """Starts and stops nothing: the nodes of a story are there when it says so."""
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        raise AssertionError("nothing is to be loaded")
+
+    def stop_model(self, model: str) -> None:
+        """It is stopped at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +210,76 @@ async def test_edge_what_a_node_that_goes_away_ran_and_who_waited_for_it_go_to_t
     await trio.sleep(101)
     assert [200, 200] == [reply.status for reply in replies]
     assert ["B", "A"] == [tenant[-1] for tenant in other.served]
+
+
+async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_goes_to_the_others(
+    autojump_clock, nursery
+):
+    draining, other = TimedNode(service_s=20), TimedNode(service_s=30)
+    other.id = "other"
+    desk = Desk(nursery)
+    for node in (draining, other):
+        desk.dispatcher.node_up(node, ELSEWHERE)
+    replies = await desk.come("A", "B", "C")
+    assert (1, 1) == (draining.running, other.running)
+    drained = desk.dispatcher.close(draining.id)
+    await trio.sleep(25)
+    assert drained.is_set()
+    assert (1, 1) == (len(replies), (await desk.queue())["waiting"])  # C may not have its seat
+    await trio.sleep(40)
+    assert [200, 200, 200] == [reply.status for reply in replies]
+    assert (1, 2) == (len(draining.served), len(other.served))
+
+
+async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited_for_it_goes_to_the_others(
+    autojump_clock, nursery
+):
+    stopped, other = TimedNode(service_s=20), TimedNode(service_s=30)
+    desk = Desk(nursery, stopped)
+    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    replies = await desk.come("A", "B")
+    desk.dispatcher.node_up(other, ELSEWHERE)
+    await desk.come("C")
+    assert (1, 1) == (stopped.running, other.running)
+    error = NodeFailed("m was unloaded")
+    desk.dispatcher.unload(
+        "m", error, waiting=ModelUnloaded("m was unloaded while the request waited for it")
+    )
+    await trio.sleep(65)
+    assert [(502, "node_failed")] == [(reply.status, reply.error["code"]) for reply in replies[:1]]
+    assert ["A", "B", "C"] == sorted(desk.answered)
+    assert 2 == len(other.served)
+
+
+async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node_has_is_told_at_once(
+    autojump_clock, nursery
+):
+    desk = Desk(nursery, TimedNode(service_s=20))
+    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    replies = await desk.come("A", "B")
+    desk.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
+    await trio.testing.wait_all_tasks_blocked()
+    (refused,) = replies
+    assert (409, "unloaded") == (refused.status, refused.error["code"])
+    assert "m was unloaded while the request waited for it" == refused.error["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    await trio.sleep(21)
+    assert 200 == replies[1].status, "what it ran is finished"
+
+
+async def test_edge_a_stopping_server_finishes_what_runs_and_refuses_who_waits_and_who_comes(
+    autojump_clock, nursery
+):
+    desk = Desk(nursery, TimedNode(service_s=20))
+    replies = await desk.come("A", "B")
+    desk.dispatcher.drain()
+    await trio.testing.wait_all_tasks_blocked()
+    late = await desk.ask("C")
+    for refused in (replies[0], late):
+        assert (503, "draining") == (refused.status, refused.error["code"])
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+    await trio.sleep(21)
+    assert 200 == replies[1].status
 
 
 async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(

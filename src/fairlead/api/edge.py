@@ -29,7 +29,7 @@ from fairlead.api.services import Answer, Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, Writer, event_reply
 from fairlead.api.turns import Threads
-from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, RequestTimeout
+from fairlead.errors import Cancelled, FairleadError, Forbidden, InvalidRequest, NoNode, RequestTimeout
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.status import ModelStatus
 from fairlead.text.model import TextModel
@@ -187,7 +187,12 @@ class Edge:
         prompt_estimate: int = 0,
         embed: bool = False,
     ) -> Job:
-        """Return the job that the request asks for; `kind` begins its id. Raises as `priority` does."""
+        """Return the job that the request asks for; `kind` begins its id.
+
+        Raises as `priority` does, and `NoNode`.
+        """
+        if not self.services.fleet.offers(model):
+            raise NoNode(f"all nodes that have the model {told(model)} are drained")
         return Job(
             id=f"{kind}-{token_hex(16)}",
             tenant=self.tenant(call, user=wanted.user, safety_identifier=wanted.safety_identifier),

@@ -84,6 +84,9 @@ class Fleet(Protocol):
     def has(self, model: str) -> bool:
         """Whether some node holds the model or could load it."""
 
+    def offers(self, model: str) -> bool:
+        """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
+
     def is_relayed(self, model: str) -> bool:
         """Whether a command or a remote node may run it: a job for it carries `relay`."""
 

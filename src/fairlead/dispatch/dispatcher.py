@@ -223,9 +223,9 @@ class Dispatcher:
                     self.stop(ticket, error)
         self._scheduler.unload(model, waiting)
 
-    def forget(self, model: str) -> None:
+    def forget(self, model: str, error: FairleadError | None = None) -> None:
         """A model is not served any more."""
-        self._scheduler.forget(model)
+        self._scheduler.forget(model, error)
 
     def gone(self, models: frozenset[str]) -> None:
         """Nothing is left of the processes of these models."""

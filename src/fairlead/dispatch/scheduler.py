@@ -160,9 +160,9 @@ class Scheduler:
         self._swaps.prefer(priorities)
         self._pump()
 
-    def forget(self, model: str) -> None:
-        """A model is not served any more: nobody need wait for it, unless another node has it."""
-        error = ModelNotFound(f"the model {model} is not served any more", param="model")
+    def forget(self, model: str, error: FairleadError | None = None) -> None:
+        """A model is not served any more: what waits for it ends, unless another node has it."""
+        error = error or ModelNotFound(f"the model {model} is not served any more", param="model")
         self._end_wish(model, error)
         self._tell_waiting(model, error)
         self._pump()

@@ -61,8 +61,8 @@ class ModelEvents(Protocol):
     def prefer(self, priorities: Mapping[str, int]) -> None:
         """Load models with a higher number first; 0 for those without."""
 
-    def forget(self, model: str) -> None:
-        """A model is not served any more."""
+    def forget(self, model: str, error: FairleadError | None = None) -> None:
+        """A model is not served any more; what waits for it ends with the error, or `ModelNotFound`."""
 
     def wish(self, wish: Wish) -> None:
         """A model is wanted without a job."""

@@ -53,8 +53,11 @@ class Desk(RemoteListener, Protocol):
         Jobs and loads that wait for it end with `waiting`; if that is None, they wait for its next load.
         """
 
-    def forget(self, model: str) -> None:
-        """A model is not served any more: who waits for it is told, unless another node has it."""
+    def forget(self, model: str, error: FairleadError | None = None) -> None:
+        """A model is not served any more: what waits for it ends with the error, unless another node has it.
+
+        By default that is `ModelNotFound`.
+        """
 
     def gone(self, models: frozenset[str]) -> None:
         """Nothing is left of the processes of these models."""

@@ -6,7 +6,7 @@ import structlog
 import trio
 
 from fairlead.config import HealthConfig, NodeConfig
-from fairlead.errors import InvalidRequest, NotFound
+from fairlead.errors import InvalidRequest, NoNode, NotFound
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.remote_node import remote_node
 from fairlead.nodes.status import ModelStatus, NodeState, NodeStatus
@@ -26,6 +26,7 @@ class Elsewhere:
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._is_draining = False
+        self.is_withdrawn = False  # it gets no more jobs, nor does a node that takes its place
 
     @property
     def models(self) -> frozenset[str]:
@@ -64,7 +65,7 @@ class Elsewhere:
         return self._desk.close(self.config.id)
 
     async def leave(self) -> None:
-        """Drain it, and return when it is out of the fleet."""
+        """Return when it is drained and out of the fleet."""
         await self.drain().wait()
         self._scope.cancel()
         await self._over.wait()
@@ -113,11 +114,15 @@ class Elsewhere:
 class Neighbours:
     """All nodes elsewhere, by id. `spawn` starts a task that lasts as long as the fleet.
 
-    `ourselves` is who we say that we are: a node that says the same is not elsewhere.
+    `ourselves` is who we say that we are: a node that says the same is not elsewhere. `is_ours` says whether
+    a model can be loaded here.
     """
 
-    def __init__(self, desk: Desk, spawn: Callable[..., None], *, ourselves: str) -> None:
+    def __init__(
+        self, desk: Desk, spawn: Callable[..., None], *, ourselves: str, is_ours: Callable[[str], bool]
+    ) -> None:
         self._desk = desk
+        self._is_ours = is_ours
         self._spawn = spawn
         self._ourselves = ourselves
         self._nodes: dict[str, Elsewhere] = {}
@@ -128,6 +133,10 @@ class Neighbours:
     def have(self, model: str) -> bool:
         """Whether one of them has the model, as far as is known."""
         return any(model in node.models for node in self._nodes.values())
+
+    def offer(self, model: str) -> bool:
+        """Whether one of them has the model and may be given jobs, now or when it is up again."""
+        return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
 
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Take a node into the fleet. Its id must be free."""
@@ -145,13 +154,22 @@ class Neighbours:
             raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
 
     def drain(self, node_id: str) -> None:
-        """Give a node no more jobs; it stays. Raises `NotFound`."""
-        self._find(node_id).drain()
+        """Give a node no more jobs; it stays. Raises `NotFound`.
+
+        Jobs that wait for one of its models, and that no other node can be given, end with `NoNode`.
+        """
+        node = self._find(node_id)
+        self._spawn(self._end_waiting_later, node, self._withdraw(node))
         logger.info("node drained", node=node_id)
 
-    async def remove(self, node_id: str) -> None:
-        """Return when a node is out of the fleet, its jobs finished. Raises `NotFound`."""
+    async def remove(self, node_id: str, *, for_good: bool = True) -> None:
+        """Return when a node is out of the fleet, its jobs finished. Raises `NotFound`.
+
+        Jobs that wait end as in `drain`; unless it is not `for_good`, because another takes its place.
+        """
         node = self._find(node_id)
+        if for_good:
+            await self._end_waiting_later(node, self._withdraw(node))
         await node.leave()
         if self._nodes.get(node_id) is node:  # who else had asked for it may have been first
             del self._nodes[node_id]
@@ -171,6 +189,23 @@ class Neighbours:
         """Return the picture of one model, of a node that is up if there is one; None if nobody has it."""
         found = [node.model_status(name) for node in self._nodes.values() if name in node.models]
         return next((status for status in found if status.state == "ready"), found[0] if found else None)
+
+    def _withdraw(self, node: Elsewhere) -> trio.Event:
+        """Drain a node for good; return what is set when it has no jobs."""
+        node.is_withdrawn = True
+        drained = node.drain()
+        self._end_waiting(node)
+        return drained
+
+    async def _end_waiting_later(self, node: Elsewhere, drained: trio.Event) -> None:
+        """End the jobs that came back to the queue because the node failed them while it was drained."""
+        await drained.wait()
+        self._end_waiting(node)
+
+    def _end_waiting(self, node: Elsewhere) -> None:
+        for model in sorted(node.models):
+            if not self._is_ours(model) and not self.offer(model):
+                self._desk.forget(model, NoNode(f"no node has the model {model} any more"))
 
     def _find(self, node_id: str) -> Elsewhere:
         if node_id not in self._nodes:

@@ -83,7 +83,9 @@ class Fleet:
         self._engine_command = engine_command
         self._make_process = make_process
         self._residents: dict[str, Resident] = {}
-        self._neighbours = Neighbours(desk, self._spawn, ourselves=self.instance)
+        self._neighbours = Neighbours(
+            desk, self._spawn, ourselves=self.instance, is_ours=lambda model: model in self._configured
+        )
         self._memory_mb: dict[str, float] = {}
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
@@ -150,6 +152,10 @@ class Fleet:
         """Whether some node holds the model or could load it."""
         return model in self._configured or self._neighbours.have(model)
 
+    def offers(self, model: str) -> bool:
+        """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
+        return model in self._configured or self._neighbours.offer(model)
+
     def is_relayed(self, model: str) -> bool:
         """Whether a node may run it that takes requests as clients write them."""
         return isinstance(self._configured.get(model), CommandConfig) or self._neighbours.have(model)
@@ -199,12 +205,18 @@ class Fleet:
         await self._neighbours.meet(config.id)
 
     async def remove_node(self, node_id: str) -> None:
-        """Return when the node is out of service, its jobs finished. Raises `NotFound`."""
+        """Return when the node is out of service, its jobs finished; others end as in `drain_node`.
+
+        Raises `NotFound`.
+        """
         self._refuse_ours(node_id)
         await self._neighbours.remove(node_id)
 
     def drain_node(self, node_id: str) -> None:
-        """Give the node no more jobs; it stays listed. Raises `NotFound`."""
+        """Give the node no more jobs; it stays listed. Raises `NotFound`.
+
+        Jobs that wait for one of its models, and that no other node can be given, end with `NoNode`.
+        """
         self._refuse_ours(node_id)
         self._neighbours.drain(node_id)
 
@@ -327,8 +339,9 @@ class Fleet:
 
     async def _replace(self, node_id: str) -> None:
         """Have a node go when its jobs are finished, if it is there, and come back as it is configured."""
+        configured = [node for node in self._config.nodes if node.id == node_id]
         if node_id in self._neighbours:
-            await self._neighbours.remove(node_id)
+            await self._neighbours.remove(node_id, for_good=not configured)
         configured = [node for node in self._config.nodes if node.id == node_id]
         if configured and node_id not in self._neighbours:
             self._neighbours.add(configured[0], self._config.health_check)

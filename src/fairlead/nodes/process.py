@@ -33,8 +33,8 @@ class CommandProcess:
     others of its group may still have to be ended, and `ending` says how.
 
     It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
-    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output, `on_line`
-    is called with each line, and `on_partial_line` with an unfinished one whenever it grows.
+    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output,
+    `on_line` is called with each line, and `on_partial_line` with an unfinished one whenever it grows.
     """
 
     def __init__(

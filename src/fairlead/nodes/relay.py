@@ -15,6 +15,7 @@ from fairlead.errors import (
     FairleadError,
     InvalidRequest,
     ModelLoading,
+    ModelUnloaded,
     NodeFull,
     NodeRefused,
     NoNode,
@@ -44,7 +45,7 @@ EVENTS = "text/event-stream"
 GONE = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
 # What a Fairlead says that has no room for this job now, though nothing is wrong with it.
-FULL = frozenset({ModelLoading.code, Draining.code, NoNode.code})
+FULL = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
 
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -148,7 +149,7 @@ async def _refusal(name: str, answer: Answer) -> FairleadError:
         body = b""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return NodeFull(f"{name} has no room")
-    if status == HTTPStatus.SERVICE_UNAVAILABLE and (code := _code(body)) in FULL:
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in FULL:
         # A server that is to stop is full for all its models, and for as long as it says.
         retry_after = answer.head.headers.get("retry-after", "")
         wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
