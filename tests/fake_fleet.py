@@ -27,6 +27,8 @@ class FakeFleet:
     instance: str = "0" * 32
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
+    lists_aliases: bool = False
+    loading_state_of: Iterable[str] = ()
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:
@@ -59,6 +61,9 @@ class FakeFleet:
     def output(self, model: str) -> ProcessOutput:
         self._note("output", model)
         return self.outputs.setdefault(model, ProcessOutput())
+
+    def sends_loading_state(self, model: str) -> bool:
+        return model in self.loading_state_of
 
     async def load(self, model: str) -> None:
         await self._ask("load", model)

@@ -5,6 +5,10 @@ from importlib.metadata import version
 import pytest
 from openai.types import Model
 
+from fairlead.config import ApiKey
+from fairlead.nodes.status import ModelStatus
+from fake_fleet import FakeFleet
+
 
 async def test_the_models_are_listed_under_their_canonical_names(client, model):
     reply = await client.get("/v1/models")
@@ -19,6 +23,37 @@ async def test_the_models_are_listed_under_their_canonical_names(client, model):
         "max_model_len": 4096,
         "task": "generate",
     }
+
+
+def fleet_with_aliases(*, lists_aliases: bool) -> FakeFleet:
+    statuses = [
+        ModelStatus(
+            model="small", kind="engine", node="engine:small", state="ready", aliases=("tiny", "mini")
+        ),
+        ModelStatus(model="other", kind="command", node="command:other", state="ready", aliases=("second",)),
+    ]
+    return FakeFleet(statuses=statuses, lists_aliases=lists_aliases)
+
+
+async def test_aliases_are_listed_as_models_of_their_own_if_configured(client_with):
+    client = client_with(fleet=fleet_with_aliases(lists_aliases=True))
+    cards = {card.pop("id"): card for card in (await client.get("/v1/models")).json["data"]}
+    assert list(cards) == ["small", "other", "tiny", "mini", "second"]
+    assert cards["tiny"] == cards["mini"] == cards["small"]
+    assert cards["second"] == cards["other"] != cards["small"]
+
+
+async def test_aliases_are_not_listed_by_default(client_with):
+    client = client_with(fleet=fleet_with_aliases(lists_aliases=False))
+    cards = (await client.get("/v1/models")).json["data"]
+    assert [card["id"] for card in cards] == ["small", "other"]
+
+
+async def test_aliases_of_a_model_that_a_key_may_not_use_are_not_listed(client_with):
+    key = ApiKey("sk-other", models=("second",))
+    client = client_with(key, fleet=fleet_with_aliases(lists_aliases=True), aliases={"second": "other"})
+    reply = await client.get("/v1/models", headers={"Authorization": "Bearer sk-other"})
+    assert [card["id"] for card in reply.json["data"]] == ["other", "second"]
 
 
 @pytest.mark.parametrize("name", ["small", "tiny"])

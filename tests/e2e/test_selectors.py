@@ -38,8 +38,9 @@ def example(port: int) -> dict[str, Any]:
         "proxy": "http://127.0.0.1:${PORT}",
         "checkEndpoint": "/health",
     }
-    models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}"}
-    models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"]}
+    # One seat each, so that an endless answer holds up the others.
+    models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}", "concurrencyLimit": 1}
+    models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
     models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
     for peer in said["peers"].values():
         peer["proxy"] = "http://127.0.0.1:9"

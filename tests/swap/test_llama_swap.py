@@ -185,7 +185,7 @@ def test_what_the_file_says_of_all_models_holds_for_each_that_says_nothing(confi
     assert [60.0, 0.0, 30.0] == [model.ttl_s for model in config.models]
     assert [5.0, 20.0, 20.0] == [model.unload_timeout_s for model in config.models]
     assert [300.0] * 3 == [model.health_check_timeout_s for model in config.models]
-    assert [1, 4, 1] == [model.concurrency_limit for model in config.models]
+    assert [10, 4, 10] == [model.concurrency_limit for model in config.models]
     assert TimeoutsConfig(3.0, 40.0, idle_s=9.0) == config.models[0].timeouts
     assert {"GPU": "0,1", "EMPTY": ""} == config.models[0].env
     assert ("/ready", "none") == (config.models[0].check_endpoint, config.models[2].check_endpoint)
@@ -210,6 +210,7 @@ def test_peers_models_go_by_full_names_and_by_their_own_where_nobody_else_has_th
             "far",
             "https://far.example/api",
             "s3cr:t_#1",
+            seats=10,
             models=("far/vendor/m", "far/shared", "vendor/m"),
             model_names={"far/vendor/m": "vendor/m", "far/shared": "shared"},
             filters=FiltersConfig(("temperature",), {"zdr": True}),
@@ -228,11 +229,8 @@ def test_what_has_no_effect_is_named(example):
         "store",
         "ui",
         "performance",
-        "includeAliasesInList",
         "profiles",
-        "sendLoadingState",
         "upstream.ignorePaths",
-        "models.zeta.sendLoadingState",
         "models.zeta.compat.ignoreWebsockets",
         "models.zeta.name",
         "models.zeta.description",

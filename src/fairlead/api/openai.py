@@ -136,7 +136,12 @@ class OpenAI:
 
     async def models(self) -> Response:
         """`GET /v1/models`."""
-        served = [self._card(status.model) for status in self._edge.offered(g.call)]
+        offered = self._edge.offered(g.call)
+        served = [self._card(status.model) for status in offered]
+        if self._services.fleet.lists_aliases:
+            served += [
+                self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
+            ]
         selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(g.call)]
         return json_response({"object": "list", "data": served + selectors})
 

@@ -93,6 +93,13 @@ class Fleet(Protocol):
     def output(self, model: str) -> ProcessOutput:
         """Return what the processes of a model of ours have printed. Raises `InvalidRequest` for others."""
 
+    @property
+    def lists_aliases(self) -> bool:
+        """Whether aliases are listed as models of their own."""
+
+    def sends_loading_state(self, model: str) -> bool:
+        """Whether streamed chats for a model of ours report the progress of its load."""
+
     async def load(self, model: str) -> None:
         """Have the model loaded, in its turn, and return when it is ready; joins a load under way.
 

@@ -91,6 +91,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     """What it takes, in MiB, where room for it has to be made; by default that is measured."""
     preload: bool = False
     """Whether it is loaded at the start, not by its first job."""
+    send_loading_state: bool | None = None
+    """Overrides the server's setting of the same name for this model."""
 
     def __post_init__(self) -> None:
         """Refuse limits that cannot be, in the configuration's names."""
@@ -164,8 +166,10 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     """What it takes, in MiB, where room for it has to be made; by default that is measured."""
     preload: bool = False
     """Whether it is loaded at the start, not by its first job."""
-    concurrency_limit: AtLeastOne = 1
-    """Jobs that it runs at once: its seats."""
+    send_loading_state: bool | None = None
+    """Overrides the server's setting of the same name for this model."""
+    concurrency_limit: AtLeastOne = 10
+    """Requests that it handles at once: its seats."""
     use_model_name: str | None = None
     """What the server calls the model; by default, as here."""
     filters: FiltersConfig = FiltersConfig()

@@ -179,6 +179,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """
     while_loading: Literal["wait", "reject"] = "wait"
     """Whether a job for a model that is not loaded waits, or is rejected with 503 while it is loaded."""
+    send_loading_state: bool = False
+    """Whether a streamed chat completion reports the progress of its model's load as reasoning content."""
+    include_aliases_in_list: bool = False
+    """Whether GET /v1/models lists aliases as models of their own."""
 
     def __post_init__(self) -> None:
         """Check each setting, and what depends on two at once; in the configuration's names."""

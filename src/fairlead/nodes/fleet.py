@@ -167,6 +167,19 @@ class Fleet:
         """
         return self._resident(model).output
 
+    @property
+    def lists_aliases(self) -> bool:
+        """Whether aliases are listed as models of their own."""
+        return self._config.include_aliases_in_list
+
+    def sends_loading_state(self, model: str) -> bool:
+        """Whether streamed chats for a model of ours report the progress of its load."""
+        config = self._configured.get(model)
+        if config is None:
+            return False
+        override = config.send_loading_state
+        return self._config.send_loading_state if override is None else override
+
     # What people ask for -----------------------------------------------------------------------------
 
     async def load(self, model: str) -> None:

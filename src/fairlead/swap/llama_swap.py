@@ -32,9 +32,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("store",): True,
     ("ui",): True,
     ("performance",): True,
-    ("includeAliasesInList",): True,
     ("profiles",): True,  # none is in use at the start, and here nobody can choose one
-    ("sendLoadingState",): True,
     ("upstream", "ignorePaths"): True,  # there is no way to a model's other paths
     ("routing", "scheduler", "use"): True,  # there is one choice
     ("models", "*", "timeouts", "keepalive"): True,
@@ -43,7 +41,6 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
-    ("models", "*", "sendLoadingState"): True,
     ("models", "*", "compat", "ignoreWebsockets"): True,  # there are none that could wake a model
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,

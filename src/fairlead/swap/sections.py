@@ -38,8 +38,8 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
     """The models it is used for."""
     api_key: str | None = None
     """The key that it wants."""
-    seats: AtLeastOne = 1
-    """Jobs that it runs at once."""
+    seats: AtLeastOne = 10
+    """Requests that it is sent at once. llama-swap has no limit for peers."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig(first_byte_s=FIRST_BYTE_OF_PEER_S)
 
