@@ -22,6 +22,7 @@ from fairlead.api.call import Call, Reply
 from fairlead.api.door import MAX_REQUEST_ID_LENGTH
 from fairlead.api.encoding import packed
 from fairlead.api.limits import Charge, Quotas
+from fairlead.api.loading import LOADING_AFTER_S, LoadingProgress
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.schemas import Addressed
 from fairlead.api.selecting import Selecting
@@ -226,18 +227,21 @@ class Edge:
         answer = await pending.get()
         return await answers.collect(answer.deltas, job.sequences), waiting_headers(answer)
 
-    async def stream(self, call: Call, job: Job, writer: Writer) -> Reply:
+    async def stream(
+        self, call: Call, job: Job, writer: Writer, *, loading: LoadingProgress | None = None
+    ) -> Reply:
         """Have the job served; return its stream when the first delta is there, or `keep_alive_s` has passed.
 
-        Raises a `FairleadError` until then; afterwards errors come as events.
+        With `loading` to report, the stream begins almost at once. Raises a `FairleadError` until then;
+        afterwards errors come as events.
         """
         job, charge, pending = self._admit(call, job)
         call.nursery.start_soon(self._serve, job, charge, pending)
         keep_alive_s = self.services.config.queue.keep_alive_s
-        with trio.move_on_after(keep_alive_s or float("inf")):
+        with trio.move_on_after(LOADING_AFTER_S if loading else keep_alive_s or float("inf")):
             await pending.get()
         waiting = partial(self.services.gateway.waiting, job.request_id)
-        body = EventStream(pending, writer, waiting)
+        body = EventStream(pending, writer, waiting, loading)
         if pending.is_there:
             return event_reply(body, waiting_headers(await pending.get()))
         now = waiting()

@@ -10,12 +10,13 @@ from functools import partial
 
 import msgspec
 
-from fairlead.api.answers import Chunks, is_large
+from fairlead.api.answers import ChatChunks, Chunks, is_large
 from fairlead.api.body import told
 from fairlead.api.call import Call, Reply, json_reply
 from fairlead.api.edge import Edge
 from fairlead.api.errors import error_event
 from fairlead.api.hot import Route
+from fairlead.api.loading import loading_progress
 from fairlead.api.schemas import Addressed, Relayed
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta, Job, Relay, Sampling
@@ -76,13 +77,15 @@ class Relaying:
         """Have the request answered by whoever has the model. Raises a `FairleadError`."""
         job = self._job(call, path, body, wanted, model)
         if job.stream:
-            return await self._edge.stream(call, job, PassedOn(path))
+            loading = loading_progress(self._services, job) if path == CHAT else None
+            return await self._edge.stream(call, job, PassedOn(path), loading=loading)
         return await self.whole(call, job)
 
     async def stream(self, call: Call, job: Job, own: Chunks) -> Reply:
         """Have a job streamed whose answer `own` writes, as far as our engine gives it."""
         writer = own if job.relay is None else PassedOn(job.relay.path, own)
-        return await self._edge.stream(call, job, writer)
+        loading = loading_progress(self._services, job) if isinstance(own, ChatChunks) else None
+        return await self._edge.stream(call, job, writer, loading=loading)
 
     async def whole(self, call: Call, job: Job, own: Callable[[list[Delta]], bytes] | None = None) -> Reply:
         """Have a job served to its end; an answer that our engine gives is written by `own`, in JSON."""

@@ -29,6 +29,34 @@ HEADERS = {
 COMMENT_EVERY_S = 5.0
 
 
+class Notices(Protocol):
+    """What a stream says while there is no answer yet."""
+
+    interval_s: float
+
+    def write(self, waiting: Waiting | None) -> bytes:
+        """Return what to say now, once every `interval_s`; `waiting` is None if the job does not wait."""
+
+    def end(self) -> bytes:
+        """Return what closes the notices when the answer is there. Not called if none were written."""
+
+
+class WaitingComments:
+    """`Notices` as comments, which clients skip: the place in the queue and the estimated wait."""
+
+    interval_s = COMMENT_EVERY_S
+
+    def write(self, waiting: Waiting | None) -> bytes:
+        """See `Notices`."""
+        if waiting is None:
+            return b": running\n\n"
+        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
+
+    def end(self) -> bytes:
+        """See `Notices`."""
+        return b""
+
+
 class Writer(Protocol):
     """Turns deltas into events, whole ones, ready to send."""
 
@@ -48,19 +76,27 @@ class EventStream:
     With a `direct` way to the client, deltas go out in the engine's own turn, without waking whoever
     iterates, as long as the client keeps up.
 
-    While there is no answer yet, comments say how it waits: one at once, so that a proxy has something to
-    pass on, and then one every `COMMENT_EVERY_S`.
+    While there is no answer yet, notices say how it waits: one at once, so that a proxy has something to
+    pass on, and then one every `interval_s`. By default they are `WaitingComments`.
 
     An error after the first byte can have no status any more: it becomes an event, and then `CutStream`
     ends the connection, because a clean end would look like a whole answer.
     """
 
-    def __init__(self, pending: PendingAnswer, writer: Writer, waiting: Callable[[], Waiting | None]) -> None:
+    def __init__(
+        self,
+        pending: PendingAnswer,
+        writer: Writer,
+        waiting: Callable[[], Waiting | None],
+        notices: Notices | None = None,
+    ) -> None:
         self.direct: Direct | None = None
         self._pending = pending
         self._writer = writer
         self._waiting = waiting
-        self._next_comment_at = -float("inf")
+        self._notices = notices or WaitingComments()
+        self._has_notices = False
+        self._next_notice_at = -float("inf")
         self._ended = False
         self._failed = False
 
@@ -73,8 +109,12 @@ class EventStream:
         if self._ended:
             raise StopAsyncIteration
         try:
-            if not self._pending.is_there and (comment := await self._comment()):
-                return comment
+            if not self._pending.is_there and (notice := await self._notice()):
+                return notice
+            if self._has_notices and self._pending.answer is not None:
+                self._has_notices = False
+                if end := self._notices.end():
+                    return end
             if events := await self._next():
                 return events
         except Exception as error:  # noqa: BLE001  # our own bugs too must not look like the end of an answer
@@ -82,16 +122,14 @@ class EventStream:
             return self._writer.error(public_error(error))
         raise StopAsyncIteration
 
-    async def _comment(self) -> bytes:
-        """Wait until it is time for a comment and return it; nothing if the answer is there before."""
-        with trio.move_on_at(self._next_comment_at):
+    async def _notice(self) -> bytes:
+        """Wait until it is time for a notice and return it; nothing if the answer is there before."""
+        with trio.move_on_at(self._next_notice_at):
             await self._pending.get()
             return b""
-        self._next_comment_at = trio.current_time() + COMMENT_EVERY_S
-        waiting = self._waiting()
-        if waiting is None:
-            return b": running\n\n"
-        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
+        self._next_notice_at = trio.current_time() + self._notices.interval_s
+        self._has_notices = True
+        return self._notices.write(self._waiting())
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas

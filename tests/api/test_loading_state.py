@@ -1,0 +1,141 @@
+"""What a streamed chat says while its model is loaded, where `sendLoadingState` is configured."""
+
+import json
+
+import pytest
+import trio
+
+from api import far_away
+from api.conftest import Client
+from fairlead.errors import LoadFailed, QueueFull
+from fairlead.nodes.status import ModelStatus, NodeStatus
+from fake_fleet import FakeFleet
+
+CHAT = "/v1/chat/completions"
+STATUS = {"model": "small", "kind": "engine", "node": "engine:small"}
+
+
+class LoadingFleet(FakeFleet):
+    """Loads its model for `load_s` from the start of the test; half of it are the weights."""
+
+    load_s = 3.5
+
+    def models(self) -> list[ModelStatus]:
+        done = trio.current_time() / self.load_s
+        if done >= 1:
+            return [ModelStatus(state="ready", **STATUS)]
+        stage = "weights" if done < 0.5 else "graphs"
+        return [ModelStatus(state="loading", load_progress=done, load_stage=stage, **STATUS)]
+
+
+@pytest.fixture
+def client(client_with) -> Client:
+    fleet = LoadingFleet(loading_state_of=["small"])
+    client = client_with(fleet=fleet)
+    client.fleet = fleet
+    client.gateway.wait_s = 4.0
+    return client
+
+
+def reasoning(reply) -> str:
+    documents = [json.loads(event) for event in reply.events if event.startswith(b"{")]
+    choices = [choice for document in documents for choice in document.get("choices", ())]
+    return "".join(choice["delta"].get("reasoning_content", "") for choice in choices)
+
+
+def content(reply) -> str:
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in reply.chunks)
+
+
+async def test_chat_reports_the_load_of_its_model_before_the_answer(client, chat, autojump_clock):
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reply.status == 200
+    assert reasoning(reply) == (
+        "Loading the model small\n"
+        "weights, 7%, position 4 in the queue"
+        "\nweights, 36%, position 3 in the queue"
+        "\ngraphs, 64%, position 2 in the queue"
+        "\ngraphs, 93%"
+        "\nLoaded after 4.0 s\n\n"
+    )
+    assert content(reply) == "Hello world"
+    assert len({chunk["id"] for chunk in reply.chunks}) == 1
+    assert {chunk["object"] for chunk in reply.chunks} == {"chat.completion.chunk"}
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in reply.chunks].count("assistant") == 1
+
+
+async def test_load_without_news_is_reported_by_dots(client_with, chat, autojump_clock):
+    status = ModelStatus(
+        model="small", kind="command", node="n", state="loading", load_progress=0.3, load_stage="waiting"
+    )
+    client = client_with(fleet=FakeFleet(statuses=[status], loading_state_of=["small"]))
+    client.gateway.prefill_s = 4.0
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reasoning(reply) == "Loading the model small\nwaiting...\nLoaded after 4.0 s\n\n"
+
+
+async def test_answer_that_is_slow_after_the_load_is_kept_alive_by_comments(client, chat, autojump_clock):
+    client.gateway.prefill_s = 3.0
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reasoning(reply).count("Loaded after") == 1
+    assert set(reply.comments) == {": running"}
+    assert content(reply) == "Hello world"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(CHAT, {"stream": False}), ("/v1/completions", {"stream": True, "prompt": "hello", "messages": None})],
+)
+async def test_other_requests_wait_without_a_report(client, chat, autojump_clock, path, fields):
+    body = {name: value for name, value in chat(**fields).items() if value is not None}
+    reply = await client.post(path, body)
+    assert reply.status == 200
+    assert b"reasoning_content" not in reply.body
+
+
+async def test_chat_for_a_model_that_is_loaded_has_no_report(client, chat, autojump_clock):
+    client.gateway.wait_s = 1.0
+    up = NodeStatus(
+        id="engine:small", kind="engine", url=None, models=("small",), seats=1, busy=1, state="up"
+    )
+    client.fleet.node_statuses = [up]
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reasoning(reply) == ""
+
+
+async def test_chat_has_no_report_unless_it_is_configured(client, chat, autojump_clock):
+    client.fleet.loading_state_of = ()
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reasoning(reply) == ""
+    assert content(reply) == "Hello world"
+
+
+async def test_model_that_is_loaded_at_once_is_not_reported(client, chat, autojump_clock):
+    client.gateway.wait_s = 0.2
+    assert reasoning(await client.post(CHAT, chat(stream=True))) == ""
+
+
+async def test_refusal_at_once_keeps_its_status(client, chat, autojump_clock):
+    client.gateway.wait_s = 0.0
+    client.gateway.refusal = QueueFull("the queue is full")
+    assert (await client.post(CHAT, chat(stream=True))).status == 429
+
+
+async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, autojump_clock):
+    client.gateway.refusal = LoadFailed("no such weights")
+    reply = await client.post(CHAT, chat(stream=True))
+    assert reply.status == 200
+    assert "Loaded" not in reasoning(reply)
+    assert b"no such weights" in reply.events[-1]
+    assert not reply.whole
+
+
+async def test_relayed_chat_reports_the_load_and_then_passes_events_on(client_with, chat, autojump_clock):
+    status = ModelStatus(model="far", kind="command", node="command:far", state="loading")
+    client = client_with(
+        fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.streamed
+    )
+    client.gateway.wait_s = 2.0
+    reply = await client.post(CHAT, chat(model="far", stream=True))
+    assert reasoning(reply).startswith("Loading the model far\nstarting, position 2 in the queue")
+    assert reply.body.endswith(b"".join(far_away.EVENTS))
