@@ -190,3 +190,14 @@ def test_filters_are_spelled_as_in_llama_swap():
 
 def test_queue_holds_100_jobs_for_60_s_by_default():
     assert (QueueConfig().capacity, QueueConfig().timeout_s) == (100, 60.0)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, float("inf"), float("nan")])
+def test_share_of_a_gpu_must_be_above_zero(share):
+    with pytest.raises(ConfigError, match="gpuMemory: must be more than 0"):
+        ModelConfig(path=Path(), name="m", gpu_memory=share)
+
+
+def test_share_of_a_gpu_is_refused_for_a_model_on_the_cpu():
+    with pytest.raises(ConfigError, match="gpuMemory: needs a GPU, but device is cpu"):
+        ModelConfig(path=Path(), name="m", gpu_memory=0.5, device="cpu")

@@ -52,7 +52,7 @@ def closed(effects, options):
 class Only(EvictionPolicy):
     """Only the models of the settings stay when another is loaded."""
 
-    def __init__(self, settings, memory_mb):
+    def __init__(self, settings, memory_mb, gpus):
         if "stay" not in settings:
             raise ValueError("stay is missing")
         self.stay = frozenset(settings["stay"])

@@ -278,8 +278,8 @@ async def test_as_many_stay_as_fit_the_memory_as_declared_or_measured():
         await opened.fleet.load("x")
         await opened.until(lambda: bool(opened.status("x").output))
         await opened.fleet._residents["x"].measure()
-        opened.fleet._memory_mb["x"] = opened.status("x").memory_bytes / 2**20
-        assert 60 <= opened.fleet._memory_mb["x"] <= 99
+        opened.fleet._memory.measured("x", opened.status("x").memory_bytes)
+        assert 60 <= opened.fleet._memory.memory_mb["x"] <= 99
         await opened.fleet.load("z")
         assert ["ready", "stopped", "ready"] == [status.state for status in opened.fleet.models()]
         await opened.fleet.load("y")  # of which nothing is known: it is loaded alone
@@ -290,7 +290,7 @@ async def test_a_model_is_measured_as_soon_as_it_is_loaded():
     async with garage(engine()) as opened:
         await opened.fleet.load("m")
         await opened.until(lambda: opened.status().memory_bytes > 2**20)
-        assert opened.fleet._memory_mb["m"] == opened.status().memory_bytes / 2**20
+        assert opened.fleet._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
 
 
 async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behind():

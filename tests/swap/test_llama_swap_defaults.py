@@ -11,7 +11,8 @@ import pytest
 
 from fairlead.config import Config
 from fairlead.configfile import read_config
-from fairlead.swap.llama_swap import WITHOUT_EFFECT, policy_for
+from fairlead.swap.llama_swap import WITHOUT_EFFECT
+from fairlead.swap.policies import policy_for
 
 # Each setting that is required, and no other.
 SMALLEST = """\

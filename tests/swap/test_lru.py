@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.nodes.gpus import Gpus
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import SwapReason
 
@@ -36,6 +37,43 @@ def test_what_was_measured_meanwhile_counts_at_the_next_decision() -> None:
     measured["b"] = 5.0
 
     assert frozenset() == policy.eviction_for("b", ["a"])
+
+
+def gpus_with(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
+    gpus = Gpus()
+    gpus.gpu_of.update(gpu_of)
+    gpus.total_mb.update({name.replace("_", ":"): total for name, total in total_mb.items()})
+    return gpus
+
+
+def test_models_on_one_gpu_leave_until_the_next_one_fits_there() -> None:
+    gpus = gpus_with({"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "other": "cuda:1"}, cuda_0=10)
+    policy = LruPolicy(memory_mb={"a": 4, "b": 4, "c": 6, "other": 9, "cpu": 9}, gpus=gpus)
+
+    assert policy.eviction_for("c", ["other", "cpu", "a", "b"]) == {"a"}
+    assert policy.eviction_for("b", ["other", "cpu", "a"]) == frozenset()
+
+
+def test_model_of_unknown_size_has_a_gpu_to_itself() -> None:
+    gpus = gpus_with({"a": "cuda:0", "b": "cuda:1", "new": "cuda:0"}, cuda_0=10, cuda_1=10)
+    policy = LruPolicy(memory_mb={"a": 1, "b": 1}, gpus=gpus)
+
+    assert policy.eviction_for("new", ["b", "a"]) == {"a"}
+
+
+def test_model_has_a_gpu_of_unknown_size_to_itself() -> None:
+    policy = LruPolicy(memory_mb={"a": 1, "b": 1}, gpus=gpus_with({"a": "cuda:0", "b": "cuda:0"}))
+
+    assert policy.eviction_for("b", ["a"]) == {"a"}
+    assert policy.eviction_for("b", []) == frozenset()
+
+
+def test_limits_of_all_models_hold_beside_those_of_a_gpu() -> None:
+    gpus = gpus_with({"a": "cuda:0", "b": "cuda:0"}, cuda_0=10)
+    sizes = {"a": 4, "b": 4, "cpu": 4}
+
+    assert LruPolicy(capacity_mb=8, memory_mb=sizes, gpus=gpus).eviction_for("b", ["cpu", "a"]) == {"cpu"}
+    assert LruPolicy(max_loaded=2, memory_mb=sizes, gpus=gpus).eviction_for("b", ["cpu", "a"]) == {"cpu"}
 
 
 def test_a_limit_of_no_model_is_refused() -> None:

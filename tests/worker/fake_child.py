@@ -7,7 +7,8 @@ ever in step 3 and leaves a mark, the file that is named behind `;`: when that i
 `fail_load`, `crash_load`, `no_compiler` (as Triton says it), `die_in_load`, `slow_load`; `fail_again` fails
 when the mark is there. And:
 `slots`, `batched` tokens in a step; with `overlap` a launch returns before its step is done; with `embeds` it
-makes vectors of prompts: their sum and their length.
+makes vectors of prompts: their sum and their length. With `weights_mb` it is on a `FakeGpu`, the file that is
+named behind `;`, and has a KV cache there.
 """
 
 import os
@@ -20,9 +21,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
 from fairlead.worker import main, wire
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from worker.fake_gpu import MIB, FakeGpu
 
 VOCABULARY = 1000
 EOS = 0
@@ -128,6 +133,11 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         sys.exit(3)
     if "slow_load" in options:
         time.sleep(600)
+    gpu = None
+    if "weights_mb" in options:
+        gpu = FakeGpu(Path(mark))
+        gpu.take(options["weights_mb"] * MIB)
+        gpu.take(cache_bytes(gpu, spec.gpu_memory))
     max_model_len = 1_000_000
     return SimpleNamespace(
         runner=FakeRunner(options, Path(mark) if mark else None),
@@ -142,12 +152,14 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         blocks_total=(BLOCKS,),
         block_size=BLOCK_SIZE,
         eos_token_ids=(EOS,),
-        device="cpu",
+        device="cpu" if gpu is None else "cuda:0",
         dtype="fake",
         weight_bytes=1,
         kv_cache_bytes=1,
         kernel="torch",
         embeds="embeds" in options,
+        gpu_bytes=0 if gpu is None else gpu.taken(),
+        gpu_total_bytes=0 if gpu is None else gpu.free_and_total()[1],
     )
 
 

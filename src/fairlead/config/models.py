@@ -34,7 +34,8 @@ class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
     max_entries: AtLeastOne | None = 4 * 1024 * 1024
     """Tokens that one request may take, and that what is kept may take together; null: as many as fit."""
     max_memory_mb: AtLeastOne | None = None
-    """Its memory in MiB; by default 1024 on a CPU, and 90 % of what is free on a GPU."""
+    """Its memory in MiB. By default 1024 on a CPU; on a GPU 90 % of what is free, or of what gpuMemory leaves
+    beside the weights, which it never exceeds."""
     eviction_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """The part of either bound (0 to 1) up to which what is kept for reuse may fill it."""
     cleanup_interval_s: Seconds = 1.0
@@ -81,6 +82,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     `<tool_call>` and others that answers show. Raw prompts are parsed unless a request says otherwise.
     """
     kv_cache: KvCacheConfig = KvCacheConfig()
+    gpu_memory: Annotated[float, Meta(gt=0)] | None = None
+    """What it may take of its GPU's memory, weights and cache together: a share of the whole up to 1, as 0.9,
+    or MiB. By default what is free. Without effect on a CPU."""
     watchdog_s: Seconds = 30.0
     """How long a step may take before the model's process is ended and started again."""
     threads: AtLeastOne | None = None
@@ -88,7 +92,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     ttl_s: SecondsOrNone = 0.0
     """How long it stays loaded without a job; 0: for ever."""
     memory_mb: AtLeastOne | None = None
-    """What it takes, in MiB, where room for it has to be made; by default that is measured."""
+    """What it takes, in MiB, where room for it has to be made: of the GPU's memory if it is on one. By
+    default that is gpuMemory, or measured."""
     preload: bool = False
     """Whether it is loaded at the start, not by its first job."""
     send_loading_state: bool | None = None
@@ -104,6 +109,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("device",), "must be auto, cpu, cuda or cuda:N")
         if self.slots is not None and self.max_batch is not None and self.max_batch > self.slots:
             yield Fault(("maxBatch",), f"must be at most slots, which is {self.slots}")
+        if self.gpu_memory is not None and self.device == "cpu":
+            yield Fault(("gpuMemory",), "needs a GPU, but device is cpu")
         for part in ("max_input_tokens", "max_output_tokens"):
             value = getattr(self, part)
             if value is not None and self.max_model_len is not None and value >= self.max_model_len:

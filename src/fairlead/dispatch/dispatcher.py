@@ -26,6 +26,7 @@ from fairlead.dispatch.upkeep import Upkeep
 from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.job import Job
 from fairlead.nodes.desk import Garage
+from fairlead.nodes.gpus import Gpus
 from fairlead.nodes.node import Node, NodeCounts, NodeLimits
 from fairlead.supervision import contain
 from fairlead.swap.policies import policy_for
@@ -189,14 +190,19 @@ class Dispatcher:
     # What the fleet asks for (Desk) ------------------------------------------------------------------
 
     def arrange(
-        self, garage: Garage, swap: SwapConfig, ttl_s: Mapping[str, float], memory_mb: Mapping[str, float]
+        self,
+        garage: Garage,
+        swap: SwapConfig,
+        ttl_s: Mapping[str, float],
+        memory_mb: Mapping[str, float],
+        gpus: Gpus | None = None,
     ) -> None:
         """Have models loaded and unloaded by `garage`, as the configuration says they make room.
 
         `ttl_s` has every model that can be loaded: it is unloaded when it had no job for so long (0: never).
-        `memory_mb` is what models take, as far as is known; it is read at each decision.
+        `memory_mb` is what models take, as far as is known, and `gpus` where; they are read at each decision.
         """
-        self._upkeep.arrange(garage, policy_for(swap, memory_mb), ttl_s)
+        self._upkeep.arrange(garage, policy_for(swap, memory_mb, gpus), ttl_s)
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
         """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""

@@ -7,6 +7,24 @@ import torch
 
 _OLDEST_CAPABILITY = (8, 0)  # bfloat16 and asynchronous copies begin there
 _FLOAT8_CAPABILITY = (9, 0)
+# What a process takes of a CUDA device besides its tensors: the context and the kernels' code.
+_CONTEXT_BYTES = 512 * 1024 * 1024
+
+
+class CudaMemory:
+    """`DeviceMemory` of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free_and_total(self) -> tuple[int, int]:
+        """See `DeviceMemory`."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free, total
+
+    def taken(self) -> int:
+        """See `DeviceMemory`. The device only tells what all processes take together."""
+        return torch.cuda.memory_reserved(self._device) + _CONTEXT_BYTES
 
 
 @cache

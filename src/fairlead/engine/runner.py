@@ -16,7 +16,8 @@ from typing_extensions import Buffer
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
 from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep, supports
-from fairlead.engine.devices import multiplies_float8, runs_our_kernels
+from fairlead.engine.device_memory import cache_bytes
+from fairlead.engine.devices import CudaMemory, multiplies_float8, runs_our_kernels
 from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.forward import Forward, OnDevice, TorchForward
 from fairlead.engine.inputs import Inputs, strangers, upload
@@ -40,6 +41,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows` are the KV cache groups' (None: no window), the widest first; `blocks_total` is by group.
     `kernel` is what computes, in a word (`Forward.kernel`). `embeds`: it makes vectors, and no text.
+    `gpu_bytes` of the GPU's `gpu_total_bytes` are taken; both are 0 on a CPU.
     """
 
     runner: "ModelRunner | EmbeddingRunner"
@@ -60,6 +62,8 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     kernel: str
     embeds: bool = False
+    gpu_bytes: int = 0
+    gpu_total_bytes: int = 0
 
 
 class ModelRunner:
@@ -273,17 +277,18 @@ def _with_cache(
     slots = spec.slots or (8 if on_cpu else 256)
     limits = _useful_blocks(shape, slots, max_batched_tokens, spec.block_size)
 
-    cache_bytes = spec.kv_cache_bytes
-    if cache_bytes is None and on_cpu:
+    memory = None if on_cpu else CudaMemory(device)
+    if memory is not None and (spec.kv_cache_bytes is None or spec.gpu_memory is not None):
+        size_bytes = cache_bytes(memory, spec.gpu_memory, spec.kv_cache_bytes)
+    elif spec.kv_cache_bytes is not None:
+        size_bytes = spec.kv_cache_bytes
+    else:
         wanted = slots * -(-context // spec.block_size)
         most = [wanted if limit is None else min(limit, wanted) for limit in limits]
-        cache_bytes = min(1024 * _MIB, sum(map(int.__mul__, most, block_bytes)))
-    elif cache_bytes is None:
-        free, _ = torch.cuda.mem_get_info(device)
-        cache_bytes = int(free * 0.9)
-    blocks = split_blocks(cache_bytes, block_bytes, limits)
+        size_bytes = min(1024 * _MIB, sum(map(int.__mul__, most, block_bytes)))
+    blocks = split_blocks(size_bytes, block_bytes, limits)
     if min(blocks) < 1:
-        raise LoadFailed(f"{cache_bytes} bytes of KV cache do not hold one block of {sum(block_bytes)} bytes")
+        raise LoadFailed(f"{size_bytes} bytes of KV cache do not hold one block of {sum(block_bytes)} bytes")
     forward, kv_cache_bytes = weighed.with_cache(blocks)
 
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
@@ -332,6 +337,8 @@ def _with_cache(
         kv_cache_bytes=kv_cache_bytes,
         kernel=forward.kernel,
         embeds=source.pooling is not None,
+        gpu_bytes=0 if memory is None else memory.taken(),
+        gpu_total_bytes=0 if memory is None else memory.free_and_total()[1],
     )
 
 

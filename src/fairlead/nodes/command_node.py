@@ -95,6 +95,11 @@ class CommandNode:
         )
 
     @property
+    def gpu(self) -> None:
+        """Nothing is known of the GPU that its server may use."""
+        return None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it takes jobs now."""
         return self._state == "ready"

@@ -7,6 +7,7 @@ import trio
 
 from fairlead.config import SwapConfig
 from fairlead.errors import FairleadError
+from fairlead.nodes.gpus import Gpus
 from fairlead.nodes.node import NodeCounts
 from fairlead.nodes.remote_node import RemoteListener
 
@@ -28,12 +29,17 @@ class Desk(RemoteListener, Protocol):
     """It alone decides which models are loaded: whoever wants one, or wants one gone, says so here."""
 
     def arrange(
-        self, garage: Garage, swap: SwapConfig, ttl_s: Mapping[str, float], memory_mb: Mapping[str, float]
+        self,
+        garage: Garage,
+        swap: SwapConfig,
+        ttl_s: Mapping[str, float],
+        memory_mb: Mapping[str, float],
+        gpus: Gpus | None = None,
     ) -> None:
         """Have models loaded and unloaded by `garage`, as the configuration says they make room.
 
         `ttl_s` has every model that can be loaded: it is unloaded when it had no job for so long (0: never).
-        `memory_mb` is what models take, as far as is known; it is read at each decision.
+        `memory_mb` is what models take, as far as is known, and `gpus` where; they are read at each decision.
         """
 
     def prefer(self, priorities: Mapping[str, int]) -> None:

@@ -13,6 +13,7 @@ from fairlead.config import ModelConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
+from fairlead.nodes.model_memory import GpuUse
 from fairlead.nodes.node import NodeLimits, NodeListener
 from fairlead.nodes.sequence import NodeSequence
 from fairlead.nodes.sink import Sink
@@ -44,6 +45,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         eviction_threshold=cache.eviction_threshold,
         cleanup_interval_s=cache.cleanup_interval_s,
         eviction_policy=cache.eviction_policy,
+        gpu_memory=model.gpu_memory,
         watchdog_s=model.watchdog_s,
         threads=model.threads,
     )
@@ -87,6 +89,13 @@ class EngineNode:
     def is_ready(self) -> bool:
         """Whether the model is loaded now."""
         return self._ready is not None
+
+    @property
+    def gpu(self) -> GpuUse | None:
+        """What its child takes of which GPU; None on a CPU, or while it is not loaded."""
+        if self._ready is None or not self._ready.gpu_total_bytes:
+            return None
+        return GpuUse(self._ready.device, self._ready.gpu_bytes, self._ready.gpu_total_bytes)
 
     @property
     def stuck(self) -> str | None:

@@ -36,6 +36,7 @@ from fairlead.errors import (
 from fairlead.nodes.changes import changes_between
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.elsewhere import Neighbours
+from fairlead.nodes.model_memory import ModelMemory
 from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.resident import Progress, Resident
@@ -45,7 +46,6 @@ from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
 MEASURE_EVERY_S = 10.0
-MIB = 1024 * 1024
 
 logger = structlog.get_logger("fairlead.fleet")
 
@@ -86,7 +86,7 @@ class Fleet:
         self._neighbours = Neighbours(
             desk, self._spawn, ourselves=self.instance, is_ours=lambda model: model in self._configured
         )
-        self._memory_mb: dict[str, float] = {}
+        self._memory = ModelMemory()
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
         self._is_reloading = False
@@ -287,6 +287,8 @@ class Fleet:
     def came_up(self, resident: Resident) -> None:
         """A model is loaded: what it takes can be known."""
         self._unloaded_early.discard(resident.name)
+        if resident.kind == "engine":
+            self._memory.loaded(resident.name, resident.gpu)
         self._spawn(self._measure, resident)
 
     def died(self, resident: Resident) -> None:
@@ -364,9 +366,7 @@ class Fleet:
         life = resident.life
         while life is not None and resident.life is life:
             await contain("measuring", resident.measure)
-            if resident.config.memory_mb is None and resident.memory_bytes:
-                measured_mb = resident.memory_bytes / MIB
-                self._memory_mb[resident.name] = max(measured_mb, self._memory_mb.get(resident.name, 0.0))
+            self._memory.measured(resident.name, resident.memory_bytes)
             with trio.move_on_after(MEASURE_EVERY_S):
                 await life.ended.wait()
 
@@ -383,6 +383,7 @@ class Fleet:
         self.selectors.clear()
         self.selectors.update(config.selectors)
         self.aliases.clear()
+        self._memory.configure(config.models)
         for model in config.models:
             text = texts.get(model.name)
             if (resident := self._residents.get(model.name)) is None:
@@ -398,10 +399,7 @@ class Fleet:
                 )
             elif resident.config != model:
                 resident.config, resident.text = model, text
-                self._memory_mb.pop(model.name, None)
             self._residents[model.name].health = config.health_check
-            if model.memory_mb is not None:
-                self._memory_mb[model.name] = model.memory_mb
             self.aliases.update(dict.fromkeys(model.aliases, model.name))
         engines = {model.name for model in config.models if isinstance(model, ModelConfig)}
         for name in self.texts.keys() - engines:
@@ -410,7 +408,7 @@ class Fleet:
     def _arrange(self) -> None:
         ttl_s = {model.name: model.ttl_s for model in self._config.models}
         self._desk.prefer(self._config.priorities)
-        self._desk.arrange(self, self._config.swap, ttl_s, self._memory_mb)
+        self._desk.arrange(self, self._config.swap, ttl_s, self._memory.memory_mb, self._memory.gpus)
 
     def _resident(self, model: str) -> Resident:
         if model in self._configured:

@@ -10,6 +10,7 @@ import trio
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.model_memory import GpuUse
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteListener
 from fairlead.text.model import TextModel
@@ -26,6 +27,10 @@ class ModelProcess(Node, Protocol):
     @property
     def pid(self) -> int | None:
         """Its first process, for measuring its memory; None if there is none."""
+
+    @property
+    def gpu(self) -> GpuUse | None:
+        """What it takes of a GPU's memory; None if it is on none, or where that is not known."""
 
     @property
     def stuck(self) -> str | None:

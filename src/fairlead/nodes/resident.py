@@ -20,6 +20,7 @@ from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.desk import Desk
 from fairlead.nodes.memory import memory_of
+from fairlead.nodes.model_memory import GpuUse
 from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.sink import Sink
@@ -202,9 +203,17 @@ class Resident:
         backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         return backoff_s
 
+    @property
+    def gpu(self) -> GpuUse | None:
+        """What its process takes of a GPU's memory; None if it is on none."""
+        node = None if self.life is None else self.life.node
+        return None if node is None else node.gpu
+
     async def measure(self) -> None:
-        """Look how much memory its processes take."""
-        if (pid := self.pid) is not None and self.is_ready:
+        """Look how much memory its processes take: of the GPU, if the model is on one."""
+        if (gpu := self.gpu) is not None:
+            self.memory_bytes = gpu.taken_bytes
+        elif (pid := self.pid) is not None and self.is_ready:
             of_group = self.kind == "command"
             measured = await trio.to_thread.run_sync(partial(memory_of, pid, group=of_group))
             if self.pid == pid:

@@ -1,12 +1,15 @@
-"""Least recently used out, until there is room: by number, by memory, or by both."""
+"""Least recently used out, until there is room: by number, by memory, or by both; and on each GPU."""
 
 from collections.abc import Mapping, Sequence
 
+from fairlead.nodes.gpus import Gpus
 from fairlead.swap.policy import EvictionPolicy
 
 
 class LruPolicy(EvictionPolicy):
     """At most `max_loaded` models, and no more memory than `capacity_mb`; None: no such limit.
+
+    Models on one GPU take no more memory together than that has, as `gpus` says: those elsewhere stay.
 
     `memory_mb` tells what a model takes, as declared or as measured when it last ran, and may change: it is
     read at each decision. Of a model that is not in it nothing is known: it counts as everything there is,
@@ -19,25 +22,33 @@ class LruPolicy(EvictionPolicy):
         max_loaded: int | None = None,
         capacity_mb: float | None = None,
         memory_mb: Mapping[str, float] | None = None,
+        gpus: Gpus | None = None,
     ) -> None:
         if max_loaded is not None and max_loaded < 1:
             raise ValueError("maxLoaded: must be at least 1")
         self._max_loaded = max_loaded
         self._capacity_mb = capacity_mb
         self._memory_mb: Mapping[str, float] = {} if memory_mb is None else memory_mb
+        self._gpus = gpus or Gpus()
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         """See `EvictionPolicy`."""
         staying = list(running)
         evicted = set()
-        while staying and not self._has_room(target, staying):
-            evicted.add(staying.pop(0))
+        while crowd := self._crowd(target, staying):
+            oldest = crowd[0]
+            staying.remove(oldest)
+            evicted.add(oldest)
         return frozenset(evicted)
 
-    def _has_room(self, target: str, staying: Sequence[str]) -> bool:
+    def _crowd(self, target: str, staying: Sequence[str]) -> Sequence[str]:
+        """Return the models of which one has to leave, least recently used first; none if there is room."""
         if self._max_loaded is not None and len(staying) + 1 > self._max_loaded:
-            return False
-        if self._capacity_mb is None:
-            return True
-        needed_mb = sum(self._memory_mb.get(model, self._capacity_mb) for model in (target, *staying))
-        return needed_mb <= self._capacity_mb
+            return staying
+        if self._capacity_mb is not None and not self._fit(target, staying, self._capacity_mb):
+            return staying
+        beside, gpu_mb = self._gpus.sharing(target, staying), self._gpus.capacity_mb(target)
+        return [] if gpu_mb and self._fit(target, beside, gpu_mb) else beside
+
+    def _fit(self, target: str, others: Sequence[str], capacity_mb: float) -> bool:
+        return capacity_mb >= sum(self._memory_mb.get(model, capacity_mb) for model in (target, *others))

@@ -4,31 +4,33 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairlead.config import GroupSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
+from fairlead.nodes.gpus import Gpus
 from fairlead.registry import Registry
 from fairlead.swap.group import Group, GroupPolicy
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
-# Of its settings, and of what models take, by name, which is read at each decision.
-PolicyFactory = Callable[[Any, Mapping[str, float]], EvictionPolicy]
+# Of its settings, of what models take, by name, and of the GPUs they are on. Both are read at each decision.
+PolicyFactory = Callable[[Any, Mapping[str, float], Gpus], EvictionPolicy]
 
 
-def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float]) -> EvictionPolicy:
-    """Return the policy. `memory_mb` is what models take, by name, and is read at each decision.
+def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float], gpus: Gpus | None = None) -> EvictionPolicy:
+    """Return the policy. `memory_mb` is what models take, by name, and `gpus` where: both change in place.
 
     Raises `ConfigError` if there is no policy of that name, or whatever the policy raises of its settings.
     """
+    gpus = Gpus() if gpus is None else gpus
     if isinstance(swap, NamedSwap):
-        return POLICIES.find(swap.policy, "routing", "router", "use")(swap.settings, memory_mb)
-    return POLICIES.find(str(swap.__struct_config__.tag))(swap, memory_mb)
+        return POLICIES.find(swap.policy, "routing", "router", "use")(swap.settings, memory_mb, gpus)
+    return POLICIES.find(str(swap.__struct_config__.tag))(swap, memory_mb, gpus)
 
 
-def _keep(_swap: object, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+def _keep(_swap: object, _memory_mb: Mapping[str, float], _gpus: Gpus) -> EvictionPolicy:
     return KeepEverything()
 
 
-def _group(swap: GroupSwap, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+def _group(swap: GroupSwap, _memory_mb: Mapping[str, float], _gpus: Gpus) -> EvictionPolicy:
     groups = {
         name: Group(group.members, group.swap, group.exclusive, group.persistent)
         for name, group in swap.groups.items()
@@ -36,12 +38,12 @@ def _group(swap: GroupSwap, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
     return GroupPolicy(groups)
 
 
-def _matrix(swap: MatrixSwap, _memory_mb: Mapping[str, float]) -> EvictionPolicy:
+def _matrix(swap: MatrixSwap, _memory_mb: Mapping[str, float], _gpus: Gpus) -> EvictionPolicy:
     return MatrixPolicy(swap.sets, variables=swap.variables, evict_costs=swap.evict_costs)
 
 
-def _lru(swap: LruSwap, memory_mb: Mapping[str, float]) -> EvictionPolicy:
-    return LruPolicy(max_loaded=swap.max_loaded, capacity_mb=swap.memory_mb, memory_mb=memory_mb)
+def _lru(swap: LruSwap, memory_mb: Mapping[str, float], gpus: Gpus) -> EvictionPolicy:
+    return LruPolicy(max_loaded=swap.max_loaded, capacity_mb=swap.memory_mb, memory_mb=memory_mb, gpus=gpus)
 
 
 POLICIES: Registry[PolicyFactory] = Registry(

@@ -72,6 +72,10 @@ class Loaded(Protocol):
     def kernel(self) -> str: ...
     @property
     def embeds(self) -> bool: ...
+    @property
+    def gpu_bytes(self) -> int: ...
+    @property
+    def gpu_total_bytes(self) -> int: ...
 
 
 Report = Callable[[float, str], None]
@@ -197,6 +201,8 @@ def _ready(model: Loaded) -> wire.Ready:
         kv_cache_bytes=model.kv_cache_bytes,
         kernel=model.kernel,
         embeds=model.embeds,
+        gpu_bytes=model.gpu_bytes,
+        gpu_total_bytes=model.gpu_total_bytes,
     )
 
 

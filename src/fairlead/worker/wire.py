@@ -25,8 +25,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
     `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped by `eviction_policy`,
-    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `watchdog_s` is the parent's
-    patience with a step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
+    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is what the child
+    may take of its GPU's memory: a share of it up to 1, or MiB. `watchdog_s` is the parent's patience with a
+    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
     "int8".
     """
 
@@ -45,6 +46,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     eviction_threshold: float = 0.8
     cleanup_interval_s: float = 1.0
     eviction_policy: Literal["lru", "fifo"] = "lru"
+    gpu_memory: float | None = None
     watchdog_s: float = 30.0
     block_size: int = 16
     threads: int | None = None
@@ -90,7 +92,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have.
 
     `kernel`: what computes its steps, in a word: "torch", or an instruction set as "amx". `embeds`: it makes
-    vectors of prompts, and no text.
+    vectors of prompts, and no text. `gpu_bytes`: what the child has taken of its GPU's memory, which is
+    `gpu_total_bytes` in all; both 0 on a CPU.
     """
 
     slots: int
@@ -104,6 +107,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     kv_cache_bytes: int
     kernel: str = "torch"
     embeds: bool = False
+    gpu_bytes: int = 0
+    gpu_total_bytes: int = 0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):

@@ -1,0 +1,92 @@
+"""What each model takes of memory, as far as it is known: configured, or measured while it ran. Pure."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fairlead.config import AnyModelConfig, ModelConfig
+from fairlead.nodes.gpus import Gpus
+
+MIB = 1024 * 1024
+
+
+class GpuUse(NamedTuple):
+    """What a process takes of a GPU's memory, which is `total_bytes` in all. `device` as "cuda:1"."""
+
+    device: str
+    taken_bytes: int
+    total_bytes: int
+
+
+class ModelMemory:
+    """Keeps `memory_mb` by model and `gpus` up to date, for the policies that make room.
+
+    What a model takes is `memory`, else `gpuMemory`, else the most that was measured. A share of a GPU counts
+    from when a model on that GPU was loaded first; until then nothing is known of it.
+    """
+
+    def __init__(self) -> None:
+        self.memory_mb: dict[str, float] = {}
+        self.gpus = Gpus()
+        self._configs: dict[str, AnyModelConfig] = {}
+        self._measured_mb: dict[str, float] = {}
+        self._auto: str | None = None  # the GPU that device `auto` was seen to be
+        self._auto_is_known = False
+
+    def configure(self, models: Iterable[AnyModelConfig]) -> None:
+        """Go by these models. What was measured of a model that has changed is forgotten."""
+        before, self._configs = self._configs, {model.name: model for model in models}
+        for name, config in before.items():
+            if self._configs.get(name) != config:
+                self._measured_mb.pop(name, None)
+        self._settle()
+
+    def loaded(self, model: str, gpu: GpuUse | None) -> None:
+        """Note where a model was loaded: it is on this GPU, or on none."""
+        config = self._configs.get(model)
+        if isinstance(config, ModelConfig) and config.device == "auto":
+            self._auto = None if gpu is None else gpu_name(gpu.device)
+            self._auto_is_known = True
+        if gpu is not None and (name := gpu_name(gpu.device)) is not None:
+            self.gpus.total_mb[name] = gpu.total_bytes / MIB
+        self._settle()
+
+    def measured(self, model: str, taken_bytes: int) -> None:
+        """Keep the most that a model was seen to take."""
+        if taken_bytes and model in self._configs:
+            self._measured_mb[model] = max(taken_bytes / MIB, self._measured_mb.get(model, 0.0))
+            self._settle()
+
+    def _settle(self) -> None:
+        """Derive what is public from what is known."""
+        self.gpus.gpu_of.clear()
+        self.memory_mb.clear()
+        self.memory_mb.update(self._measured_mb)
+        for name, config in self._configs.items():
+            if (gpu := self._gpu_of(config)) is not None:
+                self.gpus.gpu_of[name] = gpu
+            if (declared_mb := self._declared_mb(config)) is not None:
+                self.memory_mb[name] = declared_mb
+
+    def _gpu_of(self, config: AnyModelConfig) -> str | None:
+        if not isinstance(config, ModelConfig):
+            return None  # nobody knows where a command's server computes
+        if config.device != "auto":
+            return gpu_name(config.device)
+        is_meant_for_gpu = config.gpu_memory is not None and not self._auto_is_known
+        return gpu_name("cuda") if is_meant_for_gpu else self._auto
+
+    def _declared_mb(self, config: AnyModelConfig) -> float | None:
+        if config.memory_mb is not None:
+            return config.memory_mb
+        if not isinstance(config, ModelConfig) or config.gpu_memory is None or self._gpu_of(config) is None:
+            return None
+        if config.gpu_memory > 1:
+            return config.gpu_memory
+        return config.gpu_memory * self.gpus.capacity_mb(config.name) or None
+
+
+def gpu_name(device: str) -> str | None:
+    """Return a GPU's name, "cuda" being the first; None for a CPU."""
+    if device == "cpu":
+        return None
+    return "cuda:0" if device == "cuda" else device
