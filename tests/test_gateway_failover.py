@@ -20,7 +20,7 @@ from fairlead.errors import (
     RequestTimeout,
 )
 from fairlead.gateway import Answer, Gateway
-from fairlead.job import Delta, Job, Sampling
+from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.node import NodeLimits
 from fairlead.nodes.sink import Sink
 from fake_nodes import job
@@ -279,6 +279,21 @@ async def test_a_second_failure_is_told(autojump_clock, nursery, anything):
         await house.ask(anything)
     assert 2 == len(node.served)
     house.check_at_rest()
+
+
+@pytest.mark.parametrize(("method", "attempts"), [("GET", 2), ("POST", 1)])
+async def test_request_for_a_commands_server_is_repeated_only_if_it_may_come_twice(
+    autojump_clock, nursery, method, attempts
+):
+    node = PlayingNode("bad", (1.0, GONE), WHOLE)
+    house = House(nursery, node)
+    asked = job(relay=Relay("/x", b"", passthrough=Passthrough(method, ())))
+    if attempts == 1:
+        with pytest.raises(NodeFailed, match="gone"):
+            await house.ask(asked)
+    else:
+        await house.ask(asked)
+    assert len(node.served) == attempts
 
 
 async def test_a_sequence_that_failed_is_its_jobs_own_failure(autojump_clock, nursery, anything):

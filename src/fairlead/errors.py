@@ -166,7 +166,10 @@ class Cancelled(FairleadError):
 
 
 class ModelUnloaded(FairleadError):
-    """Somebody unloaded the model for which it waited. Another request loads it again."""
+    """Somebody unloaded the model for which it waited, or the model is not loaded and it does not load it.
+
+    Another request loads the model.
+    """
 
     status = 409
     code = "unloaded"

@@ -127,7 +127,8 @@ class _Service:
                 raise error
             is_full = isinstance(error, NodeFull)
             failures += not is_full
-            another = again(self.deltas) if failures < ATTEMPTS else None
+            attempts = ATTEMPTS if self._job.may_be_repeated else 1
+            another = again(self.deltas) if failures < attempts else None
             # A node that is full after all is nobody's failure, and may say so many times.
             say = logger.debug if is_full else logger.warning
             say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)

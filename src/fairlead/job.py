@@ -7,6 +7,8 @@ import msgspec
 
 FinishReason = Literal["stop", "length"]
 
+_IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+
 TEXTS_AT_ONCE = 32
 """Texts of one job that are embedded at a time: the engine serves who came first, and others come too."""
 
@@ -36,15 +38,24 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
 
 
+class Passthrough(msgspec.Struct, frozen=True):
+    """A request of any kind for a command's own server: its method and headers."""
+
+    method: str
+    headers: tuple[tuple[str, str], ...]
+
+
 class Relay(msgspec.Struct, frozen=True):
     """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
 
-    `body` is a JSON object. Nothing but its `model` is changed on the way, unless the node is told to.
+    `body` is a JSON object. Nothing but its `model` is changed on the way, unless the node is told to. With a
+    `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
     """
 
     path: str
     body: bytes
     stream: bool = False
+    passthrough: Passthrough | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -85,6 +96,18 @@ class Job(msgspec.Struct, frozen=True):
     embed: bool = False
     path: str = ""
     client: str | None = None
+
+    @property
+    def needs_own_node(self) -> bool:
+        """Whether no server elsewhere may run it: it is for a command's own server."""
+        return self.relay is not None and self.relay.passthrough is not None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether a node that failed may have begun it without effect (RFC 9110, 9.2.2)."""
+        if self.relay is None or self.relay.passthrough is None:
+            return True
+        return self.relay.passthrough.method in _IDEMPOTENT
 
     @property
     def sequences(self) -> int:

@@ -22,7 +22,7 @@ LOOK_EVERY_S = 1.0
 # What a running server cannot change; it says so, and goes on as it was.
 FIXED = (
     *("host", "port", "allowed_hosts", "queue", "limits", "request_timeout_s"),
-    *("while_loading", "scheduler", "log_json", "log_level"),
+    *("while_loading", "scheduler", "log_json", "log_level", "upstream"),
 )
 
 logger = structlog.get_logger("fairlead.reload")

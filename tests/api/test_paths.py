@@ -8,7 +8,12 @@ from fairlead.api.paths import Paths, without_root
 from fairlead.config import ApiKey
 
 METHODS = ("GET", "POST", "DELETE", "OPTIONS", "BREW")
-NAMES = {"<path:name>": "small", "<path:request_id>": "mine", "<path:node_id>": "big"}
+NAMES = {
+    "<path:name>": "small",
+    "<path:request_id>": "mine",
+    "<path:node_id>": "big",
+    "<path:upstream_path>": "small/x",
+}
 
 
 def misspelled(path: str) -> set[str]:
@@ -47,7 +52,9 @@ def misspelled(path: str) -> set[str]:
         found |= {f"{before}//{after}", f"{before}/./{after}", f"{before}/x/../{after}", f"{before}\\{after}"}
     if path != "/":
         fixed = slashes[: 2 if path.startswith("/v1") else 1]  # those before a name, if there is one
-        found |= {f"{path}/", *(f"{path[:at]}%2f{path[at + 1 :]}" for at in fixed)}
+        found |= {f"{path[:at]}%2f{path[at + 1 :]}" for at in fixed}
+        # Below /upstream/ are another server's paths, which may end in a slash.
+        found |= set() if path.startswith("/upstream/") else {f"{path}/"}
     return {each for each in found if each.startswith("/")}
 
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch.recorded import FakeNode, RecordedEffects, job, limits, scheduler, submit
+from dispatch.recorded import FakeNode, RecordedEffects, elsewhere, job, limits, scheduler, submit
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import TicketState, Wish
 from fairlead.errors import LoadFailed
+from fairlead.job import Passthrough, Relay
 from fairlead.swap.policy import EvictionPolicy
 
 
@@ -267,3 +268,18 @@ def test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_w
     subject.drain()
     assert starving in effects.refused
     assert [TicketState.GRANTED] * 2 == [failed.state, working.state]
+
+
+PASSTHROUGH = Relay("/x", b"", passthrough=Passthrough("GET", ()))
+
+
+def test_request_for_a_commands_server_waits_for_that_though_a_server_elsewhere_has_the_model():
+    subject, effects = swapping()
+    subject.node_up(FakeNode("far", "x"), elsewhere(2))
+    ordinary, passed = submit(
+        subject, job(model="x", relay=Relay("/x", b"{}")), job(model="x", relay=PASSTHROUGH)
+    )
+    assert effects.granted == [ordinary]
+    assert effects.swaps == [("x", frozenset())]
+    up(subject, "x")
+    assert effects.granted == [ordinary, passed]

@@ -177,3 +177,15 @@ def test_the_good_part_of_a_read_comes_before_the_refusal_of_the_rest():
     assert b"abc" == parser.feed(CHUNKED + b"3\r\nabc\r\nzz\r\n")
     with pytest.raises(BadAnswer):
         parser.feed(b"x")
+
+
+def test_answer_to_head_has_no_body_whatever_length_it_announces():
+    parser = AnswerParser(has_body=False)
+    assert parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n") == b""
+    assert (parser.is_complete, parser.surplus) == (True, False)
+
+
+def test_body_after_an_answer_to_head_is_surplus():
+    parser = AnswerParser(has_body=False)
+    parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    assert (parser.is_complete, parser.surplus) == (True, True)

@@ -230,7 +230,6 @@ def test_what_has_no_effect_is_named(example):
         "ui",
         "performance",
         "profiles",
-        "upstream.ignorePaths",
         "models.zeta.compat.ignoreWebsockets",
         "models.zeta.name",
         "models.zeta.description",

@@ -235,8 +235,7 @@ class Edge:
         With `loading` to report, the stream begins almost at once. Raises a `FairleadError` until then;
         afterwards errors come as events.
         """
-        job, charge, pending = self._admit(call, job)
-        call.nursery.start_soon(self._serve, job, charge, pending)
+        job, pending = self._start(call, job)
         keep_alive_s = self.services.config.queue.keep_alive_s
         with trio.move_on_after(LOADING_AFTER_S if loading else keep_alive_s or float("inf")):
             await pending.get()
@@ -247,6 +246,16 @@ class Edge:
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return event_reply(body, headers)
+
+    def start(self, call: Call, job: Job) -> PendingAnswer:
+        """Have the job served beside the route, which reads the answer as it comes. Raises `RateLimited`."""
+        return self._start(call, job)[1]
+
+    def _start(self, call: Call, job: Job) -> tuple[Job, PendingAnswer]:
+        """Return the job as it is known from now on, and its answer to come."""
+        job, charge, pending = self._admit(call, job)
+        call.nursery.start_soon(self._serve, job, charge, pending)
+        return job, pending
 
     def _admit(self, call: Call, job: Job) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise; from here until `_serve` is over it is in flight."""

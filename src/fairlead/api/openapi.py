@@ -30,7 +30,7 @@ ERRORS = {
     403: "The API key may not do this; or a page of another server asks for it.",
     404: "There is no such model, route, request or node.",
     408: "It ran longer than `requestTimeout`, or its body took too long to arrive.",
-    409: "The model was unloaded while the request waited for it: come back after `Retry-After` seconds.",
+    409: "The model was unloaded while the request waited for it, or the request does not load it.",
     413: "The body is too large.",
     429: "There is no room for now: come back after `Retry-After` seconds.",
     500: "Something of ours broke.",
@@ -238,6 +238,17 @@ OPERATIONS = (
         "200: no job would wait for a model to be loaded.",
         gives=shapes.State,
         errors=(503,),
+    ),
+    *(
+        Operation(
+            method,
+            "/upstream/{upstream_path}",
+            "models",
+            "Any request to the server that a command started: the model's name, then the path there.",
+            errors=(*_JOB, 409),
+            media="*/*",
+        )
+        for method in ("get", "post", "put", "patch", "delete")
     ),
     Operation("get", "/version", "server", "The program's version.", gives=shapes.Version),
     Operation(

@@ -6,6 +6,7 @@ some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
 - begins with one slash, ends in none unless it is `/`, and has no empty, `.` or `..` segment, escaped or not;
 - has no character unescaped that a URL must escape, as a backslash;
 - is printable UTF-8 when its escapes are decoded. They are decoded once, as ASGI does;
+- may end in a slash below `/upstream/`, where another server's paths are;
 - has an escaped slash only in a name: OpenAI's client asks for `/v1/models/org%2Fmodel`, which is the same as
   `/v1/models/org/model`, but `/v1%2Fmodels` is no route.
 """
@@ -20,6 +21,7 @@ _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
 _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
 _ESCAPED = re.compile(rb"(?:/(?:[%b]|%%[0-9A-Fa-f]{2})+)+" % _CHARACTERS)
 
+_UPSTREAM = b"/upstream/"
 # Comparing two texts takes the product of their lengths, and a flood of unknown paths must stay cheap.
 COMPARED_LENGTH = 64
 
@@ -40,6 +42,8 @@ class Paths:
     def has(self, raw_path: bytes | None, path: str) -> bool:
         """Whether a path may be routed. ASGI servers may leave out the raw one."""
         raw = quote(path).encode() if raw_path is None else raw_path
+        if raw.startswith(_UPSTREAM) and raw != _UPSTREAM:
+            raw = raw.removesuffix(b"/")
         if _PLAIN.fullmatch(raw):
             return True
         if not _ESCAPED.fullmatch(raw):

@@ -34,6 +34,7 @@ from fairlead.api.relaying import Relaying
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
+from fairlead.api.upstream import UpstreamRoute
 from fairlead.config import ApiKey, Limits
 from fairlead.errors import NotFound
 from fairlead.telemetry.snapshot import Overview
@@ -147,6 +148,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         Queue(edge),
         Admin(services),
         FleetRoutes(edge),
+        UpstreamRoute(edge),
         Metrics(services, overview, door.refusals),
         OpenApi(),
         Dashboard(),

@@ -33,6 +33,7 @@ from fairlead.config.server import (
     Limits,
     QueueConfig,
     ServerConfig,
+    UpstreamConfig,
     is_loopback,
 )
 from fairlead.config.spelling import ConfigError, Fault
@@ -65,6 +66,7 @@ __all__ = [
     "SpecialTokens",
     "SwapConfig",
     "TimeoutsConfig",
+    "UpstreamConfig",
     "demonstration_model",
     "is_loopback",
 ]

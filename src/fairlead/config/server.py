@@ -136,6 +136,32 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """Answers that one request may ask for."""
 
 
+# Files of a page: a browser that has one open does not load a model with them.
+_STATIC_FILES = r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$"
+
+
+class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """What holds for requests below /upstream/MODEL/, which go to the model's own server."""
+
+    ignore_paths: tuple[str, ...] = ()
+    """Regular expressions: a request to a path behind the model's name in which one of them is found does not
+    load the model, but is answered 409. By default common files of web pages are ignored.
+    """
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The expressions that hold."""
+        return self.ignore_paths or (_STATIC_FILES,)
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Say what is no regular expression."""
+        for index, pattern in enumerate(self.ignore_paths):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield Fault(("ignorePaths", index), f"is no regular expression: {error}")
+
+
 def read_key(said: object) -> object:
     """Return a key as an object, which may be given as nothing but its text."""
     return {"key": said} if isinstance(said, str) else said
@@ -156,6 +182,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Keys that clients must send, each as text or as a mapping; none: everybody may call."""
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
+    upstream: UpstreamConfig = UpstreamConfig()
     request_timeout_s: Seconds = 600.0
     """How long a job may run, from its seat to its last token, before it is answered 408."""
     log_json: bool = False

@@ -50,6 +50,8 @@ class Place:
 
     def takes(self, job: Job) -> bool:
         """Whether a job is of a kind that the node can run at all, and for a model that it has."""
+        if job.needs_own_node and not self.limits.evictable:
+            return False
         if self.limits.needs_relay:
             is_of_its_kind = job.relay is not None
         else:  # a reload may have made an engine's model of one that jobs wait for without prompts

@@ -63,13 +63,13 @@ class Swaps:
     def wanted(self, job: Job) -> None:
         """A job waits for its model."""
         _add(self._wanted, job.model)
-        if job.relay is None:
+        if job.relay is None or job.needs_own_node:
             _add(self._unrelayed, job.model)
 
     def unwanted(self, job: Job, *, starved: bool) -> None:
         """A job that waited does not any more."""
         self._want_less(job.model, starved=starved)
-        if job.relay is None:
+        if job.relay is None or job.needs_own_node:
             _subtract(self._unrelayed, job.model)
 
     def starved(self, model: str) -> None:

@@ -45,7 +45,9 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class AnswerParser:
-    """One answer to one request that was no HEAD. Feed it what comes; it returns the body's bytes in it.
+    """One answer to one request. Feed it what comes; it returns the body's bytes in it.
+
+    `has_body` is False for an answer to HEAD, which has no body whatever its headers say.
 
     `head` is None until the whole head has come, and `length` is how many bytes of a body it announces, None
     if the body itself says where it ends. `is_complete`: the body's end has come; `surplus` says that more
@@ -54,6 +56,7 @@ class AnswerParser:
 
     __slots__ = (
         "_framing_bytes_left",
+        "_has_body",
         "_interim",
         "_left",
         "_rest",
@@ -64,7 +67,8 @@ class AnswerParser:
         "surplus",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_body: bool = True) -> None:
+        self._has_body = has_body
         self.head: Head | None = None
         self.length: int | None = None
         self.is_complete = False
@@ -119,7 +123,7 @@ class AnswerParser:
         return self._step(self, data) if data else b""
 
     def _framing(self, head: Head) -> "_Step":
-        if head.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+        if not self._has_body or head.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             return AnswerParser._by_length
         encoding = head.headers.get("transfer-encoding")
         length = head.headers.get("content-length")

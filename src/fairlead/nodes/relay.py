@@ -23,6 +23,7 @@ from fairlead.errors import (
 from fairlead.job import Delta, Job, Relay
 from fairlead.nodes.answer_parser import Head
 from fairlead.nodes.events import read_whole
+from fairlead.nodes.passthrough import pass_through
 from fairlead.nodes.relayed_stream import RelayedStream, RelayFailed
 from fairlead.nodes.reported import (
     BYTES_A_TOKEN,
@@ -103,6 +104,9 @@ async def relay(
     server has no room, `NodeRefused` when the request is at fault, `RelayFailed` or `UpstreamFailed` when the
     server is; the last two also in the middle of the answer.
     """
+    if asked.passthrough is not None:
+        await pass_through(upstream, job, asked, asked.passthrough, into)
+        return
     body = rewritten(asked.body, model, filters)
     # Under its client's name and in its client's trace there, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}

@@ -117,8 +117,8 @@ class RemoteNode:
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
         """Relay the job; leaving the block ends it. `NodeFailed` when the node is down.
 
-        Only a stream needs a task beside the caller's: there is nothing to do with a whole answer before its
-        end, so the block is entered when that is there.
+        Only an answer that is read as it comes needs a task beside the caller's: there is nothing to do with
+        a whole one before its end, so the block is entered when that is there.
         """
         if not self._breaker.is_up:
             raise NodeFailed(f"{self.id} is down")
@@ -127,7 +127,7 @@ class RemoteNode:
         passage = Passage(into)
         self._running.add(passage)
         try:
-            if job.relay.stream:
+            if job.relay.stream or job.relay.passthrough is not None:
                 async with self._relaying(job, job.relay, passage):
                     yield
             else:

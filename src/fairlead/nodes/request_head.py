@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 _PATH = re.compile(r"/[!-~]*")
 _HEADER_VALUE = re.compile(r"[ -~]*")
+_WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 
 
 class RequestHeads:
@@ -31,6 +32,8 @@ class RequestHeads:
         for name, value in headers.items():
             if value and _HEADER_VALUE.fullmatch(value) is not None:
                 head += f"{name}: {value}\r\n"
-        if body or method == "POST":
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        if body or method in _WITH_LENGTH:
+            if "Content-Type" not in headers:
+                head += "Content-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\n"
         return b"%s%s\r\n%s" % (head.encode("ascii"), self._same, body)

@@ -254,7 +254,7 @@ class Upstream:
         return await self._send(request, clock, held.connection)
 
     async def _send(self, request: bytes, clock: Clock, connection: Connection) -> Answer:
-        connection.parser = AnswerParser()
+        connection.parser = AnswerParser(has_body=not request.startswith(b"HEAD "))
         clock.begin("did not answer", self._timeouts.first_byte_s)
         await connection.link.send(request)
         first = b""

@@ -33,7 +33,6 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("ui",): True,
     ("performance",): True,
     ("profiles",): True,  # none is in use at the start, and here nobody can choose one
-    ("upstream", "ignorePaths"): True,  # there is no way to a model's other paths
     ("routing", "scheduler", "use"): True,  # there is one choice
     ("models", "*", "timeouts", "keepalive"): True,
     ("models", "*", "timeouts", "tlsHandshake"): True,
@@ -48,7 +47,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("models", "*", "capabilities"): False,
 }
 
-_NOTHING_ELSE = (("upstream",), ("models", "*", "compat"))  # sections of which nothing is left
+_NOTHING_ELSE = (("models", "*", "compat"),)  # sections of which nothing is left
 
 
 def unused(tree: dict[str, Any]) -> list[KeyPath]:

@@ -1,0 +1,157 @@
+"""`/upstream/MODEL/…`: any request to the server that a command started, as llama-swap has it.
+
+The model is loaded for it as for a job, and it holds one of the model's seats until its answer is over.
+Only commands have such a server.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from urllib.parse import quote, unquote
+
+from quart import Quart, Response, g, request
+
+from fairlead.api.body import told
+from fairlead.api.call import NO_SNIFFING, Call
+from fairlead.api.edge import Edge, waiting_headers
+from fairlead.api.exchange import CutStream
+from fairlead.api.schemas import Addressed
+from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound
+from fairlead.job import Job, Passthrough, Relay, Sampling
+from fairlead.nodes.deltas import Deltas
+from fairlead.nodes.passthrough import decode_head, forwarded_headers
+from fairlead.nodes.reported import BYTES_A_TOKEN
+
+PREFIX = "/upstream/"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+# Longer ones are no paths of a model's server, and would take long to compare with `ignorePaths`.
+PATH_LETTERS = 2048
+
+
+class UpstreamRoute:
+    """The route. `ignorePaths` of the configuration are for models that are loaded only."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._services = edge.services
+        self._ignored = [re.compile(pattern) for pattern in edge.services.config.upstream.patterns]
+
+    def add_to(self, app: Quart) -> None:
+        """Register the route."""
+        app.add_url_rule(f"{PREFIX}<path:upstream_path>", view_func=self.pass_on, methods=list(METHODS))
+
+    async def pass_on(self, upstream_path: str) -> Response:
+        """Pass the request on, and its answer back as it comes."""
+        raw_path: bytes | None = request.scope.get("raw_path")
+        raw = quote(f"{PREFIX}{upstream_path}") if raw_path is None else raw_path.decode("ascii")
+        name, path = self._model_in(raw.removeprefix(PREFIX))
+        model = self._edge.find(g.call, name)
+        self._check(g.call, name, model)
+        if not path:
+            return self._with_slash(raw)
+        self._check_ignored(name, model, unquote(path))
+        job = await self._job(g.call, model, path)
+        return await self._answer(g.call, job)
+
+    def _model_in(self, raw: str) -> tuple[str, str]:
+        """Return the model's name, which may have slashes, and the path behind it. Raises `NotFound`."""
+        segments = raw.split("/")
+        known = {*self._services.aliases, *(status.model for status in self._services.fleet.models())}
+        deepest = max((name.count("/") for name in known), default=0)
+        for count in range(min(deepest + 1, len(segments)), 0, -1):
+            name = unquote("/".join(segments[:count]))
+            if name in known:
+                rest = segments[count:]
+                return name, "/" + "/".join(rest) if rest else ""
+        raise NotFound(f"the model {told(unquote(segments[0]))} is not served here")
+
+    def _check(self, call: Call, name: str, model: str) -> None:
+        status = self._services.fleet.model(model)
+        if status is None or status.kind != "command":
+            raise NotFound(
+                f"the model {told(name)} has no server of its own that {PREFIX} could reach: only models "
+                "with cmd have one; use the routes under /v1"
+            )
+        if call.api_key is not None and call.api_key.limits.tokens_per_minute is not None:
+            raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
+        # A page needs no `Origin` for a GET, which may load a model here.
+        if call.api_key is None and call.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            raise Forbidden("Sec-Fetch-Site: a page of another server may not send this request")
+
+    def _check_ignored(self, name: str, model: str, path: str) -> None:
+        if len(path) > PATH_LETTERS:
+            raise InvalidRequest(f"the path must have at most {PATH_LETTERS} characters")
+        status = self._services.fleet.model(model)
+        if (status is None or status.state != "ready") and any(each.search(path) for each in self._ignored):
+            raise ModelUnloaded(
+                f"the model {told(name)} is not loaded, and upstream.ignorePaths says that this path does "
+                "not load it"
+            )
+
+    def _with_slash(self, raw: str) -> Response:
+        """Redirect to the model's root, so that relative addresses in its pages are right."""
+        query = request.scope.get("query_string", b"").decode("ascii", "replace")
+        status = 301 if request.method in ("GET", "HEAD") else 308
+        root = request.scope.get("prefix", "")
+        return Response(b"", status, {"Location": f"{root}{raw}/{'?' if query else ''}{query}"})
+
+    async def _job(self, call: Call, model: str, path: str) -> Job:
+        body = b""
+        headers = forwarded_headers(
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.scope["headers"]
+        )
+        if request.method in _WITH_BODY:
+            body = await call.read()
+            call.body_bytes = len(body)
+            if "Content-Type" not in dict(headers):
+                headers += (("Content-Type", "application/octet-stream"),)
+        elif call.headers.get("Content-Length", "0") != "0" or call.headers.get("Transfer-Encoding"):
+            raise InvalidRequest(f"a {request.method} request must have no body")
+        query = request.scope.get("query_string", b"")
+        target = path.encode() + (b"?" + query if query else b"")
+        if not all(0x21 <= letter <= 0x7E for letter in target):
+            raise InvalidRequest("the query has characters that must be escaped")
+        return self._edge.job(
+            call,
+            Addressed(model=model),
+            model,
+            kind="upstream",
+            sampling=Sampling(max_tokens=1),
+            n=1,
+            relay=Relay(target.decode(), body, passthrough=Passthrough(request.method, headers)),
+            prompt_estimate=len(body) // BYTES_A_TOKEN,
+        )
+
+    async def _answer(self, call: Call, job: Job) -> Response:
+        pending = self._edge.start(call, job)
+        answer = await pending.get()
+        (first,) = await answer.deltas.take()
+        head = decode_head(first.raw.pop(0))
+        headers = {**head.headers, **waiting_headers(answer), **NO_SNIFFING}
+        response = Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
+        if "content-type" not in head.headers:
+            del response.headers["Content-Type"]  # Quart's own guess
+        return response
+
+
+class PassedThrough:
+    """A response body: what the server sends, as it comes. One that breaks off ends the connection."""
+
+    def __init__(self, deltas: Deltas, first: bytes) -> None:
+        self._deltas = deltas
+        self._first = first
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        try:
+            while taken := await self._deltas.take():
+                if piece := b"".join(part for delta in taken for part in delta.raw):
+                    return piece
+        except FairleadError:
+            raise CutStream from None
+        raise StopAsyncIteration
