@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fairlead.config import Config, NodeConfig
+from fairlead.config import AnyModelConfig, Config, NodeConfig
 from fairlead.errors import FairleadError
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
@@ -29,6 +29,7 @@ class FakeFleet:
     drained: frozenset[str] = frozenset()
     lists_aliases: bool = False
     loading_state_of: Iterable[str] = ()
+    configs: Iterable[AnyModelConfig] = ()
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:
@@ -64,6 +65,9 @@ class FakeFleet:
 
     def sends_loading_state(self, model: str) -> bool:
         return model in self.loading_state_of
+
+    def configured(self, model: str) -> AnyModelConfig | None:
+        return next((config for config in self.configs if config.name == model), None)
 
     async def load(self, model: str) -> None:
         await self._ask("load", model)

@@ -10,11 +10,14 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from fairlead.config import Config, ConfigError, QueueConfig
+from fairlead.config import ApiKey, Config, ConfigError, QueueConfig
 from fairlead.errors import LoadFailed
-from fairlead.reload import LOOK_EVERY_S, Source, keep_up
+from fairlead.reload import FIXED, LOOK_EVERY_S, Source, keep_up
 
 FIRST = Config(models=(), port=1)
+# What a reload changes, by the fleet but for the keys.
+APPLIED = ("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys")
+CHANGED = Config(models=(), port=1, priorities={"m": 2})
 
 
 class Server:
@@ -66,7 +69,7 @@ async def test_a_hangup_has_the_file_read_again(writing, nursery):
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     assert [] == server.configs
-    writing.says = Config(models=(), port=2)
+    writing.says = CHANGED
     await read_again(lambda: server.configs)
     assert [writing.says] == server.configs
 
@@ -131,7 +134,7 @@ async def test_whatever_goes_wrong_in_a_reload_the_next_one_is_done(writing, nur
     (line,) = logs
     assert (line["event"], line["file"]) == ("configuration not reloaded", str(writing.file))
     assert line["exc_info"] is not None
-    writing.says, server.refusing = Config(models=(), port=2), None
+    writing.says, server.refusing = CHANGED, None
     await read_again(lambda: server.configs)
     assert server.configs == [writing.says]
 
@@ -145,7 +148,33 @@ async def test_settings_that_need_a_restart_are_named_each_time_they_change(writ
         await read_again(lambda: server.configs)
         await read_again(lambda: len(server.configs) == 2)
     (warning,) = [line["settings"] for line in logs if line["log_level"] == "warning"]
-    assert ["port", "queue", "requestTimeout"] == warning
+    assert ["port", "queue.capacity", "requestTimeout"] == warning
+
+
+async def test_a_setting_that_needs_a_restart_stays_as_it_was_in_what_is_applied(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    for port in (2, 3):
+        writing.says = Config(models=(), port=port, priorities={"m": port})
+        await read_again(lambda count=port - 1: len(server.configs) == count)
+    assert server.configs == [Config(models=(), port=1, priorities={"m": port}) for port in (2, 3)]
+
+
+async def test_a_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    queue = QueueConfig(classes=("vip", "usual"))
+    writing.says = Config(models=(), port=1, queue=queue, api_keys=(ApiKey("k", priority="vip"),))
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    assert [line["reason"] for line in logs] == ["apiKeys[0].priority: must be one of high, normal, low"]
+    assert server.configs == []
+
+
+def test_each_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart():
+    assert sorted([*FIXED, *APPLIED]) == sorted(Config.__struct_fields__)
 
 
 async def test_a_watched_file_is_read_once_its_change_is_over(writing, nursery, autojump_clock):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import structlog
 import trio
 
@@ -19,10 +20,10 @@ from fairlead.supervision import FailureBoundary, log_failure
 
 LOOK_EVERY_S = 1.0
 
-# What a running server cannot change; it says so, and goes on as it was.
+# Settings that a running server cannot change; it reports those that differ, and goes on as it was.
 FIXED = (
     *("host", "port", "allowed_hosts", "queue", "limits", "request_timeout_s"),
-    *("while_loading", "scheduler", "log_json", "log_level", "upstream"),
+    *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
 )
 
 logger = structlog.get_logger("fairlead.reload")
@@ -46,16 +47,18 @@ class Source(NamedTuple):
 async def keep_up(source: Source, config: Config, change: Change) -> None:
     """Until cancelled, have `change` carry out what the source says from now on; `config` is in force now.
 
-    `change` raises a `FairleadError` when the configuration is right but cannot be had.
+    `change` gets a configuration in which nothing differs that needs a restart. It raises a `FairleadError`
+    when the configuration is right but cannot be had.
     """
     asked = trio.Event()
+    started = config
 
     async def look() -> None:
         nonlocal asked, config
         while True:
             await asked.wait()
             asked = trio.Event()
-            config = await _reread(source, config, change)
+            config = await _reread(source, started, config, change)
 
     def ask() -> None:
         asked.set()
@@ -68,13 +71,14 @@ async def keep_up(source: Source, config: Config, change: Change) -> None:
             nursery.start_soon(_watch, source.file, ask)
 
 
-async def _reread(source: Source, config: Config, change: Change) -> Config:
-    """Return what is in force afterwards."""
+async def _reread(source: Source, started: Config, config: Config, change: Change) -> Config:
+    """Return what was read last and is right. What needs a restart is as it was when the server `started`."""
     wanted = config
     with FailureBoundary() as boundary:
         # A reload is rare and its file small; a thread keeps a slow disk from holding up the streams.
         wanted = await trio.to_thread.run_sync(source.read)
-        await change(wanted)
+        # Checked again: a key of a class of priority that only a restart would add cannot be taken over.
+        await change(msgspec.structs.replace(wanted, **{name: getattr(started, name) for name in FIXED}))
     if boundary.failure is not None:
         _log_failure(source.file, boundary.failure)
         return config
@@ -94,9 +98,17 @@ def _log_failure(file: Path, failure: BaseException) -> None:
 
 
 def _fixed(config: Config, wanted: Config) -> Iterator[str]:
+    """Yield the settings that differ, as a file has them: `port`, `queue.capacity`."""
     for name in FIXED:
-        if getattr(config, name) != getattr(wanted, name):
+        before, after = getattr(config, name), getattr(wanted, name)
+        if before == after:
+            continue
+        if not isinstance(before, msgspec.Struct):
             yield spelled(name)
+            continue
+        for field in before.__struct_fields__:
+            if getattr(before, field) != getattr(after, field):
+                yield f"{spelled(name)}.{spelled(field)}"
 
 
 async def _hear(ask: Callable[[], None]) -> None:

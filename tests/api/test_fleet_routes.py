@@ -8,7 +8,7 @@ import trio.testing
 from openai.types import Model
 
 from fairlead.api.fleet import FleetRoutes
-from fairlead.config import ApiKey, CommandConfig, Config, NodeConfig
+from fairlead.config import ApiKey, CommandConfig, NodeConfig
 from fairlead.errors import InvalidRequest, LoadFailed, NoNode, NotFound
 from fairlead.nodes.status import ModelStatus, NodeStatus
 from fake_fleet import FakeFleet
@@ -191,7 +191,7 @@ async def test_a_command_is_described_as_its_configuration_does(client_with):
         capabilities={"tools": True},
         **settings,
     )
-    client = client_with(fleet=FakeFleet([], ["plain", "known"]), config=Config(models=(plain, known)))
+    client = client_with(fleet=FakeFleet([], ["plain", "known"], configs=(plain, known)))
     first, second = (await client.get("/v1/models")).json["data"]
     assert {"id", "object", "created", "owned_by"} == set(first)
     assert {

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead.config import HealthConfig
+from fairlead.nodes import health
 from fairlead.nodes.health import Breaker, watch
 
 LIMIT = 3
@@ -134,7 +135,7 @@ async def _watched(autojump_clock, probe, seconds, **config):
         await watch(
             probe,
             lambda well: reports.append((round(trio.current_time() - began, 3), well)),
-            HealthConfig(**{"interval_s": 5.0, "timeout_s": 2.0, **config}),
+            health.HealthCheck(HealthConfig(**{"interval_s": 5.0, "timeout_s": 2.0, **config})),
         )
     return reports
 
@@ -171,5 +172,6 @@ async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump
 
     began = trio.current_time()
     with trio.move_on_after(60):
-        await watch(probe, report, HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0))
+        config = HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0)
+        await watch(probe, report, health.HealthCheck(config))
     assert [("up", 0.0), ("down", 27.0)] == changes

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from fairlead.config import HealthConfig
+from fairlead.nodes.health import HealthCheck
 from fairlead.nodes.memory import computed_s
 from fairlead.nodes.pulse import Pulse
 from fairlead.nodes.upstream import UpstreamFailed
@@ -57,7 +58,7 @@ async def stopped_after_s(server, health=HEALTH, within_s=LONG_S):
     """When it was given up; None if it was not."""
     began = trio.current_time()
     with trio.move_on_after(within_s):
-        await Pulse(server, "/health", group=4711).stopped(health)
+        await Pulse(server, "/health", group=4711).stopped(HealthCheck(health))
         return trio.current_time() - began
     return None
 

@@ -158,9 +158,9 @@ class OpenAI:
         if (model := self._services.models.get(name)) is not None:
             card |= {"created": model.created, "max_model_len": model.max_model_len}
             card["task"] = "generate" if model.embedding is None else "embed"
-        for config in self._services.config.models:
-            if config.name == name and isinstance(config, CommandConfig):
-                card |= _described(config)
+        config = self._services.fleet.configured(name)
+        if isinstance(config, CommandConfig):
+            card |= _described(config)
         return card
 
     def _blank_card(self, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import trio
 
 from fairlead.api.body import told
-from fairlead.config import Config, NodeConfig, SelectorConfig
+from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.errors import ModelNotFound
 from fairlead.job import Job
 from fairlead.nodes.deltas import Deltas
@@ -86,6 +86,9 @@ class Fleet(Protocol):
 
     def offers(self, model: str) -> bool:
         """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
+
+    def configured(self, model: str) -> AnyModelConfig | None:
+        """Return the present configuration of a model of ours; None of others."""
 
     def is_relayed(self, model: str) -> bool:
         """Whether a command or a remote node may run it: a job for it carries `relay`."""

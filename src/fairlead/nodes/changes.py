@@ -12,11 +12,7 @@ def changes_between(old: Config, new: Config) -> Changes:
     models = _differences(
         {model.name: model for model in old.models}, {model.name: model for model in new.models}
     )
-    # How a node is probed is said for all of them at once.
-    nodes = _differences(
-        {node.id: (node, old.health_check) for node in old.nodes},
-        {node.id: (node, new.health_check) for node in new.nodes},
-    )
+    nodes = _differences({node.id: node for node in old.nodes}, {node.id: node for node in new.nodes})
     return Changes(
         models_added=models[0],
         models_changed=models[1],

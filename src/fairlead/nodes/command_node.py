@@ -16,6 +16,7 @@ import trio
 from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.job import Job
+from fairlead.nodes.health import HealthCheck
 from fairlead.nodes.process import CommandProcess
 from fairlead.nodes.progress import fraction_reader
 from fairlead.nodes.pulse import Pulse
@@ -65,7 +66,7 @@ class CommandNode:
         self.models = frozenset({config.name})
         self.stuck: str | None = None
         self._config = config
-        self._health = health or HealthConfig()
+        self._health = HealthCheck(health or HealthConfig())
         self._on_progress = on_progress
         self._on_line = on_line
         self._state: CommandState = "stopped"
@@ -108,6 +109,10 @@ class CommandNode:
     def pid(self) -> int | None:
         """The process id, if it was started."""
         return self._process.pid
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Use another health check from now on."""
+        self._health.change(health)
 
     def status(self) -> CommandStatus:
         """Return the picture `GET /running` shows."""
@@ -220,7 +225,7 @@ class CommandNode:
             return
         pulse = Pulse(self._upstream, path, group=self.pid)
         await pulse.stopped(self._health)
-        times = self._health.failures
+        times = self._health.config.failures
         self.stuck = f"{self._config.name} did not answer {path} {times} times in a row, and did nothing else"
         serving.cancel()
 

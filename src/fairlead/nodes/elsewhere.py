@@ -59,6 +59,11 @@ class Elsewhere:
             if self._desk.counts(self.config.id) is not None:  # it could not report that it is down
                 self._desk.node_down(self._node)
 
+    def change_health(self, health: HealthConfig) -> None:
+        """Probe it by these settings from now on."""
+        self._pause_s = health.interval_s
+        self._node.change_health(health)
+
     def drain(self) -> trio.Event:
         """Give it no more jobs; return what is set when it has none."""
         self._is_draining = True
@@ -174,6 +179,11 @@ class Neighbours:
         if self._nodes.get(node_id) is node:  # who else had asked for it may have been first
             del self._nodes[node_id]
             logger.info("node removed", node=node_id)
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Probe all of them by these settings from now on; one that is drained stays so."""
+        for node in self._nodes.values():
+            node.change_health(health)
 
     def statuses(self) -> list[NodeStatus]:
         """Return the picture of each."""

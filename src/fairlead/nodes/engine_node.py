@@ -9,7 +9,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import ModelConfig
+from fairlead.config import HealthConfig, ModelConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
@@ -106,6 +106,9 @@ class EngineNode:
     def pid(self) -> int | None:
         """The child's process id, if there is a child."""
         return self._worker.pid if self._worker is not None else None
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Do nothing: a child is not probed, but watched by the watchdog of its configuration."""
 
     async def run(self, *, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED) -> None:
         """Live: start the child, `started()` when its model is loaded, and run until it ends.

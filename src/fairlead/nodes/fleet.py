@@ -156,6 +156,10 @@ class Fleet:
         """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
         return model in self._configured or self._neighbours.offer(model)
 
+    def configured(self, model: str) -> AnyModelConfig | None:
+        """Return the present configuration of a model of ours."""
+        return self._configured.get(model)
+
     def is_relayed(self, model: str) -> bool:
         """Whether a node may run it that takes requests as clients write them."""
         return isinstance(self._configured.get(model), CommandConfig) or self._neighbours.have(model)
@@ -399,8 +403,9 @@ class Fleet:
                 )
             elif resident.config != model:
                 resident.config, resident.text = model, text
-            self._residents[model.name].health = config.health_check
+            self._residents[model.name].change_health(config.health_check)
             self.aliases.update(dict.fromkeys(model.aliases, model.name))
+        self._neighbours.change_health(config.health_check)
         engines = {model.name for model in config.models if isinstance(model, ModelConfig)}
         for name in self.texts.keys() - engines:
             del self.texts[name]

@@ -1,7 +1,7 @@
 """Whether a node gets work: three failures in a row open the breaker, a good probe closes it again.
 
 `Breaker` is pure: what happened goes in, a change comes out. `watch` is its clock: it probes, and nothing
-else. Neither knows what a node is.
+else. Neither knows what a node is. Both follow a `HealthCheck`, which a reload may change.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,16 +14,38 @@ from fairlead.config import HealthConfig
 Change = Literal["up", "down"]
 
 
+class HealthCheck:
+    """The settings in force. `change` applies others at once, also to a pause between two probes."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self.config = config
+        self._changed = trio.Event()
+
+    def change(self, config: HealthConfig) -> None:
+        """Use these settings from now on."""
+        self.config = config
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def pause(self, began_s: float) -> None:
+        """Sleep until an interval has passed since a probe began."""
+        is_over = False
+        while not is_over:
+            with trio.move_on_at(began_s + self.config.interval_s) as interval:
+                await self._changed.wait()
+            is_over = interval.cancelled_caught
+
+
 class Breaker:
     """Open at first: a node is probed before it gets work.
 
     Probes and requests are counted apart, because a server may answer one and fail the other. `failures` in a
     row of either open it, and only a good probe closes it. After requests had opened it, the first one that
-    fails opens it again, until one has gone well.
+    fails opens it again, until one has gone well. `failures` may change at any time.
     """
 
     def __init__(self, failures: float) -> None:
-        self._limit = failures
+        self.failures = failures
         self._probes = 0
         self._requests = 0
         self._is_up = False
@@ -38,7 +60,7 @@ class Breaker:
         """A probe came back."""
         if not well:
             self._probes += 1
-            return self._open() if self._is_up and self._probes >= self._limit else None
+            return self._open() if self._is_up and self._probes >= self.failures else None
         self._probes = 0
         if self._is_up:
             return None
@@ -55,7 +77,7 @@ class Breaker:
             self._on_probation = False
             return None
         self._requests += 1
-        if self._requests < self._limit and not self._on_probation:
+        if self._requests < self.failures and not self._on_probation:
             return None
         self._on_probation = True
         return self._open()
@@ -66,16 +88,16 @@ class Breaker:
 
 
 async def watch(
-    probe: Callable[[], Awaitable[bool]], report: Callable[[bool], None], config: HealthConfig
+    probe: Callable[[], Awaitable[bool]], report: Callable[[bool], None], health: HealthCheck
 ) -> None:
     """Probe at once and then every `interval_s`, until cancelled; report whether it went well.
 
     What takes longer than `timeout_s` did not. A probe that takes longer than the interval delays the next.
     """
     while True:
-        next_at = trio.current_time() + config.interval_s
+        began_s = trio.current_time()
         well = False
-        with trio.move_on_after(config.timeout_s):
+        with trio.move_on_after(health.config.timeout_s):
             well = await probe()
         report(well)
-        await trio.sleep_until(next_at)
+        await health.pause(began_s)

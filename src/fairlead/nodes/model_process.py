@@ -36,6 +36,9 @@ class ModelProcess(Node, Protocol):
     def stuck(self) -> str | None:
         """Why it was ended although it had not ended by itself; None if it was not."""
 
+    def change_health(self, health: HealthConfig) -> None:
+        """Use another health check from now on, if it has one."""
+
     def status(self) -> msgspec.Struct:
         """Return a picture of it; the fields that `ModelStatus` has are shown."""
 

@@ -7,8 +7,7 @@ comes, and its processes do next to nothing. Whatever it answers, it lives: some
 
 import trio
 
-from fairlead.config import HealthConfig
-from fairlead.nodes.health import Breaker, watch
+from fairlead.nodes.health import Breaker, HealthCheck, watch
 from fairlead.nodes.memory import computed_s
 from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed
 
@@ -29,14 +28,15 @@ class Pulse:
         # at all processes of the machine, so a server that answers is not looked at.
         self._before: tuple[float, float | None] | None = None
 
-    async def stopped(self, health: HealthConfig) -> None:
+    async def stopped(self, health: HealthCheck) -> None:
         """Probe as `health` says; return when as many probes in a row as it says found no sign of life."""
-        breaker = Breaker(health.failures)
+        breaker = Breaker(health.config.failures)
         breaker.probed(well=True)
         with trio.CancelScope() as scope:
 
             def report(well: bool) -> None:
-                if breaker.probed(well=self._lives(health.interval_s, answered=well)) == "down":
+                breaker.failures = health.config.failures
+                if breaker.probed(well=self._lives(health.config.interval_s, answered=well)) == "down":
                     scope.cancel()
 
             await watch(self._answers, report, health)

@@ -18,7 +18,7 @@ import trio
 from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
 from fairlead.errors import FairleadError, NodeFailed
 from fairlead.job import Job, Relay
-from fairlead.nodes.health import Breaker, Change, watch
+from fairlead.nodes.health import Breaker, Change, HealthCheck, watch
 from fairlead.nodes.listing import (
     HEALTH_BYTES,
     LISTING_BYTES,
@@ -89,7 +89,7 @@ class RemoteNode:
         self._names = None if names is None else dict(names)
         self._seats = seats
         self._pass_on = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
-        self._health = health
+        self._health = None if health is None else HealthCheck(health)
         self._ourselves = ourselves
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
@@ -135,6 +135,12 @@ class RemoteNode:
                 yield
         finally:
             self._running.discard(passage)
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Use another health check from now on."""
+        assert self._health is not None
+        self._health.change(health)
+        self._breaker.failures = health.failures
 
     def status(self) -> RemoteStatus:
         """Return the picture `GET /nodes` shows."""
@@ -292,7 +298,7 @@ class RemoteNode:
     def _probed(self, well: bool) -> None:
         assert self._health is not None
         self.met.set()
-        heard_lately = trio.current_time() - self._upstream.last_heard < self._health.interval_s
+        heard_lately = trio.current_time() - self._upstream.last_heard < self._health.config.interval_s
         if not well and not self._probe_answered and heard_lately and self._running:
             return  # it is busy answering others: some servers do one thing at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
@@ -312,7 +318,7 @@ class RemoteNode:
         )
 
     def _new_breaker(self) -> Breaker:
-        return Breaker(math.inf if self._health is None else self._health.failures)
+        return Breaker(math.inf if self._health is None else self._health.config.failures)
 
     def _change(self, change: Change | None, reason: str) -> None:
         self._ups += change == "up"

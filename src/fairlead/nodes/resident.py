@@ -74,7 +74,7 @@ class Resident:
     """A model and its present life, if it has one. `text` is an engine model's; commands have none.
 
     `keeper` is told what becomes of it, and `on_progress` how far a load is. `health` says when a command is
-    given up; like `config`, it counts from the next life on. `output` has the last lines of all its lives.
+    given up. `config` counts from the next life on. `output` has the last lines of all its lives.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Resident:
     ) -> None:
         self.config = config
         self.text = text
-        self.health = health
+        self._health = health
         self.memory_bytes = 0
         self.output = ProcessOutput()
         self._desk = desk
@@ -209,6 +209,13 @@ class Resident:
         node = None if self.life is None else self.life.node
         return None if node is None else node.gpu
 
+    def change_health(self, health: HealthConfig) -> None:
+        """Use another health check from now on, also in the present life."""
+        self._health = health
+        for life in self._lives:
+            if life.node is not None:
+                life.node.change_health(health)
+
     async def measure(self) -> None:
         """Look how much memory its processes take: of the GPU, if the model is on one."""
         if (gpu := self.gpu) is not None:
@@ -254,7 +261,7 @@ class Resident:
                 config=self.config,
                 text=self.text,
                 listener=self._desk,
-                health=self.health,
+                health=self._health,
                 on_progress=progressed,
                 on_line=self.output.add,
                 engine_command=self._engine_command,
