@@ -1,8 +1,7 @@
 """The one command that checks all: format, lint, imports, types, stubs, tests. Exit 1 if any of it failed.
 
 Every tool runs in the interpreter that this file was started with. `--fast` leaves out slow and GPU tests.
-A step that passes says little, one that fails shows everything it said. A few tests that failed while others
-ran are run once more, alone, and the summary says so.
+A step that passes says little, one that fails shows everything it said. Each test has one chance.
 """
 
 import importlib.util
@@ -24,7 +23,6 @@ EXTENSION_SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 PYTEST_SUMMARY = re.compile(
     r"(\d+ (passed|failed|errors?|skipped|deselected|warnings?)|no tests ran).* in [\d.]+s"
 )
-SECOND_CHANCES = 5  # so many failures can be the machine's; more are ours
 LINT_IMPORTS = (
     "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
 )
@@ -63,7 +61,7 @@ def main() -> int:
         if not step.shows_itself:
             print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
         elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
-            pytest_summary = "; once more, alone: ".join(line.strip("= ") for line in found)
+            pytest_summary = found[-1].strip("= ")
         failures += not outcome.passed
         verdict = "passed" if outcome.passed else "FAILED"
         lines.append(f"{verdict}  {time.monotonic() - started:6.1f} s  {step.name}")
@@ -87,7 +85,7 @@ def _steps(*, fast: bool) -> list[Step]:
         _tool("import-linter", "-c", LINT_IMPORTS),
         _tool("mypy", "-m", "mypy"),
         _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
-        Step("pytest", lambda: _run_tests(selected), shows_itself=True),
+        _tool("pytest", "-m", "pytest", *selected, shows_itself=True),
     ]
 
 
@@ -114,22 +112,6 @@ def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
                 sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
     return Outcome(process.returncode == 0, output.decode(errors="replace").rstrip())
-
-
-def _run_tests(selected: Sequence[str]) -> Outcome:
-    """Run the tests side by side, then the few that failed once more, alone.
-
-    Hundreds of them drive browsers, terminals and servers. On a machine that is busy elsewhere one of these
-    may fail though nothing is broken; what is broken fails again.
-    """
-    first = _python(["-m", "pytest", *selected], shown=True)
-    summary = next(filter(PYTEST_SUMMARY.search, reversed(first.output.splitlines())), "")
-    failures = sum(int(count) for count in re.findall(r"(\d+) (?:failed|errors?)\b", summary))
-    if first.passed or not 0 < failures <= SECOND_CHANCES:
-        return first
-    print(f"\n-- {failures} failed; once more, alone", flush=True)
-    second = _python(["-m", "pytest", *selected, "-n", "0", "--last-failed", "-v"], shown=True)
-    return Outcome(second.passed, f"{first.output}\n{second.output}")
 
 
 def _check_kernels() -> Outcome:

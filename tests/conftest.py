@@ -3,7 +3,8 @@
 Where there is no GPU, Triton is asked to interpret our kernels, which it is when it is imported.
 
 Hypothesis makes up the same examples in each run, so that a commit that passed once passes again, and a busy
-machine does not trouble it; `--hypothesis-profile explore` has it look for new ones.
+machine does not trouble it. With `--hypothesis-profile nightly` it looks for new ones, and tries those first
+that failed in an earlier run: it keeps them in `.hypothesis/examples`.
 """
 
 import os
@@ -11,13 +12,20 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("suite", settings.get_profile("explore"), derandomize=True, database=None)
+settings.register_profile(
+    "nightly",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+    print_blob=True,
+)
+settings.register_profile("suite", settings.get_profile("nightly"), derandomize=True, database=None)
 settings.load_profile("suite")
 
 

@@ -15,7 +15,10 @@ from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped
 
 SEATS = 3
-FRESH_S = 1.0  # how soon the page is to show totals after they came about
+# How soon the page shows totals after they came about, in the worst of so many changes. They are sent within
+# a quarter of a second; the rest is for a machine that runs other tests at the same time.
+FRESH_S = 3.0
+CHANGES = 20
 
 # Notes which totals the page shows, and since when, in seconds since 1970.
 NOTE_WHAT_IS_SHOWN = """() => {
@@ -93,21 +96,19 @@ def seconds_until_shown(page, totals: str, since: float) -> float:
 # What it shows --------------------------------------------------------------------------------------
 
 
-def test_the_totals_are_the_servers_own(chromium, server):
-    """A busy machine may hold up anybody now and then, but not always: of many changes one is shown soon."""
+def test_the_totals_are_the_servers_own_soon_after_each_change(chromium, server):
     with chromium.open(server.url) as page, stopped(server.child_pid()):
         live(page)
         expect(number(page, "running")).to_have_text("0")
         page.evaluate(NOTE_WHAT_IS_SHOWN)
-        deadline = time.monotonic() + PATIENCE_S
-        more_s = less_s = float("inf")
-        while more_s > FRESH_S or less_s > FRESH_S:
-            assert time.monotonic() < deadline, (more_s, less_s)
+        took_s: list[float] = []
+        while len(took_s) < CHANGES:
             with jobs(server, SEATS + 5):
                 since = wait_for_queue(server, running=SEATS, waiting=5)
-                more_s = min(more_s, seconds_until_shown(page, "3,5", since))
+                took_s.append(seconds_until_shown(page, "3,5", since))
             since = wait_for_queue(server, running=0, waiting=0)
-            less_s = min(less_s, seconds_until_shown(page, "0,0", since))
+            took_s.append(seconds_until_shown(page, "0,0", since))
+        assert max(took_s) <= FRESH_S, took_s
         with jobs(server, SEATS + 5):
             expect(page.locator('[data-model="fairlead-demo"] .seats')).to_contain_text(f"{SEATS} / {SEATS}")
             chromium.picture(page, "load-light")
