@@ -21,6 +21,7 @@ class FakeServer(ThreadingHTTPServer):
         self.models = ["first", "second"]
         self.bodies: list[dict] = []  # of the questions, in order
         self.refusing: int | None = None  # a status for every question
+        self.hangs = False  # every answer, after its first piece
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # set, and hanging answers go on
         self.told: dict[str, object] = {}  # what else there is to GET, by path
@@ -56,6 +57,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
 
     def do_POST(self) -> None:
+        self.server.keys.add(self.headers["Authorization"])
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt = body.get("prompt") or "".join(
             message["content"] for message in body.get("messages", [])[-1:]
@@ -85,7 +87,7 @@ class _Exchange(BaseHTTPRequestHandler):
         pieces = ["Hello", " the\x1b[2Jre"] if misfortune == "controls" else ["Hello", " there"]
         for piece in pieces:
             self._event({"choices": [{"delta": {"content": piece}} if is_chat else {"text": piece}]})
-            if misfortune == "hang":
+            if misfortune == "hang" or self.server.hangs:
                 self.server.released.wait()
         if misfortune == "fail":
             self._event({"error": {"message": "the node\nfailed"}})

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from cli.terminal import Terminal
 
 
@@ -44,6 +46,32 @@ def test_the_same_seed_asks_the_same(server):
         load(server, "--streams=1", "--requests=1", "--warmup=0", "--endpoint=completions", "--seed", seed)
     one, again, other = (body["prompt"] for body in server.bodies)
     assert one == again != other
+
+
+@pytest.mark.parametrize("ignores_eos", [True, False])
+def test_each_option_reaches_the_requests(server, ignores_eos):
+    options = ["--streams=1", "--requests=1", "--output-tokens=7", "--api-key=sk-1"]
+    load(server, "second", *options, "--ignore-eos" if ignores_eos else "--no-ignore-eos")
+    assert {("second", 7, ignores_eos)} == {
+        (body["model"], body["max_tokens"], body.get("ignore_eos", False)) for body in server.bodies
+    }
+    assert server.keys == {"Bearer sk-1"}
+
+
+def test_a_level_starts_no_more_requests_when_its_time_is_up(server, tmp_path):
+    result = tmp_path / "result.json"
+    options = ["--streams=1", "--requests=300", "--warmup=0", "--duration=0.001", "--json", str(result)]
+    assert load(server, *options).returncode == 0
+    assert 0 < json.loads(result.read_bytes())["levels"][0]["requests"] < 300
+
+
+def test_an_answer_that_takes_too_long_is_an_error(server, tmp_path):
+    result = tmp_path / "result.json"
+    server.hangs = True
+    options = ["--streams=1", "--requests=1", "--warmup=0", "--timeout=0.2", "--json", str(result)]
+    assert load(server, *options).returncode == 1
+    (errors,) = [level["errors"] for level in json.loads(result.read_bytes())["levels"]]
+    assert sum(errors.values()) == 1
 
 
 def test_refusals_are_counted_by_status(server, tmp_path):

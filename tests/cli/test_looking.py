@@ -124,9 +124,23 @@ def test_stopping_what_is_not_there_fails_in_the_servers_words(telling, capsys):
     assert "fairlead: there is no such model\n" == capsys.readouterr().err
 
 
-def test_the_key_is_sent(telling):
-    main(["ps", "--url", telling.url, "--api-key", "sk-1"])
+COMMANDS = [["ps"], ["ps", "--json"], ["top", "--json"], ["stop", "first"], ["run", "first", "hello"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_address_and_the_key_are_options_of_each_command(telling, command):
+    telling.rounds = range(1)
+    main([*command, "--url", telling.url, "--api-key", "sk-1"])
     assert {"Bearer sk-1"} == telling.keys
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_environment_names_the_server_and_its_key(telling, command, monkeypatch):
+    telling.rounds = range(1)
+    monkeypatch.setenv("FAIRLEAD_URL", telling.url)
+    monkeypatch.setenv("FAIRLEAD_API_KEY", "ana=sk-2 sk-3")
+    main(command)
+    assert {"Bearer sk-2"} == telling.keys
 
 
 def test_top_is_a_picture_in_place_that_q_ends(telling):

@@ -71,6 +71,23 @@ def test_doctor_reads_a_configuration_and_fails_with_it(capsys, tmp_path):
     assert "good" == findings(capsys, "--config", str(file))["configuration"]["verdict"]
 
 
+@pytest.mark.usefixtures("quick")
+def test_doctor_looks_at_the_address_that_it_is_given(capsys):
+    found = findings(capsys, "--host", "127.0.0.3")["port"]["found"]
+    assert found == "127.0.0.3:0 is free"
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_looks_at_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    found = findings(capsys)
+    assert found["disk"]["found"].endswith(f"free for {tmp_path}")
+    assert found["model hub"]["found"].endswith(", a token is set")
+    monkeypatch.delenv("HF_TOKEN")
+    assert findings(capsys)["model hub"]["found"].endswith(", no HF_TOKEN: open models only")
+
+
 def test_doctor_says_what_to_do_without_torch(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
     found = findings(capsys, code=1)

@@ -23,7 +23,7 @@ from simulation.disk import Log, Proc
 from simulation.machine import FIRST_DESCRIPTOR, Machine
 from simulation.network import Network
 from simulation.processes import Processes
-from simulation.sockets import Epoll, FakeSocket
+from simulation.sockets import Epoll, FakeSocket, Poll
 
 THREAD_S = 0.001
 
@@ -73,6 +73,7 @@ class System:
                 (socket, "socketpair", sockets.socketpair),
                 (socket, "getaddrinfo", self._look_up),
                 (select, "epoll", lambda: Epoll(self.machine)),
+                (select, "poll", lambda: Poll(self.machine)),
                 (os, "killpg", self.processes.send_signal_to_group),
                 (sys, "stderr", self.log),
                 (trio.lowlevel, "open_process", self.processes.open),

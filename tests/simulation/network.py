@@ -49,6 +49,11 @@ class Network:
         """Whether the simulated server listens."""
         return bool(self._listening)
 
+    @property
+    def listeners(self) -> list[Address]:
+        """The addresses on which the simulated server listens."""
+        return list(self._listening)
+
     def serve(self, address: Address, handler: Handler) -> None:
         """Have another server listen there."""
         self._servers[address] = handler

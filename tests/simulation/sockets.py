@@ -56,6 +56,29 @@ class Epoll(Pollable):
             self._number = -1
 
 
+class Poll:
+    """A poll object. Only POLLRDHUP is simulated, and it never blocks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._watched: list[int] = []
+
+    def register(self, sock: Any, events: int) -> None:
+        """Watch a socket."""
+        assert events == select.POLLRDHUP, "nothing else is simulated"
+        self._watched.append(number_of(sock))
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        """Return the sockets that were hung up on."""
+        assert timeout_ms == 0, "nothing else is simulated"
+        ends = ((number, self._machine.opened(number)) for number in self._watched)
+        return [
+            (number, select.POLLRDHUP)
+            for number, end in ends
+            if isinstance(end, End) and (end.has_ended or end.is_reset)
+        ]
+
+
 class FakeSocket(REAL_SOCKET):
     """A TCP socket of the simulated server. It never blocks."""
 

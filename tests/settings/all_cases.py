@@ -1,0 +1,16 @@
+"""All scenarios and mutants, from the modules that have them."""
+
+from importlib import import_module
+
+from settings.cases import CASES
+from settings.composition_mutants import COMPOSITION, PLACEMENT
+from settings.limit_mutants import LIMITS, RELOAD
+
+MODULES = ("queue", "cache", "limit", "server", "model", "command", "relay", "swap", "selector")
+
+for _name in MODULES:
+    import_module(f"settings.{_name}_settings")
+
+MUTANTS = {mutant.name: mutant for mutant in (*COMPOSITION, *PLACEMENT, *LIMITS, *RELOAD)}
+
+__all__ = ["CASES", "MUTANTS"]

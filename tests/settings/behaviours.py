@@ -1,0 +1,180 @@
+"""Scenarios of what follows from no single setting: where jobs are placed, and what a reload leaves alone."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import trio
+
+from settings.documents import Document, file_with
+from settings.prompts import random_text
+from settings.queue_settings import FAR
+from settings.relay_settings import URL
+from settings.served import SECOND, Pending, Scenario, Served
+
+TWO = {
+    "models": {"m": None},
+    "nodes": [
+        {"id": "one", "url": URL, "models": ["far"], "seats": 4},
+        {"id": "two", "url": f"http://{SECOND[0]}:{SECOND[1]}", "models": ["far"], "seats": 4},
+    ],
+    "healthCheck": {"interval": 1},
+}
+LONG_S = 60
+
+
+class Behaviour(NamedTuple):
+    """A configuration, and what must be so with it."""
+
+    document: Document
+    scenario: Scenario
+
+
+BEHAVIOURS: dict[str, Behaviour] = {}
+
+
+def behaviour(document: Document) -> Callable[[Scenario], Scenario]:
+    """Register a scenario under its name."""
+
+    def register(scenario: Scenario) -> Scenario:
+        BEHAVIOURS[scenario.__name__] = Behaviour(document, scenario)
+        return scenario
+
+    return register
+
+
+def running(server: Served) -> tuple[int, int]:
+    """Return how many jobs run on each of the two nodes."""
+    return server.elsewhere.running, server.second.running
+
+
+async def both_up(server: Served, *, delay_s: float = LONG_S) -> None:
+    await trio.sleep(3)
+    assert [node["state"] for node in await server.look("/nodes")] == ["up", "up"]
+    server.elsewhere.delay_s = server.second.delay_s = delay_s
+
+
+async def jobs(server: Served, count: int, *, prompt: str = "a") -> list[Pending]:
+    """Have so many jobs begin, one after the other."""
+    begun = []
+    for _ in range(count):
+        begun.append(server.complete(prompt, model="far"))
+        await trio.sleep(0.05)
+    return begun
+
+
+async def both_report(server: Served, one: int, two: int) -> None:
+    """Have both nodes report so many running jobs of four, as a Fairlead does. They come back as such."""
+    nodes = (server.elsewhere, server.second)
+    for node in nodes:
+        node.is_well = False
+    await trio.sleep(5)
+    for node, taken in zip(nodes, (one, two), strict=True):
+        node.is_well = True
+        node.reports = [{"model": "far", "seats": 4, "sequences": taken}]
+    await both_up(server)
+
+
+@behaviour(TWO)
+async def an_idle_node_is_preferred_whatever_it_reports(server: Served) -> None:
+    await both_report(server, 4, 0)
+    await jobs(server, 2)
+    assert running(server) == (1, 1)
+
+
+@behaviour(TWO)
+async def a_reported_load_counts(server: Served) -> None:
+    await both_report(server, 2, 0)
+    await jobs(server, 3)
+    assert running(server) == (1, 2)
+
+
+@behaviour(TWO)
+async def busy_seats_count_more_than_a_reported_load(server: Served) -> None:
+    await both_report(server, 2, 0)
+    await jobs(server, 3)
+    assert running(server) == (1, 2)
+    # 0.3·2/4 + 0.7·1/4 is less than 0.3·0/4 + 0.7·2/4; with the weights exchanged it is more.
+    await jobs(server, 1)
+    assert running(server) == (2, 2)
+
+
+@behaviour(TWO)
+async def a_job_returns_to_the_node_that_had_its_beginning(server: Served) -> None:
+    await both_up(server)
+    await jobs(server, 2)
+    assert running(server) == (1, 1)
+    server.elsewhere.delay_s = server.second.delay_s = 0.5
+    beginning = random_text(300)
+    for _ in range(6):  # both are busy alike: only the beginning tells them apart
+        await (await jobs(server, 1, prompt=beginning))[0].done()
+    counts = (len(server.elsewhere.posted), len(server.second.posted))
+    assert sorted(counts) == [1, 7]
+
+
+@behaviour(TWO)
+async def a_job_that_failed_is_run_again_on_the_other_node(server: Served) -> None:
+    await both_up(server, delay_s=0.5)
+    server.elsewhere.fails = True
+    answers = [await job.done() for job in await jobs(server, 8)]
+    assert [answer.status for answer in answers] == [200] * 8
+
+
+@behaviour(TWO)
+async def a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload(server: Served) -> None:
+    await both_up(server)
+    assert (await server.ask("/nodes/one/drain", {})).status < 300
+    other = {**TWO, "healthCheck": {"interval": 2}}
+    assert await server.reload(file_with(other)) == []
+    await jobs(server, 3)
+    assert running(server) == (0, 3)
+
+
+@behaviour({"models": {"m": None}, "nodes": [FAR | {"id": "configured"}], "healthCheck": {"interval": 60}})
+async def a_node_that_was_added_is_probed_as_the_reloaded_configuration_says(server: Served) -> None:
+    added = {"id": "added", "url": f"http://{SECOND[0]}:{SECOND[1]}", "models": ["near"]}
+    assert (await server.ask("/nodes", added)).status < 300
+    document = {"models": {"m": None}, "nodes": [FAR | {"id": "configured"}], "healthCheck": {"interval": 1}}
+    assert await server.reload(file_with(document)) == []
+    seen = len(server.second.times)
+    await trio.sleep(10)
+    assert len(server.second.times) - seen >= 8
+
+
+@behaviour({"models": {"m": None, "far": {"cmd": "model-server ${PORT}"}}})
+async def a_command_that_runs_is_probed_as_the_reloaded_configuration_says(server: Served) -> None:
+    assert (await server.complete(model="far").done()).status == 200
+    document = {
+        "models": {"m": None, "far": {"cmd": "model-server ${PORT}"}},
+        "healthCheck": {"interval": 1, "failures": 2, "timeout": 1},
+    }
+    (process,) = server.processes_of("model-server")
+    assert await server.reload(file_with(document)) == []
+    assert server.processes_of("model-server") == [process]
+    server.elsewhere.answers = False
+    await trio.sleep(8)
+    assert process not in server.processes_of("model-server")
+
+
+@behaviour({})
+async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
+    job = server.complete(tokens=100)
+    assert await server.reload(file_with({"models": {"k": {"path": "DEMO"}}})) == []
+    assert (await job.done()).status == 200
+    await trio.sleep(3)
+    assert len(server.engine.specs) == 1
+    assert (await server.complete(model="k").done()).status == 200
+
+
+def with_model(**settings: Any) -> Document:
+    return {"models": {"m": settings}}
+
+
+@behaviour(with_model(preload=True))
+async def a_model_that_is_removed_finishes_its_jobs_and_is_gone(server: Served) -> None:
+    job = server.complete(tokens=100)
+    await trio.sleep(0.5)
+    assert await server.reload(file_with({"models": {"m": None, "k": {"path": "DEMO"}}})) == []
+    assert (await server.complete().done()).status == 404
+    assert (await job.done()).status == 200
+    await trio.sleep(1)
+    assert "m" not in await server.states()

@@ -1,0 +1,37 @@
+"""The settings that have a scenario: what a server does differently because of one key of its file.
+
+Each scenario is played with its configuration, where it must hold; without the key, where it must not; and on
+a server that reads the key by a reload, unless the server reports that the key needs a restart.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from settings.documents import Document
+from settings.served import Scenario
+
+
+class Case(NamedTuple):
+    """A key, a configuration that has it, and what must be so then.
+
+    `instead` has another value to try where a file cannot do without the key.
+    """
+
+    key: str
+    document: Document
+    scenario: Scenario
+    instead: object = None
+
+
+CASES: dict[str, Case] = {}
+
+
+def setting(key: str, document: Document, *, instead: object = None) -> Callable[[Scenario], Scenario]:
+    """Register a scenario for a key. One function may stand for several, each with its own document."""
+
+    def register(scenario: Scenario) -> Scenario:
+        assert key not in CASES, f"{key} has a scenario already"
+        CASES[key] = Case(key, document, scenario, instead)
+        return scenario
+
+    return register

@@ -1,0 +1,185 @@
+"""Scenarios for models that a command serves. The command is simulated; what it serves is `Elsewhere`."""
+
+from typing import Any
+
+import trio
+
+from settings.cases import setting
+from settings.served import NODE, Served
+
+
+def command(*, extra: dict[str, Any] | None = None, **settings: object) -> dict[str, Any]:
+    """Return a configuration with one model, which a command serves."""
+    return {"models": {"m": None, "far": {"cmd": "model-server ${PORT}"} | settings}} | (extra or {})
+
+
+async def asked(server: Served, **options: object) -> int:
+    return (await server.complete(model="far", **options).done()).status
+
+
+@setting(
+    "models.COMMAND.cmd", command(cmd="model-server ${PORT} --new"), instead="model-server ${PORT} --old"
+)
+async def the_command_line_is_started(server: Served) -> None:
+    assert await asked(server) == 200
+    (process,) = server.processes_of("model-server")
+    assert process.args == ["model-server", "5800", "--new"]
+
+
+@setting("models.COMMAND.aliases", command(aliases=["near"]))
+async def it_has_other_names(server: Served) -> None:
+    assert (await server.complete(model="near").done()).status == 200
+
+
+@setting("models.COMMAND.cmdStop", command(cmdStop="stopper ${PID}", unloadTimeout=2))
+async def it_is_stopped_by_a_command(server: Served) -> None:
+    assert await asked(server) == 200
+    (process,) = server.processes_of("model-server")
+    await server.ask("/models/unload", {"model": "far"})
+    assert server.stopped == [process.pid]
+
+
+@setting("models.COMMAND.env", command(env=["COLOR=blue"]))
+async def it_has_variables(server: Served) -> None:
+    assert await asked(server) == 200
+    (process,) = server.processes_of("model-server")
+    assert server.environments[process.pid].get("COLOR") == "blue"
+
+
+@setting("models.COMMAND.proxy", command(cmd="model-server 5999", proxy=f"http://{NODE[0]}:{NODE[1]}"))
+async def it_answers_there(server: Served) -> None:
+    job = server.complete(model="far")
+    await trio.sleep(5)
+    assert job.is_over, job
+    assert (await job.done()).status == 200
+
+
+@setting("models.COMMAND.checkEndpoint", command(checkEndpoint="/alive"))
+async def it_is_ready_when_this_path_answers(server: Served) -> None:
+    assert await asked(server) == 200
+    assert server.elsewhere.received[0].path == "/alive"
+
+
+async def loading_fails_after_20_s(server: Served) -> None:
+    server.elsewhere.is_well = False
+    job = server.complete(model="far")
+    await trio.sleep(25)
+    assert job.is_over, job
+    assert 19 < job.took_s < 22, job
+
+
+setting("models.COMMAND.healthCheckTimeout", command(healthCheckTimeout=20))(loading_fails_after_20_s)
+setting("healthCheckTimeout", command(extra={"healthCheckTimeout": 20}))(loading_fails_after_20_s)
+
+
+async def it_is_killed_after_2_s(server: Served) -> None:
+    server.elsewhere.ignores_term = True
+    assert await asked(server) == 200
+    unload = server.start("/models/unload", {"model": "far"})
+    await unload.done()
+    assert 1.9 < unload.took_s < 4, unload
+
+
+setting("models.COMMAND.unloadTimeout", command(unloadTimeout=2))(it_is_killed_after_2_s)
+setting("unloadTimeout", command(extra={"unloadTimeout": 2}))(it_is_killed_after_2_s)
+
+
+async def it_is_unloaded_after_5_idle_seconds(server: Served) -> None:
+    assert await asked(server) == 200
+    await trio.sleep(4)
+    assert len(server.processes_of("model-server")) == 1
+    await trio.sleep(4)
+    assert server.processes_of("model-server") == []
+
+
+setting("models.COMMAND.ttl", command(ttl=5))(it_is_unloaded_after_5_idle_seconds)
+setting("globalTTL", command(extra={"globalTTL": 5}))(it_is_unloaded_after_5_idle_seconds)
+
+
+@setting(
+    "models.COMMAND.memoryMb",
+    command(memoryMb=600)
+    | {"lru": {"memoryMb": 1000}}
+    | {
+        "models": {
+            "m": {"memoryMb": 500},
+            "far": {"cmd": "model-server ${PORT}", "memoryMb": 600},
+        }
+    },
+)
+async def it_takes_so_much_memory(server: Served) -> None:
+    for name in ("far", "m", "far"):
+        assert (await server.complete(model=name).done()).status == 200
+        await trio.sleep(15)
+    assert await server.states() == {"m": "down", "far": "up"}
+
+
+@setting("models.COMMAND.preload", command(preload=True))
+async def it_is_started_at_the_start(server: Served) -> None:
+    assert len(server.processes_of("model-server")) == 1
+
+
+@setting("models.COMMAND.concurrencyLimit", command(concurrencyLimit=3))
+async def so_many_jobs_run_at_once(server: Served) -> None:
+    server.elsewhere.delay_s = 2
+    jobs = [server.complete(model="far") for _ in range(5)]
+    assert [(await job.done()).status for job in jobs] == [200] * 5
+    assert server.elsewhere.most_running == 3
+
+
+@setting("models.COMMAND.useModelName", command(useModelName="inner"))
+async def it_has_a_name_of_its_own(server: Served) -> None:
+    assert await asked(server) == 200
+    assert server.elsewhere.posted[-1].document["model"] == "inner"
+
+
+@setting("startPort", command(extra={"startPort": 6100}))
+async def ports_begin_here(server: Served) -> None:
+    assert await asked(server) == 200
+    (process,) = server.processes_of("model-server")
+    assert process.args[1] == "6100"
+
+
+@setting("hooks.on_startup.preload", command(extra={"hooks": {"on_startup": {"preload": ["far"]}}}))
+async def these_are_started_at_the_start(server: Served) -> None:
+    assert len(server.processes_of("model-server")) == 1
+
+
+async def card(server: Served, name: str = "far") -> dict[str, Any]:
+    listing = await server.look("/v1/models")
+    return {card["id"]: card for card in listing["data"]}.get(name, {})
+
+
+@setting("models.COMMAND.unlisted", command(unlisted=True))
+async def it_is_left_out_of_the_list(server: Served) -> None:
+    assert await card(server) == {}
+    assert await asked(server) == 200
+
+
+@setting("models.COMMAND.name", command(name="Far away"))
+async def people_call_it_something(server: Served) -> None:
+    assert (await card(server)).get("name") == "Far away"
+
+
+@setting("models.COMMAND.description", command(description="knows much"))
+async def people_should_know_something_of_it(server: Served) -> None:
+    assert (await card(server)).get("description") == "knows much"
+
+
+@setting("models.COMMAND.metadata", command(metadata={"size": 7}))
+async def something_else_is_told_of_it(server: Served) -> None:
+    assert (await card(server)).get("meta") == {"llamaswap": {"size": 7}}
+
+
+@setting("models.COMMAND.capabilities", command(capabilities={"tools": True}))
+async def it_can_do_something(server: Served) -> None:
+    assert (await card(server)).get("capabilities") == {"tools": True}
+
+
+@setting(
+    "models.COMMAND.macros",
+    command(cmd="model-server ${PORT} ${mode}", macros={"mode": "--new"}),
+    instead={"mode": "--old"},
+)
+async def a_macro_of_the_model_is_put_in(server: Served) -> None:
+    await the_command_line_is_started(server)

@@ -1,0 +1,172 @@
+"""Mutants of composition, which disconnect a setting, and of placement."""
+
+from settings.mutants import Mutant
+
+_NODE = "fairlead.nodes.engine_node"
+_DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
+_CACHE = "models.ENGINE.kvCache"
+_PLACEMENT = "fairlead.dispatch.placement"
+_PLACES = "fairlead.dispatch.places:Places"
+
+COMPOSITION = (
+    # The nine settings that an audit could disconnect.
+    Mutant(
+        f"{_NODE}:EngineNode.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
+    ),
+    Mutant(f"{_DISPATCHER}.__init__", "min_share=queue.min_share,", "", "play", "queue.minShare"),
+    Mutant(
+        f"{_DISPATCHER}.__init__", "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"
+    ),
+    Mutant(f"{_DISPATCHER}.__init__", "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
+    Mutant(
+        "fairlead.dispatch.forecast:Forecaster.__init__",
+        "queue.prompt_weight",
+        "1.0",
+        "play",
+        "queue.promptWeight",
+    ),
+    Mutant(
+        "fairlead.dispatch.forecast:Forecaster.__init__",
+        "queue.output_weight",
+        "2.0",
+        "play",
+        "queue.outputWeight",
+    ),
+    Mutant(f"{_NODE}:worker_spec", "cache.max_entries", "None", "play", f"{_CACHE}.maxEntries"),
+    Mutant(f"{_NODE}:worker_spec", "cache.eviction_threshold", "0.8", "play", f"{_CACHE}.evictionThreshold"),
+    Mutant(f"{_NODE}:worker_spec", "cache.cleanup_interval_s", "1.0", "play", f"{_CACHE}.cleanupInterval"),
+    Mutant(f"{_DISPATCHER}.__init__", "=rejects_loading", "=False", "play", "whileLoading"),
+    # The same on the other side of the wire.
+    Mutant(
+        "fairlead.worker.main:_engine",
+        "spec.eviction_threshold",
+        "0.8",
+        "play",
+        f"{_CACHE}.evictionThreshold",
+    ),
+    Mutant(
+        "fairlead.worker.main:_engine", "spec.cleanup_interval_s", "1.0", "play", f"{_CACHE}.cleanupInterval"
+    ),
+    Mutant(
+        "fairlead.worker.main:_engine",
+        'spec.eviction_policy == "fifo"',
+        "False",
+        "play",
+        f"{_CACHE}.evictionPolicy",
+    ),
+    # Others.
+    Mutant(f"{_NODE}:worker_spec", "watchdog_s=model.watchdog_s,", "", "play", "models.ENGINE.watchdog"),
+    Mutant(f"{_NODE}:worker_spec", "max_batch=model.max_batch,", "", "play", "models.ENGINE.maxBatch"),
+    Mutant(f"{_NODE}:worker_spec", "threads=model.threads,", "", "play", "models.ENGINE.threads"),
+    Mutant(f"{_DISPATCHER}.__init__", "fairness=queue.fairness,", "", "play", "queue.fairness"),
+    Mutant(
+        f"{_DISPATCHER}.__init__",
+        "min(queue.starvation_bound_s, queue.timeout_s)",
+        "queue.timeout_s",
+        "play",
+        "queue.starvationBound",
+    ),
+    Mutant("fairlead.gateway:Gateway.__init__", "= request_timeout_s", "= 600.0", "play", "requestTimeout"),
+    Mutant(
+        "fairlead.nodes.command_node:CommandNode.__init__",
+        "config.use_model_name or ",
+        "",
+        "play",
+        "models.COMMAND.useModelName",
+    ),
+    Mutant(
+        "fairlead.nodes.command_node:CommandNode.__init__",
+        "environment=config.env,",
+        "",
+        "play",
+        "models.COMMAND.env",
+    ),
+    Mutant("fairlead.nodes.remote_node:remote_node", "api_key=config.api_key,", "", "play", "nodes[].apiKey"),
+    Mutant(
+        "fairlead.nodes.remote_node:remote_node",
+        "filters=config.filters,",
+        "",
+        "play",
+        "peers.NAME.filters.setParams",
+    ),
+    Mutant(
+        "fairlead.nodes.remote_node:upstream_timeouts",
+        "config.between_bytes_s or endless",
+        "endless",
+        "play",
+        "nodes[].timeouts.betweenBytes",
+    ),
+    Mutant(
+        "fairlead.swap.llama_swap:policy_for",
+        "evict_costs=swap.evict_costs",
+        "",
+        "play",
+        "matrix.evict_costs",
+    ),
+    Mutant("fairlead.swap.llama_swap:policy_for", "capacity_mb=swap.memory_mb, ", "", "play", "lru.memoryMb"),
+    Mutant(
+        "fairlead.swap.llama_swap:policy_for", "group.persistent", "False", "play", "groups.NAME.persistent"
+    ),
+)
+
+PLACEMENT = (
+    Mutant(
+        f"{_PLACEMENT}:_score",
+        "0.3 * load + 0.7 * busy",
+        "0.7 * load + 0.3 * busy",
+        "behaviour",
+        "busy_seats_count_more_than_a_reported_load",
+    ),
+    Mutant(f"{_PLACEMENT}:_score", "0.3 * load + ", "", "behaviour", "a_reported_load_counts"),
+    Mutant(
+        f"{_PLACEMENT}:_score",
+        "place.limits.load is None",
+        "True",
+        "behaviour",
+        "a_reported_load_counts",
+    ),
+    Mutant(
+        f"{_PLACEMENT}:_score",
+        "return place.busy > 0, ",
+        "return False, ",
+        "behaviour",
+        "an_idle_node_is_preferred_whatever_it_reports",
+    ),
+    Mutant(
+        f"{_PLACEMENT}:_score",
+        "+ 0.7 * busy - bonus",
+        "+ 0.7 * busy",
+        "behaviour",
+        "a_job_returns_to_the_node_that_had_its_beginning",
+    ),
+    Mutant(
+        f"{_PLACES}._best",
+        "place.remember(ticket.job, prefixes)",
+        "pass",
+        "behaviour",
+        "a_job_returns_to_the_node_that_had_its_beginning",
+    ),
+    Mutant(
+        f"{_PLACES}.open_to",
+        "if ticket.failed_at is None:",
+        "if True:",
+        "behaviour",
+        "a_job_that_failed_is_run_again_on_the_other_node",
+    ),
+    Mutant(
+        f"{_PLACES}.close",
+        "place.leaving = True",
+        "pass",
+        "behaviour",
+        "a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
+    ),
+    Mutant(f"{_PLACES}.seat", "place.take(ticket.tokens)", "pass", "play", "queue.capacity"),
+    Mutant(
+        f"{_PLACEMENT}:Place.free.fget",
+        "self.limits.seats - self.busy",
+        "self.limits.seats",
+        "play",
+        "nodes[].seats",
+    ),
+    Mutant(f"{_PLACES}.seat", "place.used = self._seatings", "pass", "play", "models.ENGINE.ttl"),
+)

@@ -1,0 +1,83 @@
+"""Configuration files as documents: made of parts, without a key, with another value of a key."""
+
+import copy
+import json
+from typing import Any
+
+from fairlead.config import demonstration_model
+
+Document = dict[str, Any]
+
+BASE: Document = {
+    "host": "10.0.0.1",
+    "port": 8000,
+    "tenantNames": "plain",
+    "models": {"m": {"path": str(demonstration_model()), "preload": True, "slots": 1}},
+}
+
+
+def merged(base: Document, more: Document) -> Document:
+    """Return a document with another one put in; None takes a key out."""
+    result = copy.deepcopy(base)
+    for name, value in more.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(result.get(name), dict):
+            result[name] = merged(result[name], value)
+        else:
+            result[name] = copy.deepcopy(value)
+    return result
+
+
+def file_with(more: Document) -> Document:
+    """Return a whole configuration file. The folder DEMO is the demonstration model's."""
+    document = merged(BASE, more)
+    for model in document["models"].values():
+        if model.get("path") == "DEMO":
+            model["path"] = str(demonstration_model())
+    return document
+
+
+def cut(document: Document, key: str) -> Document:
+    """Return a document without a key, wherever that stands (see `places`)."""
+    result: Document = json.loads(json.dumps(document))
+    *parents, last = key.split(".")
+    for place in _found(result, parents):
+        place.pop(last, None)
+    return result
+
+
+def replaced(document: Document, key: str, value: object) -> Document:
+    """Return a document with another value of a key, wherever that stands."""
+    result: Document = json.loads(json.dumps(document))
+    *parents, last = key.split(".")
+    for place in _found(result, parents):
+        if last in place:
+            place[last] = value
+    return result
+
+
+def value_of(document: Document, key: str) -> Any:
+    """Return the first value of a key that a document has. Raises `KeyError`."""
+    *parents, last = key.split(".")
+    for place in _found(document, parents):
+        if last in place:
+            return place[last]
+    raise KeyError(key)
+
+
+def _found(document: Document, path: list[str]) -> list[Document]:
+    """Return the mappings at a path, in which NAME is any key, ENGINE and COMMAND are kinds of models."""
+    found: list[Any] = [document]
+    for part in path:
+        inner: list[Any] = []
+        for place in found:
+            if part in ("NAME", "ENGINE", "COMMAND"):
+                kind = {"ENGINE": "path", "COMMAND": "cmd"}.get(part)
+                inner += [value for value in place.values() if kind is None or kind in value]
+            elif part.endswith("[]"):
+                inner += place.get(part[:-2], [])
+            elif part in place:
+                inner.append(place[part])
+        found = [place for place in inner if isinstance(place, dict)]
+    return found

@@ -1,0 +1,130 @@
+"""A server that jobs are relayed to, which notes what it is sent and answers as slowly as a test wants."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from simulation.streams import End
+
+
+@dataclass
+class Received:
+    """One request."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    document: dict[str, Any]
+
+
+@dataclass
+class Elsewhere:
+    """Answers `GET /health`, `/v1/models` and everything that is posted.
+
+    An answer to a POST begins after `delay_s`, and its second half comes `gap_s` after the first; `text` is
+    what it says, and where it `fails`, it is an error. `reports` is what a Fairlead says of its load. A probe
+    takes `probe_s`; `is_well`: whether it is answered with 200; `answers`: whether anything is answered.
+    `ignores_term`: as the server of a command, it has to be killed. `connections` counts those that were
+    made, `running` the jobs now, and `times` has when each probe came.
+    """
+
+    models: tuple[str, ...] = ("far",)
+    delay_s: float = 0.0
+    gap_s: float = 0.0
+    text: str = "hello"
+    is_well: bool = True
+    fails: bool = False
+    reports: list[dict[str, object]] = field(default_factory=list)
+    answers: bool = True
+    probe_s: float = 0.0
+    ignores_term: bool = False
+    connections: int = 0
+    running: int = 0
+    most_running: int = 0
+    received: list[Received] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    _ends: set[End] = field(default_factory=set)
+
+    def cut_off(self) -> None:
+        """Close all connections."""
+        for end in sorted(self._ends, key=lambda end: end.remote):
+            end.closing()
+            end.reset()
+
+    @property
+    def posted(self) -> list[Received]:
+        """The jobs that came."""
+        return [request for request in self.received if request.method == "POST"]
+
+    async def serve(self, end: End) -> None:
+        """Answer the requests of one connection; a handler of `Network`."""
+        self.connections += 1
+        self._ends.add(end)
+        try:
+            with suppress(OSError):
+                while await self._exchange(end):
+                    pass
+        finally:
+            self._ends.discard(end)
+            end.closing()
+            end.drop()
+
+    async def _exchange(self, end: End) -> bool:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            if not (more := await end.receive()):
+                return False
+            data += more
+        head, _, body = data.partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        method, path, _ = lines[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        while len(body) < int(headers.get("content-length", 0)):
+            if not (more := await end.receive()):
+                return False
+            body += more
+        request = Received(method, path, headers, json.loads(body or b"{}"))
+        self.received.append(request)
+        if not self.answers:
+            await trio.sleep_forever()
+        await self._answer(end, request)
+        return True
+
+    async def _answer(self, end: End, request: Received) -> None:
+        if request.method == "GET":
+            self.times.append(trio.current_time())
+            await trio.sleep(self.probe_s)
+            known: object = {}
+            status = 200 if self.is_well else 500
+            if request.path == "/v1/models":
+                known = {"data": [{"id": name} for name in self.models]}
+            elif request.path == "/running":
+                known, status = self.reports or known, 200 if self.reports else 404
+            await _send(end, known, status, 0)
+            return
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await trio.sleep(self.delay_s)
+            if self.fails:
+                await _send(end, {"error": {"message": "out of memory"}}, 500, 0)
+                return
+            choice = {"index": 0, "text": self.text, "message": {"role": "assistant", "content": self.text}}
+            usage = {"prompt_tokens": 1, "completion_tokens": 1}
+            await _send(
+                end, {"choices": [choice | {"finish_reason": "stop"}], "usage": usage}, 200, self.gap_s
+            )
+        finally:
+            self.running -= 1
+
+
+async def _send(end: End, document: object, status: int, gap_s: float) -> None:
+    body = json.dumps(document).encode()
+    head = f"HTTP/1.1 {status} So\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    half = len(body) // 2
+    await end.send(head.encode() + body[:half])
+    await trio.sleep(gap_s)
+    await end.send(body[half:])

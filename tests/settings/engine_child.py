@@ -1,0 +1,106 @@
+"""A model's child process in virtual time, with the real engine and the real demonstration model."""
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+from fairlead.engine.runner import load_runner
+from fairlead.errors import LoadFailed
+from fairlead.worker import main, wire
+from fairlead.worker.loop import Loop
+from simulation.processes import Process
+
+
+@dataclass
+class EnginePlan:
+    """How children behave, and what they were told. A step takes `step_s`, and loading takes `load_s`.
+
+    `specs` are those of all children, `submitted` the lengths of all prompts, in their order. `computed` are
+    the prompt and output tokens of each step.
+    """
+
+    step_s: float = 0.1
+    load_s: float = 0.5
+    is_stuck: bool = False
+    specs: list[wire.WorkerSpec] = field(default_factory=list)
+    submitted: list[int] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+    statistics: wire.EngineStatistics = field(default_factory=wire.EngineStatistics)
+
+
+class _Channel:
+    """The inbox and outbox of a `Loop`, which the child fills and empties between turns."""
+
+    def __init__(self) -> None:
+        self.inbox: list[bytes] = []
+        self.outbox: deque[wire.ToParent] = deque()
+
+    def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def write(self, message: wire.ToParent) -> None:
+        self.outbox.append(message)
+
+
+class EngineChild:
+    """One child: what `fairlead.worker.main` does, on a simulated machine."""
+
+    def __init__(self, process: Process, plan: EnginePlan) -> None:
+        self._process = process
+        self._plan = plan
+        (self._end,) = process.ends.values()
+        self._splitter = wire.FrameSplitter()
+        self._channel = _Channel()
+
+    async def run(self) -> int:
+        """Load, then serve until the parent is gone."""
+        first, *messages = await self._receive()
+        spec = wire.spec_decoder.decode(first)
+        self._plan.specs.append(spec)
+        await self._process.pause(self._plan.load_s)
+        try:
+            model = load_runner(spec, lambda _fraction, _stage: None)
+        except LoadFailed as error:
+            await self._send(wire.LoadFailed(error.message))
+            return 1
+        engine = main._engine(model, spec)
+        loop = Loop(engine, model.runner, self._channel, clock=trio.current_time)
+        await self._send(main._ready(model))
+        while True:
+            self._channel.inbox += messages
+            for message in messages:
+                self._note(message)
+            if self._plan.is_stuck and not engine.idle:
+                await trio.sleep_forever()
+            before = engine.statistics()
+            loop.turn()
+            self._plan.statistics = engine.statistics()
+            if (steps := self._plan.statistics.steps - before.steps) > 0:
+                self._plan.computed.append(self._plan.statistics.step_tokens - before.step_tokens)
+                await self._process.pause(self._plan.step_s * steps)
+            while self._channel.outbox:
+                await self._send(self._channel.outbox.popleft())
+            wait_s = engine.wait_s(trio.current_time())
+            messages = []
+            with trio.move_on_after(float("inf") if wait_s is None else wait_s):
+                messages = await self._receive()
+
+    def _note(self, message: bytes) -> None:
+        request = wire.to_child_decoder.decode(message)
+        if isinstance(request, wire.Submit):
+            self._plan.submitted.append(len(request.prompt) // struct.calcsize("i"))
+
+    async def _receive(self) -> list[bytes]:
+        while True:
+            data = await self._end.receive()
+            await self._process.pause(0)
+            if not data:
+                raise BrokenPipeError
+            if messages := list(self._splitter.feed(data)):
+                return messages
+
+    async def _send(self, message: wire.ToParent) -> None:
+        await self._end.send(wire.encode_frame(message))

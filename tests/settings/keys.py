@@ -1,0 +1,44 @@
+"""All keys that a configuration file may have, from the types that say so."""
+
+from collections.abc import Iterator
+from typing import Any, get_origin
+
+import msgspec
+
+from fairlead.config import CommandConfig, ModelConfig
+from fairlead.config.spelling import Shape, settings_of
+from fairlead.swap.sections import FileSettings
+
+ROOTS: dict[str, type[msgspec.Struct]] = {
+    "": FileSettings,
+    "models.ENGINE": ModelConfig,
+    "models.COMMAND": CommandConfig,
+}
+# What a file may have besides the fields of these types.
+BESIDE = ("macros", "models.ENGINE.macros", "models.COMMAND.macros")
+# The name of a model is the key of its mapping.
+NAMES = ("models.ENGINE.name", "models.COMMAND.id")
+
+
+def keys() -> list[str]:
+    """Return all keys, as `cut` takes them."""
+    found = [key for place, kind in ROOTS.items() for key in _keys(kind, place)]
+    return sorted({*found, *BESIDE} - {*NAMES})
+
+
+def _keys(kind: type[msgspec.Struct], place: str) -> Iterator[str]:
+    for setting in settings_of(kind):
+        key = f"{place}.{setting.spelling}".removeprefix(".")
+        inner, at = _held(setting.shape, key)
+        if inner is None:
+            yield key
+        else:
+            yield from _keys(inner, at)
+
+
+def _held(shape: Shape, key: str) -> tuple[type[msgspec.Struct] | None, str]:
+    if shape.item is not None:
+        key += ".NAME" if get_origin(shape.kind) is dict else "[]"
+        shape = shape.item
+    kind: Any = shape.kind
+    return (kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None), key

@@ -1,0 +1,188 @@
+"""Mutants of limits and of reload."""
+
+from settings.mutants import Mutant
+
+_DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
+_FLEET = "fairlead.nodes.fleet:Fleet"
+_KEY = "apiKeys[].limits"
+
+LIMITS = (
+    Mutant(
+        "fairlead.api.limits:Quota.check",
+        "self.running >= self._concurrent",
+        "False",
+        "play",
+        f"{_KEY}.concurrent",
+    ),
+    Mutant(
+        "fairlead.api.limits:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
+    ),
+    Mutant(
+        "fairlead.api.limits:Charge.answered",
+        "tokens > self._answer_tokens",
+        "False",
+        "play",
+        f"{_KEY}.tokensPerMinute",
+    ),
+    Mutant(
+        "fairlead.api.limits:Window.spend",
+        "self._spent += amount",
+        "pass",
+        "play",
+        f"{_KEY}.requestsPerMinute",
+    ),
+    Mutant(
+        "fairlead.dispatch.queue:Queue.is_full.fget",
+        ">= self.capacity",
+        "> self.capacity",
+        "play",
+        "queue.capacity",
+    ),
+    Mutant(
+        "fairlead.dispatch.admission:Admission.refusal",
+        "not self._queue.has_bytes_for(job)",
+        "False",
+        "play",
+        "queue.waitingBytes",
+    ),
+    Mutant(
+        "fairlead.dispatch.bodies:Bodies.have_room",
+        "not above or above <= self._left",
+        "True",
+        "play",
+        "queue.waitingBytes",
+    ),
+    Mutant(f"{_DISPATCHER}._too_long", "wait_s <= most_s", "True", "play", "queue.maxEstimatedWait"),
+    Mutant(f"{_DISPATCHER}._set_alarms", "arrived + timeout_s", "arrived + 60.0", "play", "queue.timeout"),
+    Mutant(
+        "fairlead.api.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"
+    ),
+    Mutant(
+        "fairlead.api.refusals:objection", "size > limits.header_bytes", "False", "play", "limits.headerBytes"
+    ),
+    Mutant(
+        "fairlead.api.body:check_counts",
+        "counts.values > limits.body_values",
+        "False",
+        "play",
+        "limits.bodyValues",
+    ),
+    Mutant(
+        "fairlead.api.shares:Shares.grow", "self.taken > self.total", "False", "play", "limits.bodiesBytes"
+    ),
+    Mutant(
+        "fairlead.api.server:Listener._admit",
+        "< self._shared.limits.connections",
+        "< 4096",
+        "play",
+        "limits.connections",
+    ),
+    Mutant(
+        "fairlead.api.server:Listener._cut_off", "self._shared.limits.drain_s", "30.0", "play", "limits.drain"
+    ),
+    Mutant(
+        "fairlead.api.protocol:Protocol._recycle",
+        "self._limits.idle_timeout_s",
+        "75.0",
+        "play",
+        "limits.idleTimeout",
+    ),
+    Mutant(
+        "fairlead.api.protocol:Protocol.receive",
+        "self._limits.header_timeout_s",
+        "20.0",
+        "play",
+        "limits.headerTimeout",
+    ),
+    Mutant(
+        "fairlead.api.incoming:IncomingBody.read",
+        "trio.move_on_after(self._limits.body_timeout_s)",
+        "trio.move_on_after(60.0)",
+        "play",
+        "limits.bodyTimeout",
+    ),
+)
+
+RELOAD = (
+    Mutant("fairlead.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"),
+    Mutant(
+        "fairlead.reload:_fixed", "for name in FIXED:", "for name in FIXED[:-2]:", "reload", "tenantNames"
+    ),
+    Mutant(
+        "fairlead.api.access:Access.change",
+        "for api_key in api_keys)",
+        "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
+        "reload",
+        "apiKeys[].key",
+    ),
+    Mutant(
+        "fairlead.api.limits:Quotas.change",
+        "self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}",
+        "self._of_key = known or {name: Quota(name[1]) for name in names}",
+        "reload",
+        f"{_KEY}.concurrent",
+    ),
+    Mutant(f"{_FLEET}.reload", "self._arrange()", "pass", "reload", "lru.maxLoaded"),
+    Mutant(
+        f"{_FLEET}._arrange",
+        "self._desk.prefer(self._config.priorities)",
+        "pass",
+        "reload",
+        "routing.scheduler.settings.fifo.priority",
+    ),
+    Mutant(f"{_FLEET}.reload", "self._desk.unload(name)", "pass", "reload", "models.ENGINE.dtype"),
+    Mutant(
+        f"{_FLEET}.reload", "model.name in news and model.preload", "False", "reload", "models.ENGINE.preload"
+    ),
+    Mutant(f"{_FLEET}.reload", "self._spawn(self._replace, node_id)", "pass", "reload", "nodes[].apiKey"),
+    Mutant(
+        f"{_FLEET}._take",
+        "self.selectors.clear()",
+        "if self.selectors: return",
+        "reload",
+        "selectors.NAME.targets",
+    ),
+    Mutant(f"{_FLEET}._take", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
+    Mutant(
+        f"{_FLEET}._take",
+        "self._neighbours.change_health(config.health_check)",
+        "pass",
+        "behaviour",
+        "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
+    ),
+    Mutant(
+        "fairlead.nodes.resident:Resident.change_health",
+        "isinstance(life.node, CommandNode)",
+        "False",
+        "behaviour",
+        "a_command_that_runs_is_probed_as_the_reloaded_configuration_says",
+    ),
+    Mutant(
+        "fairlead.nodes.health:HealthCheck.change",
+        "self._changed.set()",
+        "pass",
+        "behaviour",
+        "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
+    ),
+    Mutant(
+        f"{_FLEET}._take",
+        "self._configured = {",
+        "self._configured = self._configured or {",
+        "reload",
+        "models.COMMAND.description",
+    ),
+    Mutant(
+        "fairlead.nodes.changes:_differences",
+        "old[name] != new[name]",
+        "True",
+        "behaviour",
+        "a_model_that_did_not_change_keeps_its_process",
+    ),
+    Mutant(
+        f"{_FLEET}.reload",
+        "self._desk.unload(name)",
+        "self._residents[name].end()",
+        "behaviour",
+        "a_model_that_is_removed_finishes_its_jobs_and_is_gone",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Scenarios for the limits of what one client can hold."""
+
+import signal
+
+import trio
+
+from settings.cases import setting
+from settings.queue_settings import FAR
+from settings.served import Served
+from simulation.http_client import Client, request
+
+SLOW_READER_ROOM = 400
+
+
+def limited(**limits: object) -> dict[str, object]:
+    return {"limits": limits}
+
+
+async def status(server: Served, **options: object) -> int:
+    return (await server.complete(**options).done()).status
+
+
+@setting("limits.bodyBytes", limited(bodyBytes=1000))
+async def a_body_has_so_many_bytes(server: Served) -> None:
+    assert await status(server, prompt="x" * 500) == 200
+    assert await status(server, prompt="x " * 500) == 413
+
+
+@setting("limits.bodyValues", limited(bodyValues=20))
+async def a_body_has_so_many_values(server: Served) -> None:
+    assert await status(server, stop=["x"] * 4) == 200
+    assert await status(server, logit_bias={str(number): 1 for number in range(20)}) == 400
+
+
+@setting("limits.requestTokens", limited(requestTokens=50))
+async def a_request_has_so_many_tokens(server: Served) -> None:
+    assert await status(server, prompt=[[5] * 20, [6] * 20]) == 200
+    assert await status(server, prompt=[[5] * 30, [6] * 30]) == 400
+
+
+@setting("limits.bodiesBytes", limited(bodiesBytes=250_000) | {"nodes": [FAR | {"seats": 9}]})
+async def all_bodies_have_so_many_bytes(server: Served) -> None:
+    server.elsewhere.delay_s = 5
+    await server.until(lambda: server.elsewhere.times)
+    jobs = []
+    for _ in range(3):
+        jobs.append(server.complete("x" * 100_000, model="far", host="10.0.3.9"))
+        await trio.sleep(0.5)
+    assert [(await job.done()).status for job in jobs] == [200, 200, 429]
+
+
+@setting("limits.headerBytes", limited(headerBytes=2000))
+async def headers_have_so_many_bytes(server: Served) -> None:
+    assert (await server.ask("/queue", headers={"X-Long": "x" * 3000})).status == 431
+
+
+@setting("limits.headers", limited(headers=10))
+async def a_request_has_so_many_headers(server: Served) -> None:
+    assert (await server.ask("/queue", headers={f"X-{number}": "1" for number in range(20)})).status == 431
+
+
+@setting("limits.connections", limited(connections=3))
+async def so_many_connections_are_open(server: Served) -> None:
+    for _ in range(3):
+        server.connect()
+    await trio.sleep(0.1)
+    assert (await server.ask("/queue")).status == 503
+
+
+@setting("limits.bodyTimeout", limited(bodyTimeout=2))
+async def a_body_arrives_in_time(server: Served) -> None:
+    client = server.connect()
+    began_s = trio.current_time()
+    head = request("POST", "/v1/completions", b"x" * 100)
+    answer = await client.ask(head[:-50])
+    assert answer is not None
+    assert answer.status == 408
+    assert trio.current_time() - began_s < 3
+
+
+async def closed_after_s(client: Client) -> float:
+    """Return how long the server kept a connection open."""
+    began_s = trio.current_time()
+    while await client.end.receive():
+        pass
+    return trio.current_time() - began_s
+
+
+@setting("limits.headerTimeout", limited(headerTimeout=2))
+async def headers_arrive_in_time(server: Served) -> None:
+    client = server.connect()
+    await client.end.send(b"GET /queue HTTP/1.1\r\n")
+    assert 1 < await closed_after_s(client) < 4
+
+
+@setting("limits.idleTimeout", limited(idleTimeout=2))
+async def an_idle_connection_is_closed(server: Served) -> None:
+    client = server.connect()
+    assert await client.ask(request("GET", "/queue")) is not None
+    assert 1 < await closed_after_s(client) < 4
+
+
+@setting("limits.stall", limited(stall=2))
+async def a_client_that_does_not_read_is_dropped(server: Served) -> None:
+    end = server.system.network.knock("10.0.4.1", room=SLOW_READER_ROOM)
+    body = {"model": "m", "prompt": "a", "stream": True, "ignore_eos": True}
+    await end.send(request("POST", "/v1/completions", body))
+    await server.until(
+        lambda: any(event["event"] == "connection dropped" for event in server.log), within_s=10
+    )
+
+
+@setting("limits.drain", limited(drain=1))
+async def a_running_job_has_so_long_when_the_server_stops(server: Served) -> None:
+    server.complete(tokens=200)
+    await trio.sleep(0.5)
+    began_s = trio.current_time()
+    server.system.signals.send(signal.SIGTERM)
+    await server.parent.has_ended.wait()
+    assert 0.9 < trio.current_time() - began_s < 5
+
+
+@setting("limits.sequences", limited(sequences=2))
+async def a_request_has_so_many_answers(server: Served) -> None:
+    assert await status(server, n=2) == 200
+    assert await status(server, n=3) == 400

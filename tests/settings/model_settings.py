@@ -1,0 +1,169 @@
+"""Scenarios for models that our engine runs: the engine and its weights are real."""
+
+from typing import Any
+
+import torch
+import trio
+
+from settings.cases import setting
+from settings.prompts import random_text
+from settings.served import Served
+from simulation.parent import model_folder
+
+DEMO_BYTES = 5_318_400
+
+
+def model(**settings: object) -> dict[str, Any]:
+    return {"models": {"m": settings}}
+
+
+def loaded(server: Served) -> dict[str, Any]:
+    """Return the line of the log for the last model that was loaded."""
+    return [event for event in server.log if event["event"] == "model loaded"][-1]
+
+
+async def running(server: Served) -> dict[str, Any]:
+    (found,) = await server.look("/running")
+    return dict(found)
+
+
+@setting("models.ENGINE.path", model(path="DEMO", preload=False), instead=str(model_folder("alpha")))
+async def the_model_is_in_this_folder(server: Served) -> None:
+    answer = await server.complete().done()
+    assert answer.status == 200, answer
+
+
+@setting("models.ENGINE.aliases", model(aliases=["n"]))
+async def a_model_has_other_names(server: Served) -> None:
+    assert (await server.complete(model="n").done()).status == 200
+
+
+@setting("models.ENGINE.device", model(device="cuda:77", preload=False))
+async def a_model_runs_on_this_device(server: Served) -> None:
+    answer = await server.complete().done()
+    assert answer.status == 502, answer
+    assert "cuda:77" in answer.document["error"]["message"], answer
+
+
+@setting("models.ENGINE.dtype", model(dtype="float32"))
+async def weights_are_of_this_type(server: Served) -> None:
+    assert loaded(server)["dtype"] == "float32"
+
+
+@setting("models.ENGINE.quantization", model(quantization="int8"))
+async def weights_are_kept_in_8_bits(server: Served) -> None:
+    assert loaded(server)["weight_bytes"] < 0.8 * DEMO_BYTES
+    assert (await server.complete().done()).status == 200
+
+
+@setting("models.ENGINE.slots", model(slots=2))
+async def so_many_sequences_run_at_once(server: Served) -> None:
+    jobs = [server.complete(tokens=20) for _ in range(4)]
+    await trio.sleep(0.5)
+    assert (await running(server))["busy"] == 2
+    assert [(await job.done()).status for job in jobs] == [200] * 4
+
+
+@setting("models.ENGINE.maxBatch", model(slots=2, maxBatch=1))
+async def a_step_computes_so_many_sequences(server: Served) -> None:
+    jobs = [server.complete("a"), server.complete("a")]
+    assert [(await job.done()).status for job in jobs] == [200] * 2
+    assert server.engine.computed.count(2) <= 2, server.engine.computed  # the prompts
+    assert len(server.engine.computed) >= 10
+
+
+@setting("models.ENGINE.maxBatchedTokens", model(maxBatchedTokens=32))
+async def a_step_computes_so_many_tokens(server: Served) -> None:
+    await server.complete(random_text(60)).done()
+    assert max(server.engine.computed) == 32, server.engine.computed
+
+
+@setting("models.ENGINE.maxInputTokens", model(maxInputTokens=20))
+async def a_prompt_has_so_many_tokens(server: Served) -> None:
+    assert (await server.complete([5] * 20).done()).status == 200
+    assert (await server.complete([5] * 21).done()).status == 400
+
+
+@setting("models.ENGINE.maxOutputTokens", model(maxOutputTokens=5))
+async def an_answer_has_so_many_tokens(server: Served) -> None:
+    answer = await server.start("/v1/completions", {"model": "m", "prompt": "a", "ignore_eos": True}).done()
+    assert answer.document["usage"]["completion_tokens"] == 5, answer
+
+
+@setting("models.ENGINE.maxModelLen", model(maxModelLen=64))
+async def a_prompt_and_its_answer_have_so_many_tokens(server: Served) -> None:
+    assert (await server.complete([5] * 60, tokens=4).done()).status == 200
+    assert (await server.complete([5] * 64, tokens=1).done()).status == 400
+
+
+@setting("models.ENGINE.specialTokens", model(specialTokens="parse"))
+async def control_tokens_of_clients_are_parsed(server: Served) -> None:
+    lengths = []
+    for text in ("x", "x" + "<|end|>" * 10):
+        await server.ask(
+            "/v1/chat/completions",
+            {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": text}]},
+        )
+        lengths.append(server.engine.submitted[-1])
+    assert lengths[1] - lengths[0] == 10, lengths
+
+
+@setting("models.ENGINE.watchdog", model(watchdog=3))
+async def a_model_that_is_stuck_is_started_again(server: Served) -> None:
+    server.engine.is_stuck = True
+    job = server.complete()
+    await trio.sleep(1)
+    server.engine.is_stuck = False
+    await trio.sleep(9)
+    assert job.is_over, job
+    assert (await running(server))["stuck"] == 1
+
+
+@setting("models.ENGINE.threads", model(threads=2))
+async def so_many_threads_compute(server: Served) -> None:
+    assert (await server.complete().done()).status == 200
+    assert torch.get_num_threads() == 2
+
+
+@setting("models.ENGINE.ttl", model(ttl=5))
+async def a_model_without_a_job_is_unloaded_after_so_long(server: Served) -> None:
+    for idle_s in (3, 4):
+        assert (await server.complete().done()).status == 200
+        await trio.sleep(idle_s)
+        assert (await server.states())["m"] == "up"
+    await trio.sleep(3)
+    assert (await server.states())["m"] == "down"
+
+
+@setting(
+    "models.ENGINE.memoryMb",
+    {"models": {"m": {"memoryMb": 600}, "k": {"path": "DEMO", "memoryMb": 500}}, "lru": {"memoryMb": 1000}},
+)
+async def a_model_takes_so_much_memory(server: Served) -> None:
+    for name in ("k", "m", "k"):  # until what both take is known, if only by measuring
+        assert (await server.complete(model=name).done()).status == 200
+        await trio.sleep(15)
+    assert await server.states() == {"m": "down", "k": "up"}
+
+
+@setting("models.ENGINE.preload", model(preload=True))
+async def a_model_is_loaded_at_the_start(server: Served) -> None:
+    assert (await server.states())["m"] == "up"
+
+
+@setting(
+    "macros",
+    {"macros": {"tokens": 20}, "models": {"m": {"maxInputTokens": "${tokens}"}}},
+    instead={"tokens": 30},
+)
+async def a_macro_is_put_in(server: Served) -> None:
+    assert (await server.complete([5] * 21).done()).status == 400
+
+
+@setting(
+    "models.ENGINE.macros",
+    model(macros={"tokens": 20}, maxInputTokens="${tokens}"),
+    instead={"tokens": 30},
+)
+async def a_macro_of_the_model_is_put_in(server: Served) -> None:
+    await a_macro_is_put_in(server)

@@ -1,0 +1,69 @@
+"""Servers with one broken line each, over composition, placement, limits and reload. A scenario must fail.
+
+A mutant is a function of the product with some text replaced. Where that text is not found any more, the test
+says so: the line has changed, and the mutant has to follow.
+"""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+
+class Mutant(NamedTuple):
+    """`old` is replaced by `new` in the function; `how` and `scenario` say what must fail then.
+
+    `play` and `reload` play the scenario of a setting, `behaviour` one that belongs to none.
+    """
+
+    function: str
+    old: str
+    new: str
+    how: Literal["play", "reload", "behaviour"]
+    scenario: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in the tests' output."""
+        return f"{self.function}: {self.old.strip()[:60]} -> {self.new.strip()[:40]}"
+
+
+@contextmanager
+def broken(mutant: Mutant) -> Iterator[None]:
+    """Put the mutant in the place of the function, wherever that is referred to by its name."""
+    module_name, _, path = mutant.function.partition(":")
+    module = import_module(module_name)
+    *owners, name = path.removesuffix(".fget").split(".")
+    owner: Any = module
+    for part in owners:
+        owner = getattr(owner, part)
+    original = inspect.getattr_static(owner, name)
+    changed: Any = _changed(original.fget if isinstance(original, property) else original, mutant)
+    if isinstance(original, property):
+        changed = property(changed)
+    with ExitStack() as stack:
+        if owners:
+            stack.enter_context(patch.object(owner, name, changed))
+        else:
+            for other in list(sys.modules.values()):
+                if other.__name__.startswith("fairlead") and vars(other).get(name) is original:
+                    stack.enter_context(patch.object(other, name, changed))
+        yield
+
+
+def _changed(function: Callable[..., Any], mutant: Mutant) -> Callable[..., Any]:
+    source = textwrap.dedent(inspect.getsource(function))
+    count = source.count(mutant.old)
+    if count != 1:  # no assertion: it would pass for a scenario's
+        raise LookupError(f"{mutant.function} has {mutant.old!r} {count} times, not once")
+    scope: dict[str, Any] = {}
+    code = compile(
+        source.replace(mutant.old, mutant.new).removeprefix("@property\n"), f"<{mutant.name}>", "exec"
+    )
+    exec(code, function.__globals__, scope)
+    made: Callable[..., Any] = scope[function.__name__]
+    return made

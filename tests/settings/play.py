@@ -1,0 +1,164 @@
+"""Plays scenarios: in a process in which time is under control (see `simulation.workers`)."""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar, cast
+from unittest.mock import patch
+
+from fairlead.config import Config
+from fairlead.console.options import ServeOptions
+from settings.cases import Case
+from settings.documents import Document, cut, file_with, replaced, value_of
+from settings.served import Served, serve
+
+T = TypeVar("T")
+
+
+def played(simulators: ProcessPoolExecutor, function: Callable[..., T], *arguments: object) -> T:
+    """Call one of the functions below in a process for simulations; return what it returns.
+
+    What it raises is raised as an `AssertionError` with the traceback from there.
+    """
+    result, failure = simulators.submit(_reported, function, arguments).result()
+    assert failure is None, failure
+    return cast("T", result)
+
+
+def _reported(function: Callable[..., object], arguments: Sequence[object]) -> tuple[object, str | None]:
+    try:
+        return function(*arguments), None
+    except BaseException as error:  # noqa: BLE001  # not all of them survive the way to another process
+        return None, "\n".join("".join(traceback.format_exception(leaf)) for leaf in _leaves(error))
+
+
+def play(key: str) -> None:
+    """Play the scenario of a key. Raises what it raises."""
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    serve(case.scenario, file_with(case.document))
+
+
+def play_behaviour(name: str) -> None:
+    """Play one of the scenarios that belong to no setting. Raises what it raises."""
+    from settings.behaviours import BEHAVIOURS
+
+    behaviour = BEHAVIOURS[name]
+    serve(behaviour.scenario, file_with(behaviour.document))
+
+
+def play_without(key: str) -> str | None:
+    """Play it as if the key was ignored; return what is not so then, None if all is."""
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    failures: list[str] = []
+    try:
+        serve(case.scenario, _without(case))
+    except* AssertionError as group:
+        failures += map(repr, _leaves(group))
+    return failures[0] if failures else None
+
+
+def play_after_reload(key: str) -> list[str]:
+    """Play it on a server that starts without the key and then reads it; return what needs a restart.
+
+    Where the key needs one, nothing else is played.
+    """
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    needed: list[str] = []
+
+    async def reloaded(server: Served) -> None:
+        needed.extend(await server.reload(file_with(case.document)))
+        if not needed:
+            await case.scenario(server)
+
+    serve(reloaded, _without(case))
+    return needed
+
+
+def play_with_option(key: str, option: str) -> None:
+    """Play the scenario of a key with a configuration that has it from the command line alone."""
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    value = str(value_of(file_with(case.document), key))
+    serve(case.scenario, _without(case), arguments=_given(option, value))
+
+
+def play_with_variable(key: str, variable: str) -> None:
+    """Play the scenario of a key with a configuration that has it from the environment alone."""
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    value = str(value_of(file_with(case.document), key))
+    with patch.dict(os.environ, {variable: value}):
+        serve(case.scenario, _without(case), arguments=_given())
+
+
+def play_served_model_name() -> None:
+    """Serve a model by another name, from the command line."""
+
+    async def it_is_called_so(server: Served) -> None:
+        assert (await server.complete(model="other").done()).status == 200
+
+    serve(it_is_called_so, file_with({}), arguments=_given("--served-model-name", "other"))
+
+
+def play_variable_in_a_file() -> None:
+    """Serve with a file that has a variable of the environment in it."""
+
+    async def it_is_put_in(server: Served) -> None:
+        assert (await server.complete(key="secret").done()).status == 200
+
+    document = file_with({"apiKeys": [{"key": "${env.KEY}"}]})
+    serve(it_is_put_in, document, environment={"KEY": "secret"})
+
+
+def _given(*words: str) -> Callable[[Config], Config]:
+    """Return what `fairlead serve` with these words makes of a file's configuration."""
+    from fairlead.cli.program import commands
+
+    _, bound, _ = commands.parse_args(["serve", *words], exit_on_error=False, print_error=False)
+    options = bound.arguments.get("options", ServeOptions())
+    return lambda config: options.config(None, config)
+
+
+def play_mutant(name: str) -> str | None:
+    """Play the scenario that must fail with a mutant; return what is not so then, None if all is."""
+    from settings.all_cases import MUTANTS
+    from settings.mutants import broken
+
+    mutant = MUTANTS[name]
+    failures: list[str] = []
+    try:
+        with broken(mutant):
+            if mutant.how == "play":
+                play(mutant.scenario)
+            elif mutant.how == "behaviour":
+                play_behaviour(mutant.scenario)
+            else:
+                assert play_after_reload(mutant.scenario) in ([], [mutant.scenario]), "it is not reported"
+    except* AssertionError as group:
+        failures += [repr(leaf) for leaf in _leaves(group)]
+    return failures[0] if failures else None
+
+
+def _without(case: Case) -> Document:
+    document = file_with(case.document)
+    without = cut(document, case.key) if case.instead is None else replaced(document, case.key, case.instead)
+    if without == document:
+        raise KeyError(case.key)
+    return without
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error

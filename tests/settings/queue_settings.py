@@ -1,0 +1,146 @@
+"""Scenarios for the settings of the queue."""
+
+import trio
+
+from settings.cases import setting
+from settings.prompts import random_text
+from settings.served import NODE, Pending, Served
+
+LONG = 60  # tokens: six seconds of the only seat
+FAR = {"id": "n", "url": f"http://{NODE[0]}:{NODE[1]}", "models": ["far"]}
+
+
+async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[str]:
+    """Return whose jobs are answered in which order, when all come while the only seat is taken."""
+    holder = server.complete(tokens=10, user="holder")
+    await trio.sleep(0.3)
+    pending: list[tuple[str, Pending]] = []
+    for user, fields in jobs:
+        pending.append((user, server.complete(user=user, **fields)))
+        await trio.sleep(0.01)
+    for _, job in [("", holder), *pending]:
+        assert (await job.done()).status == 200, job
+    return [user for user, _ in sorted(pending, key=lambda each: each[1].ended_s)]
+
+
+@setting("queue.capacity", {"queue": {"capacity": 1}})
+async def one_may_wait_and_the_next_is_refused(server: Served) -> None:
+    jobs = []
+    for _ in range(3):
+        jobs.append(server.complete())
+        await trio.sleep(0.01)
+    assert [(await job.done()).status for job in jobs] == [200, 200, 429]
+
+
+@setting("queue.waitingBytes", {"queue": {"waitingBytes": 100_000}, "nodes": [FAR]})
+async def a_large_request_may_not_wait_to_be_relayed(server: Served) -> None:
+    server.elsewhere.delay_s = 5
+    await server.until(lambda: server.elsewhere.times)
+    first = server.complete(model="far")
+    await trio.sleep(0.5)
+    large = server.complete("x" * 200_000, model="far")
+    small = server.complete("x", model="far")
+    assert [(await job.done()).status for job in (first, large, small)] == [200, 429, 200]
+
+
+@setting("queue.timeout", {"queue": {"timeout": 2}})
+async def a_job_waits_only_so_long(server: Served) -> None:
+    server.complete(tokens=LONG)
+    await trio.sleep(0.1)
+    late = server.complete()
+    assert (await late.done()).status == 504, late
+    assert 1.9 < late.took_s < 2.5, late
+
+
+@setting("queue.maxEstimatedWait", {"queue": {"maxEstimatedWait": 1}})
+async def a_job_that_would_wait_long_is_refused_at_once(server: Served) -> None:
+    await server.complete(tokens=LONG).done()
+    server.complete(tokens=LONG)
+    await trio.sleep(0.1)
+    refused = server.complete(tokens=LONG)
+    assert (await refused.done()).status == 429, refused
+    assert refused.took_s < 0.1, refused
+
+
+@setting("queue.fairness", {"queue": {"fairness": "tokens"}})
+async def who_asks_for_fewer_tokens_has_more_turns(server: Served) -> None:
+    long, short = {"tokens": 40}, {"tokens": 4}
+    served = await order(server, ("A", long), ("A", long), *[("B", short)] * 4)
+    assert served[-1] == "A", served
+
+
+@setting("queue.estimate", {"queue": {"estimate": "mean"}})
+async def the_mean_knows_no_bound(server: Served) -> None:
+    await server.complete().done()
+    server.complete(tokens=LONG)
+    await trio.sleep(0.1)
+    told = await server.look("/queue/estimate?model=m")
+    assert told["estimated_wait_p90_s"] is None, told
+
+
+@setting("queue.keepAlive", {"queue": {"keepAlive": 1}})
+async def a_stream_that_waits_is_told_its_place(server: Served) -> None:
+    server.complete(tokens=200)
+    await trio.sleep(0.1)
+    stream = await server.complete(stream=True).done()
+    comments = [line for line in stream.body.decode().split("\n") if line.startswith(":")]
+    assert len(comments) >= 3, comments
+
+
+@setting("queue.classes", {"queue": {"classes": ["vip", "usual"]}})
+async def classes_have_the_configured_names(server: Served) -> None:
+    answer = await server.complete(headers={"X-Priority": "vip"}).done()
+    assert answer.status == 200, answer
+
+
+@setting("queue.minShare", {"queue": {"minShare": 0.5}})
+async def a_lower_class_gets_its_share(server: Served) -> None:
+    high, low = ({"headers": {"X-Priority": name}} for name in ("high", "low"))
+    served = await order(server, *[("A", high)] * 6, ("B", low))
+    assert served.index("B") <= 2, served
+
+
+@setting("queue.promptWeight", {"queue": {"fairness": "tokens", "promptWeight": 0}})
+async def prompts_may_count_nothing(server: Served) -> None:
+    long_prompt, long_answer = {"prompt": random_text(60), "tokens": 4}, {"tokens": 40}
+    served = await order(server, *[("A", long_prompt)] * 3, *[("B", long_answer)] * 2)
+    assert served[-1] == "B", served
+
+
+@setting("queue.outputWeight", {"queue": {"fairness": "tokens", "outputWeight": 0}})
+async def answers_may_count_nothing(server: Served) -> None:
+    long_prompt, long_answer = {"prompt": random_text(60), "tokens": 4}, {"tokens": 60}
+    served = await order(server, *[("A", long_prompt)] * 2, *[("B", long_answer)] * 3)
+    assert served[-1] == "A", served
+
+
+@setting("queue.tenantWeights", {"queue": {"fairness": "tokens", "tenantWeights": {"user/A": 10}}})
+async def a_tenant_of_more_weight_has_more_turns(server: Served) -> None:
+    served = await order(server, *[("B", {})] * 3, *[("A", {})] * 3)
+    assert served[-2:] == ["B", "B"], served
+
+
+@setting(
+    "queue.starvationBound",
+    {
+        "queue": {"starvationBound": 6},
+        "models": {"k": {"path": "DEMO"}},
+        "lru": {"maxLoaded": 1},
+    },
+)
+async def a_model_that_is_wanted_for_long_is_loaded_although_another_is_busy(server: Served) -> None:
+    busy = [server.complete(tokens=20) for _ in range(10)]
+    await trio.sleep(0.1)
+    starving = server.complete(model="k")
+    later = [server.complete(tokens=20, user="late") for _ in range(10)]
+    assert (await starving.done()).status == 200, starving
+    assert starving.took_s < 10, starving
+    assert all([(await job.done()).status == 200 for job in (*busy, *later)])
+
+
+@setting("whileLoading", {"whileLoading": "reject", "models": {"m": {"preload": False}}})
+async def a_job_for_a_model_that_is_not_loaded_is_refused(server: Served) -> None:
+    refused = await server.complete().done()
+    assert (refused.status, refused.error) == (503, "model_loading"), refused
+    await server.state("m", "up")
+    assert (await server.complete().done()).status == 200

@@ -1,0 +1,166 @@
+"""Scenarios for servers that jobs are relayed to: nodes, peers, and the filters and timeouts of commands."""
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from settings.cases import setting
+from settings.command_settings import command
+from settings.served import NODE, Scenario, Served
+
+URL = f"http://{NODE[0]}:{NODE[1]}"
+NOWHERE = f"http://{NODE[0]}:8099"
+
+Build = Callable[..., dict[str, Any]]
+
+
+def node(**settings: object) -> dict[str, Any]:
+    return {"nodes": [{"id": "n", "url": URL, "models": ["far"]} | settings]}
+
+
+def peer(**settings: object) -> dict[str, Any]:
+    return {"peers": {"p": {"proxy": URL, "models": ["far"]} | settings}}
+
+
+# Where a file has what is relayed to, and a configuration with one.
+EVERYWHERE: dict[str, Build] = {"models.COMMAND": command, "nodes[]": node, "peers.NAME": peer}
+CONFIGURED: dict[str, Build] = {"nodes[]": node, "peers.NAME": peer}
+
+
+def each(key: str, places: dict[str, Build], **settings: object) -> Callable[[Scenario], Scenario]:
+    """Register one scenario for a key of several places."""
+
+    def register(scenario: Scenario) -> Scenario:
+        for place, build in places.items():
+            setting(f"{place}.{key}", build(**settings))(scenario)
+        return scenario
+
+    return register
+
+
+async def post(server: Served, **more: object) -> dict[str, Any]:
+    """Ask the model; return what its server was sent."""
+    assert (await server.complete(model="far", **more).done()).status == 200
+    return server.elsewhere.posted[-1].document
+
+
+@each("filters.stripParams", EVERYWHERE, filters={"stripParams": "top_p, stop"})
+async def parameters_are_taken_out(server: Served) -> None:
+    sent = await post(server, top_p=0.5, stop="x", seed=1)
+    assert ("top_p" in sent, "stop" in sent, "seed" in sent) == (False, False, True)
+
+
+@each("filters.setParams", EVERYWHERE, filters={"setParams": {"seed": 7}})
+async def parameters_are_put_in(server: Served) -> None:
+    assert (await post(server)).get("seed") == 7
+
+
+@each("filters.setParamsByID", EVERYWHERE, filters={"setParamsByID": {"far": {"seed": 8}}})
+async def parameters_are_put_in_by_name(server: Served) -> None:
+    assert (await post(server)).get("seed") == 8
+
+
+async def refused_after_2_s(server: Served) -> None:
+    job = server.complete(model="far")
+    await trio.sleep(10)
+    assert job.is_over, job
+    answer = await job.done()
+    assert answer.status in (502, 503, 504), answer
+
+
+async def up(server: Served) -> None:
+    """Have the server of the model be there."""
+    assert (await server.complete(model="far").done()).status == 200
+
+
+@each("timeouts.responseHeader", EVERYWHERE, timeouts={"responseHeader": 2})
+async def an_answer_begins_in_time(server: Served) -> None:
+    await up(server)
+    server.elsewhere.delay_s = 90
+    await refused_after_2_s(server)
+
+
+@each("timeouts.betweenBytes", EVERYWHERE, timeouts={"betweenBytes": 2})
+async def an_answer_goes_on_in_time(server: Served) -> None:
+    await up(server)
+    server.elsewhere.gap_s = 400
+    await refused_after_2_s(server)
+
+
+@each("timeouts.idleConn", EVERYWHERE, timeouts={"idleConn": 3})
+async def an_idle_connection_is_not_used_again(server: Served) -> None:
+    await up(server)
+    await trio.sleep(0.1)
+    seen = server.elsewhere.connections
+    await trio.sleep(4.8)  # no longer than the time between two probes
+    await up(server)
+    assert server.elsewhere.connections > seen
+
+
+@each("timeouts.connect", EVERYWHERE, timeouts={"connect": 2})
+async def a_connection_is_made_in_time(server: Served) -> None:
+    await up(server)
+    server.system.network.unreachable |= {NODE[0], "127.0.0.1"}
+    server.elsewhere.cut_off()
+    await trio.sleep(0.1)
+    await refused_after_2_s(server)
+
+
+@each("answerBytes", {"models.COMMAND": command, "nodes[]": node}, answerBytes=1000)
+async def an_answer_has_so_many_bytes(server: Served) -> None:
+    await up(server)
+    server.elsewhere.text = "x" * 2000
+    assert (await server.complete(model="far").done()).status == 502
+
+
+@each("apiKey", CONFIGURED, apiKey="their-key")
+async def the_server_is_sent_its_key(server: Served) -> None:
+    await up(server)
+    assert server.elsewhere.posted[-1].headers.get("authorization") == "Bearer their-key"
+
+
+@each("seats", CONFIGURED, seats=3)
+async def so_many_jobs_run_there_at_once(server: Served) -> None:
+    await up(server)
+    server.elsewhere.delay_s = 2
+    jobs = [server.complete(model="far") for _ in range(5)]
+    assert [(await job.done()).status for job in jobs] == [200] * 5
+    assert server.elsewhere.most_running == 3
+
+
+@setting("nodes[].id", node(id="named"), instead="other")
+async def a_node_has_this_name(server: Served) -> None:
+    assert "named" in [node["id"] for node in await server.look("/nodes")]
+
+
+@setting("nodes[].url", node(), instead=NOWHERE)
+async def a_node_is_there(server: Served) -> None:
+    await trio.sleep(1)
+    assert (await server.states())["far"] == "up"
+
+
+@setting("peers.NAME.proxy", peer(), instead=NOWHERE)
+async def a_peer_is_there(server: Served) -> None:
+    await trio.sleep(1)
+    assert (await server.states())["far"] == "up"
+
+
+@setting("nodes[].models", node(models=["far"]))
+async def a_node_is_used_for_these_models(server: Served) -> None:
+    server.elsewhere.models = ("far", "other")
+    await trio.sleep(6)
+    assert (await server.complete(model="other").done()).status == 404
+    await up(server)
+
+
+@setting("peers.NAME.models", peer(models=["far"]), instead=["other"])
+async def a_peer_is_used_for_these_models(server: Served) -> None:
+    await trio.sleep(1)
+    assert (await server.complete(model="far").done()).status == 200
+
+
+@setting("nodes[].modelNames", node(modelNames={"far": "inner"}))
+async def a_node_has_names_of_its_own(server: Served) -> None:
+    await trio.sleep(1)
+    assert (await post(server))["model"] == "inner"

@@ -1,0 +1,64 @@
+"""Scenarios for names that stand for several models."""
+
+from typing import Any
+
+import trio
+
+from settings.cases import setting
+from settings.command_settings import card
+from settings.served import Served
+
+
+def selector(**settings: object) -> dict[str, Any]:
+    told = {"strategy": "warm", "targets": ["k", "m"]} | settings
+    return {"models": {"k": {"path": "DEMO"}}, "selectors": {"any": told}}
+
+
+async def asked(server: Served, **options: object) -> None:
+    assert (await server.complete(model="any", **options).done()).status == 200
+
+
+@setting("selectors.NAME.strategy", selector(), instead="pin")
+async def the_loaded_target_gets_the_job(server: Served) -> None:
+    await asked(server)
+    assert await server.states() == {"k": "down", "m": "up"}
+
+
+@setting("selectors.NAME.targets", selector(), instead=["k"])
+async def one_of_the_targets_gets_the_job(server: Served) -> None:
+    await asked(server)
+    assert await server.states() == {"k": "down", "m": "up"}
+
+
+@setting(
+    "selectors.NAME.settings.spillover",
+    selector(strategy="spillover", settings={"spillover": 3}, targets=["m", "k"]),
+)
+async def a_target_has_so_many_jobs_before_the_next(server: Served) -> None:
+    jobs = [server.complete(model="any", tokens=20) for _ in range(3)]
+    await trio.sleep(1)
+    assert (await server.states())["k"] == "down"
+    jobs.append(server.complete(model="any"))
+    assert [(await job.done()).status for job in jobs] == [200] * 4
+    assert (await server.states())["k"] == "up"
+
+
+@setting("selectors.NAME.name", selector(name="Any of them"))
+async def people_call_it_something(server: Served) -> None:
+    assert (await card(server, "any")).get("name") == "Any of them"
+
+
+@setting("selectors.NAME.description", selector(description="whichever"))
+async def people_should_know_something_of_it(server: Served) -> None:
+    assert (await card(server, "any")).get("description") == "whichever"
+
+
+@setting("selectors.NAME.unlisted", selector(unlisted=True))
+async def it_is_left_out_of_the_list(server: Served) -> None:
+    assert await card(server, "any") == {}
+    await asked(server)
+
+
+@setting("selectors.NAME.metadata", selector(metadata={"size": 7}))
+async def something_else_is_told_of_it(server: Served) -> None:
+    assert (await card(server, "any"))["meta"]["llamaswap"].get("size") == 7

@@ -1,0 +1,273 @@
+"""One real server with its configuration file on a simulated machine, and what clients ask of it."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from fairlead.config import Config
+from fairlead.configfile import read_config
+from settings.documents import Document
+from settings.elsewhere import Elsewhere
+from settings.engine_child import EngineChild, EnginePlan
+from simulation import entropy, virtual_time
+from simulation.boundary import System
+from simulation.engine_child import ChildPlan
+from simulation.http_client import Answer, Client, request
+from simulation.parent import Parent
+from simulation.processes import Process
+
+Scenario = Callable[["Served"], Awaitable[None]]
+
+LONGEST_S = 3600.0
+START_S = 30.0
+RELOAD_S = 5.0  # a watched file is read within two seconds, and a model loaded again within three
+ROOM = 1 << 24  # bytes on their way: what a client sends is there at once
+NODE = ("10.0.2.1", 8080)
+SECOND = ("10.0.2.2", 8080)
+
+
+class Pending:
+    """A request under way. `ended_s` is when its answer was there, by the virtual clock."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.began_s = trio.current_time()
+        self.ended_s = float("inf")
+        self._over = trio.Event()
+        self.scope = trio.CancelScope()
+
+    def __repr__(self) -> str:
+        answer = self.answer
+        told = "no answer" if answer is None else f"{answer.status} {answer.body[:200]!r}"
+        return f"<{self.began_s:.2f} to {self.ended_s:.2f} s: {told}>"
+
+    @property
+    def took_s(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.began_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is there."""
+        return self._over.is_set()
+
+    async def done(self) -> Answer:
+        """Wait for the answer."""
+        await self._over.wait()
+        assert self.answer is not None, "the connection was closed without an answer"
+        return self.answer
+
+    def _end(self, answer: Answer | None) -> None:
+        self.answer, self.ended_s = answer, trio.current_time()
+        self._over.set()
+
+
+class Settled(Parent):
+    """The server with the real engine in its children, and some environment variables."""
+
+    environment: Mapping[str, str] = {}
+    arguments: Callable[[Config], Config] = staticmethod(lambda config: config)
+
+    def _read(self) -> Config:
+        return self.arguments(read_config(self.file, self.environment).config)  # type: ignore[arg-type]
+
+
+class Served:
+    """A running server, and what is around it.
+
+    `elsewhere` is another server, which listens at `NODE` and as that of commands; `second` listens at
+    `SECOND`. `engine` is the plan of the children of our engine. `stopped` has the processes that the program
+    `stopper` was called for, and `environments` the variables of each process.
+    """
+
+    clients: trio.Nursery
+
+    def __init__(self, system: System, parent: Settled, engine: EnginePlan) -> None:
+        self.system = system
+        self.parent = parent
+        self.engine = engine
+        self.elsewhere = Elsewhere()
+        self.second = Elsewhere()
+        self.stopped: list[int] = []
+        self.environments: dict[int, Mapping[str, str]] = {}
+        self._hosts = 0
+
+    async def ask(self, path: str, body: object = None, **options: Any) -> Answer:
+        """Make a request and return its answer; options as for `start`."""
+        return await self.start(path, body, **options).done()
+
+    def start(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str = "",
+        host: str = "",
+        headers: dict[str, str] | None = None,
+        key: str = "",
+    ) -> Pending:
+        """Begin a request from `host`, by default a new address; with an API key if one is given."""
+        pending = Pending()
+        self._hosts += 1
+        headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
+        data = request(method or ("GET" if body is None else "POST"), path, body, headers=headers, close=True)
+        if "Host" in headers:
+            data = data.replace(b"Host: 10.0.0.1\r\n", b"", 1)
+        self.clients.start_soon(self._exchange, pending, data, host or f"10.0.3.{self._hosts}")
+        return pending
+
+    def complete(self, prompt: str = "hello", *, tokens: int = 5, model: str = "m", **more: Any) -> Pending:
+        """Begin a completion of exactly so many tokens, as the tenant `user`."""
+        options = {name: more.pop(name) for name in ("headers", "key", "host") if name in more}
+        fields = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        return self.start("/v1/completions", fields | more, **options)
+
+    async def look(self, path: str, **options: Any) -> Any:
+        """Return the JSON document of a GET."""
+        answer = await self.ask(path, **options)
+        assert answer.status == 200, answer
+        return answer.document
+
+    async def until(self, reached: Callable[[], object], within_s: float = 60.0) -> None:
+        """Wait until something is so."""
+        with trio.move_on_after(within_s):
+            while not reached():  # noqa: ASYNC110  # anything may be what is waited for
+                await trio.sleep(0.05)
+        assert reached(), f"it is not so after {within_s:g} s"
+
+    async def state(self, model: str, *states: str) -> None:
+        """Wait until a model is in one of these states."""
+        told = ""
+        with trio.move_on_after(120):
+            while (told := (await self.states()).get(model, "unknown")) not in states:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        assert told in states, f"{model} is {told}"
+
+    async def states(self) -> dict[str, str]:
+        """Return the state of each model."""
+        nodes = await self.look("/nodes")
+        return {model: node["state"] for node in nodes for model in node["models"]}
+
+    def connect(self, host: str = "10.0.4.1") -> Client:
+        """Open a connection, for requests that `ask` cannot make."""
+        return Client(self.system.network.knock(host, room=ROOM))
+
+    async def reload(self, document: Document) -> list[str]:
+        """Change the configuration file; return the settings that are reported as needing a restart."""
+        seen = len(self.log)
+        self.parent.rewrite(document)
+        await trio.sleep(RELOAD_S)
+        events = {event["event"]: event for event in self.log[seen:]}
+        if "configuration reloaded" not in events:
+            raise RuntimeError(f"the configuration was not reloaded: {events}")
+        return list(events.get("these settings need a restart", {}).get("settings", ()))
+
+    def add_programs(self) -> None:
+        """Let the server start the programs of its models: our engine, `model-server` and `stopper`."""
+        programs = self.system.processes.programs
+
+        async def engine(process: Process, _args: Sequence[str]) -> int:
+            return await EngineChild(process, self.engine).run()
+
+        async def model_server(process: Process, args: Sequence[str]) -> int:
+            process.ignores_term = self.elsewhere.ignores_term
+            await process.pause(1.0)
+            address = ("127.0.0.1", int(args[1]))
+            self.system.network.serve(address, self.elsewhere.serve)
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.system.network.stop_serving(address)
+            return 0
+
+        async def stopper(_process: Process, args: Sequence[str]) -> int:
+            self.stopped.append(int(args[1]))
+            return 0
+
+        opened = self.system.processes.open
+
+        async def open_process(command: Sequence[str], *, env: Any = None, **options: Any) -> Process:
+            process = await opened(command, **options)
+            self.environments[process.pid] = env
+            return process
+
+        self.system.processes.open = open_process  # type: ignore[method-assign]
+        programs |= {"fairlead.worker.main": engine, "model-server": model_server, "stopper": stopper}
+
+    def processes_of(self, program: str) -> list[Process]:
+        """Return the processes of a program that live."""
+        return [process for process in self.system.processes.living if program in process.args]
+
+    @property
+    def log(self) -> list[Document]:
+        """The events of the log."""
+        return self.system.log.events
+
+    async def _exchange(self, pending: Pending, data: bytes, host: str) -> None:
+        client = Client(self.system.network.knock(host, room=ROOM))
+        answer = None
+        try:
+            with pending.scope:
+                answer = await client.ask(data)
+        finally:
+            client.leave()
+            pending._end(answer)
+
+
+def serve(
+    scenario: Scenario,
+    document: Document,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Callable[[Config], Config] | None = None,
+) -> None:
+    """Run a scenario on a server with this configuration, once it is ready. Raises what the scenario raises.
+
+    `arguments` changes the configuration as the command line does. An `AssertionError` comes from the
+    scenario, or it has not ended.
+    """
+
+    async def run(clock: MockClock) -> None:
+        entropy.use(entropy.Source(0, clock.current_time))
+        system = System(0)
+        engine = EnginePlan()
+        parent = Settled(system, document, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
+        parent.environment = environment or {}
+        if arguments is not None:
+            parent.arguments = arguments
+        system.network.names["localhost"] = "127.0.0.1"
+        served = Served(system, parent, engine)
+        served.add_programs()
+        system.network.serve(NODE, served.elsewhere.serve)
+        system.network.serve(SECOND, served.second.serve)
+        with system.installed():
+            async with trio.open_nursery() as machine:
+                await machine.start(system.machine.run)
+                async with trio.open_nursery() as served.clients:
+                    await machine.start(parent.run)
+                    with trio.move_on_after(LONGEST_S) as bound:
+                        await _started(parent)
+                        await scenario(served)
+                    served.clients.cancel_scope.cancel()
+                assert not bound.cancelled_caught, f"it is not over after {LONGEST_S:g} s"
+                machine.cancel_scope.cancel()
+
+    virtual_time.run(run, 0)
+
+
+async def _started(parent: Parent) -> None:
+    with trio.move_on_after(START_S):
+        while not (parent.has_ended.is_set() or parent.announcer.is_ready):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    if parent.crash is not None:
+        raise parent.crash
+    if not parent.announcer.is_ready:
+        raise RuntimeError("the server is not ready")

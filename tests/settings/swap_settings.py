@@ -1,0 +1,139 @@
+"""Scenarios for how models make room for each other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from settings.cases import setting
+from settings.served import Scenario, Served
+
+Build = Callable[..., dict[str, Any]]
+
+
+def models(*names: str, **settings: Any) -> dict[str, Any]:
+    return {"models": {"m": None} | {name: {"path": "DEMO"} for name in names}} | settings
+
+
+def routed(use: str, **settings: Any) -> dict[str, Any]:
+    return models("a", "b", "c", routing={"router": {"use": use, "settings": settings}})
+
+
+def groups(**of: dict[str, Any]) -> dict[str, Any]:
+    return models("a", "b", "c", groups=of)
+
+
+def routed_groups(**of: dict[str, Any]) -> dict[str, Any]:
+    return routed("group", groups=of)
+
+
+def matrix(**settings: Any) -> dict[str, Any]:
+    return models("a", "b", "c", matrix=settings)
+
+
+def lru(**settings: Any) -> dict[str, Any]:
+    return models("a", "b", "c", lru=settings)
+
+
+GROUPS: dict[str, Build] = {"groups.NAME": groups, "routing.router.settings.groups.NAME": routed_groups}
+MATRIX: dict[str, Build] = {
+    "matrix": matrix,
+    "routing.router.settings.matrix": lambda **settings: routed("matrix", matrix=settings),
+}
+LRU: dict[str, Build] = {
+    "lru": lru,
+    "routing.router.settings.lru": lambda **settings: routed("lru", lru=settings),
+}
+
+
+def each(
+    key: str, places: dict[str, Build], *, instead: object = None, **settings: Any
+) -> Callable[[Scenario], Scenario]:
+    """Register one scenario for a key of several places."""
+
+    def register(scenario: Scenario) -> Scenario:
+        for place, build in places.items():
+            setting(f"{place}.{key}", build(**settings), instead=instead)(scenario)
+        return scenario
+
+    return register
+
+
+async def loaded_after(server: Served, *names: str) -> set[str]:
+    """Ask these models one after the other; return which are loaded then."""
+    for name in names:
+        assert (await server.complete(model=name).done()).status == 200
+        await trio.sleep(1)
+    return {model for model, state in (await server.states()).items() if state == "up"}
+
+
+@each("members", GROUPS, pair={"members": ["a", "b"], "swap": False})
+async def models_are_in_a_group(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@each("swap", GROUPS, pair={"swap": False, "members": ["a", "b"]})
+async def members_run_together(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@each("exclusive", GROUPS, one={"members": ["a"], "exclusive": False}, two={"members": ["b"]})
+async def a_group_does_not_stop_others(server: Served) -> None:
+    assert await loaded_after(server, "b", "a") == {"a", "b"}
+
+
+@each("persistent", GROUPS, one={"members": ["a"], "persistent": True}, two={"members": ["b"]})
+async def a_group_is_not_stopped_by_others(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@each("sets", MATRIX, sets={"s": "a & b"}, instead={"s": "a | b"})
+async def these_models_run_together(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@each("vars", MATRIX, sets={"s": "x & b"}, vars={"x": "a"}, instead={"x": "c"})
+async def a_variable_is_a_model(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@each(
+    "evict_costs",
+    MATRIX,
+    sets={"s1": "a & b", "s2": "a & c", "s3": "b & c"},
+    evict_costs={"b": 10},
+    instead={"a": 10},
+)
+async def what_costs_less_is_evicted(server: Served) -> None:
+    assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
+
+
+@each("maxLoaded", LRU, maxLoaded=2)
+async def so_many_models_are_loaded(server: Served) -> None:
+    assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
+
+
+@each("memoryMb", LRU, memoryMb=120)
+async def models_take_so_much_memory_together(server: Served) -> None:
+    # Measured, they take 50 MiB each.
+    assert await loaded_after(server, "a", "b", "c", "b", "c") == {"b", "c"}
+
+
+@setting("routing.router.use", routed("group"))
+async def a_way_to_make_room_is_in_use(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"b"}
+
+
+@setting(
+    "routing.scheduler.settings.fifo.priority",
+    models("a", "b", "c", lru={"maxLoaded": 1})
+    | {"routing": {"scheduler": {"settings": {"fifo": {"priority": {"c": 5}}}}}},
+)
+async def a_model_of_more_priority_is_loaded_first(server: Served) -> None:
+    jobs = {"a": server.complete(model="a", tokens=30)}
+    await trio.sleep(1)
+    for name in ("b", "c"):
+        jobs[name] = server.complete(model=name)
+        await trio.sleep(0.1)
+    assert [(await job.done()).status for job in jobs.values()] == [200] * 3
+    assert jobs["c"].ended_s < jobs["b"].ended_s

@@ -1,0 +1,185 @@
+"""Each option of the command line and each environment variable does something, and a test shows what.
+
+An option of a server is a key of its configuration: its scenario is played with the option instead of the
+key. `TESTS` names the tests of all others.
+"""
+
+import ast
+import inspect
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli.program import commands
+from fairlead.cli.servers import node, serve
+from settings.play import (
+    play_served_model_name,
+    play_variable_in_a_file,
+    play_with_option,
+    play_with_variable,
+    played,
+)
+
+ROOT = Path(__file__).parents[2]
+
+KEYS = {
+    "--host": "host",
+    "--port": "port",
+    "--api-key": "apiKeys[].key",
+    "--device": "models.ENGINE.device",
+    "--dtype": "models.ENGINE.dtype",
+    "--quantization": "models.ENGINE.quantization",
+    "--slots": "models.ENGINE.slots",
+    "--max-batch": "models.ENGINE.maxBatch",
+    "--max-batched-tokens": "models.ENGINE.maxBatchedTokens",
+    "--max-model-len": "models.ENGINE.maxModelLen",
+    "--kv-cache-memory-mb": "models.ENGINE.kvCache.maxMemoryMb",
+    "--threads": "models.ENGINE.threads",
+    "--queue-capacity": "queue.capacity",
+    "--queue-timeout": "queue.timeout",
+    "--fairness": "queue.fairness",
+    "--estimate": "queue.estimate",
+    "--keep-alive": "queue.keepAlive",
+    "--request-timeout": "requestTimeout",
+    "--drain-timeout": "limits.drain",
+}
+VARIABLES = {"FAIRLEAD_HOST": "host", "FAIRLEAD_PORT": "port", "FAIRLEAD_API_KEY": "apiKeys[].key"}
+
+_LOGS = "tests/e2e/test_log_streams.py::test_"
+_BENCH = "tests/cli/test_bench_serve.py::test_"
+_LOOKING = "tests/cli/test_looking.py::test_"
+_MACHINE = "tests/cli/test_machine.py::test_"
+_FILE = "tests/cli/test_config_file.py::test_"
+_RUN = "tests/cli/test_run.py::test_"
+_ADDRESSED = f"{_LOOKING}the_address_and_the_key_are_options_of_each_command"
+TESTS = {
+    "serve MODEL": "tests/cli/test_serve.py::test_a_relative_directory_is_named_after_itself",
+    "serve --config": f"{_FILE}a_file_says_what_is_served",
+    "serve --watch-config": "tests/e2e/test_reload.py::test_nobody_notices_that_the_configuration_changes",
+    "serve --served-model-name": "tests/settings/test_options.py::test_a_model_is_served_by_another_name",
+    "serve --log-json": f"{_LOGS}every_line_of_a_json_log_is_an_object_from_the_start_to_the_end",
+    "serve --lifeline": "tests/cli/test_serve.py::test_a_server_on_a_lifeline_ends_with_its_standard_input",
+    "node MODEL": f"{_MACHINE}a_node_is_a_server_that_never_queues",
+    "config check FILE": f"{_FILE}a_good_file_is_told_in_a_few_lines",
+    "config check --json": f"{_FILE}a_good_file_can_be_told_in_json_without_its_secrets",
+    "run --model": f"{_RUN}a_directory_names_the_model_that_is_served_from_it",
+    "run --prompt": f"{_RUN}the_answer_is_printed",
+    "run --url": f"{_RUN}the_answer_is_printed",
+    "run --api-key": _ADDRESSED,
+    "ps --json": f"{_LOOKING}ps_answers_in_json_with_the_same_figures",
+    "ps --url": _ADDRESSED,
+    "ps --api-key": _ADDRESSED,
+    "top --json": f"{_LOOKING}top_writes_each_picture_as_a_line_of_json",
+    "top --url": _ADDRESSED,
+    "top --api-key": _ADDRESSED,
+    "stop MODEL": f"{_LOOKING}stop_unloads_the_model",
+    "stop --force": f"{_LOOKING}stop_unloads_the_model",
+    "stop --url": _ADDRESSED,
+    "stop --api-key": _ADDRESSED,
+    "bench MODEL": f"{_BENCH}each_option_reaches_the_requests",
+    "bench --endpoint": f"{_BENCH}the_same_seed_asks_the_same",
+    "bench --streams": f"{_BENCH}every_level_is_measured_and_written",
+    "bench --requests": f"{_BENCH}every_level_is_measured_and_written",
+    "bench --warmup": f"{_BENCH}the_same_seed_asks_the_same",
+    "bench --prompt-tokens": f"{_BENCH}prompts_have_the_wished_length_and_share_no_beginning",
+    "bench --output-tokens": f"{_BENCH}each_option_reaches_the_requests",
+    "bench --ignore-eos": f"{_BENCH}each_option_reaches_the_requests",
+    "bench --tenants": f"{_BENCH}prompts_have_the_wished_length_and_share_no_beginning",
+    "bench --duration": f"{_BENCH}a_level_starts_no_more_requests_when_its_time_is_up",
+    "bench --timeout": f"{_BENCH}an_answer_that_takes_too_long_is_an_error",
+    "bench --seed": f"{_BENCH}the_same_seed_asks_the_same",
+    "bench --json": f"{_BENCH}every_level_is_measured_and_written",
+    "bench --plot": f"{_BENCH}every_level_is_measured_and_written",
+    "bench --url": f"{_BENCH}every_level_is_measured_and_written",
+    "bench --api-key": f"{_BENCH}each_option_reaches_the_requests",
+    "doctor --config": f"{_MACHINE}doctor_reads_a_configuration_and_fails_with_it",
+    "doctor --host": f"{_MACHINE}doctor_looks_at_the_address_that_it_is_given",
+    "doctor --port": f"{_MACHINE}doctor_says_who_has_the_port",
+    "doctor --json": f"{_MACHINE}doctor_says_who_has_the_port",
+    "deploy TARGET": f"{_MACHINE}deploy_writes_the_files_and_names_them",
+    "deploy --folder": f"{_MACHINE}deploy_writes_the_files_and_names_them",
+    "deploy --force": f"{_MACHINE}deploy_writes_over_nothing_unless_it_is_told_to",
+    "completion SHELL": f"{_MACHINE}completion_knows_every_command",
+    "$FAIRLEAD_URL": f"{_LOOKING}the_environment_names_the_server_and_its_key",
+    "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_is_honoured",
+    "$NOTIFY_SOCKET": f"{_MACHINE}systemd_is_told_when_the_server_is_ready_and_when_it_stops",
+    "$HF_HOME": f"{_MACHINE}doctor_looks_at_the_hubs_folder_and_token",
+    "$HF_TOKEN": f"{_MACHINE}doctor_looks_at_the_hubs_folder_and_token",
+}
+
+
+def options() -> Iterator[str]:
+    """Yield each option of each command, but for those of `node`, which are the ones of `serve`."""
+    for command, app in _commands(commands, ()):
+        for argument in app.assemble_argument_collection():
+            name = argument.names[0]
+            if name != "*" and not (command == "node" and name.startswith("--")):
+                yield f"{command} {name}"
+
+
+def _commands(app, path: tuple[str, ...]):
+    for name in app:
+        if name.startswith("-"):
+            continue
+        if app[name].default_command is not None:
+            yield " ".join((*path, name)), app[name]
+        yield from _commands(app[name], (*path, name))
+
+
+def variables() -> set[str]:
+    """Return the environment variables that the source reads by name."""
+    found = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for part in ast.walk(ast.parse(file.read_text())):
+            match part:
+                case ast.Call(
+                    ast.Attribute(ast.Attribute(attr="environ"), "get"), [ast.Constant(str(name)), *_]
+                ):
+                    found.add(name)
+                case ast.Subscript(ast.Attribute(attr="environ"), ast.Constant(str(name))):
+                    found.add(name)
+                case ast.keyword("env_var", ast.Constant(str(name))):
+                    found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("option", KEYS)
+def test_option_has_the_effect_of_its_key(option, simulators):
+    played(simulators, play_with_option, KEYS[option], option)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variable_has_the_effect_of_its_key(variable, simulators):
+    played(simulators, play_with_variable, VARIABLES[variable], variable)
+
+
+def test_a_model_is_served_by_another_name(simulators):
+    played(simulators, play_served_model_name)
+
+
+def test_a_variable_is_put_into_a_file(simulators):
+    played(simulators, play_variable_in_a_file)
+
+
+def test_each_option_has_a_test():
+    shown = {f"serve {option}" for option in KEYS} | {name for name in TESTS if not name.startswith("$")}
+    assert set(options()) == shown
+
+
+def test_each_variable_has_a_test():
+    assert variables() == VARIABLES.keys() | {name[1:] for name in TESTS if name.startswith("$")}
+
+
+def test_a_node_has_the_options_of_a_server():
+    kinds = [typing.get_type_hints(command)["options"] for command in (serve, node)]
+    assert kinds[0] is kinds[1]
+    assert "options" in inspect.signature(node).parameters
+
+
+@pytest.mark.parametrize("named", sorted(set(TESTS.values())))
+def test_test_that_is_named_exists(named):
+    file, _, name = named.partition("::")
+    functions = ast.walk(ast.parse((ROOT / file).read_text()))
+    assert name in {part.name for part in functions if isinstance(part, ast.FunctionDef)}
