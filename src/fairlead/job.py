@@ -17,7 +17,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How one sequence picks its tokens. Ranges are checked at the edge (api/schemas.py).
 
     `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
-    drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest.
+    drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest;
+    `prompt_logprobs`: the same for each token of the prompt but the first.
     `logit_bias` maps token ids to additions; `stop_token_ids` end the sequence beside the model's own
     end-of-sequence ids, which `ignore_eos` switches off. No end is accepted before `min_tokens`.
     """
@@ -36,6 +37,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Passthrough(msgspec.Struct, frozen=True):
@@ -128,11 +130,15 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A chosen token's log-probability and the likeliest alternatives, best first: (token id, logprob)."""
+    """A chosen token's log-probability and the likeliest alternatives, best first: (token id, logprob).
+
+    `rank`, of a prompt's token: how many tokens are as likely as it or likelier; 0: not counted.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 class Delta(msgspec.Struct):
@@ -147,6 +153,9 @@ class Delta(msgspec.Struct):
     the server's own count, which may be negative. Events at the end that belong to no choice have an index of
     their own, after those of the choices.
 
+    The first one of a choice has what is known of its prompt: `prompt_logprobs`, of its second token and
+    those after, if they were asked for, and how many tokens of it were cached.
+
     Of a job that embeds, a choice's only delta has its prompt's `vector`: float32, little-endian.
     """
 
@@ -159,6 +168,8 @@ class Delta(msgspec.Struct):
     raw: list[bytes] = []
     relayed_tokens: int = 0
     vector: bytes = b""
+    prompt_logprobs: list[TokenLogprob] = []
+    cached_tokens: int = 0
 
     def merge(self, later: "Delta") -> None:
         """Append what came after this delta, in place."""
@@ -172,3 +183,5 @@ class Delta(msgspec.Struct):
         self.raw += later.raw
         self.relayed_tokens += later.relayed_tokens
         self.vector += later.vector
+        self.prompt_logprobs += later.prompt_logprobs
+        self.cached_tokens += later.cached_tokens

@@ -56,14 +56,16 @@ async def test_a_key_that_is_not_ascii_works_too(client_with):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", "/v1/models/small", "/ready", "/queue", "/running", "/version", "/nowhere", "/health/"],
+    ["/v1/models", "/v1/models/small", "/models", "/queue", "/running", "/version", "/nowhere", "/health/"],
 )
-async def test_every_path_but_health_asks_for_the_key_first(client_with, path):
+async def test_every_path_but_the_probes_asks_for_the_key_first(client_with, path):
     assert (await client_with(ALICE).get(path)).status == 401
 
 
-async def test_health_needs_no_key(client_with):
-    assert (await client_with(ALICE).get("/health")).status == 200
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probes_need_no_key(client_with, path):
+    assert (await client_with(ALICE).get(path)).status == 200
+    assert (await client_with(ALICE).get(path, headers=bearer("wrong"))).status == 200
 
 
 async def test_a_wrong_method_asks_for_the_key_first(client_with):

@@ -240,7 +240,7 @@ async def test_a_relayed_job_holds_its_body_to_its_end(model):
     "body",
     [
         padded(2_000_000, n=0),
-        padded(2_000_000, max_tokens=10**6),
+        padded(2_000_000, min_tokens=10**6),
         padded(2_000_000)[:-1],
         b"[" * 2_000_000,
         json.dumps({"model": "small", "messages": [{"role": "user", "content": "x" * 2_000_000}]}).encode(),

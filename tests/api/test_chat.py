@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from fairlead.api import answers, prepare
+from fairlead.api import answers, chunks, prepare
 from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Delta, Sampling, TokenLogprob
 
@@ -43,13 +43,15 @@ async def test_a_stream_is_these_bytes(client, chat):
     )
     tail = '},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
     prompt, total = job.prompt_tokens, job.prompt_tokens + 4
-    usage = f'{{"prompt_tokens":{prompt},"completion_tokens":4,"total_tokens":{total}}}'
+    usage = (
+        f'{{"prompt_tokens":{prompt},"completion_tokens":4,"total_tokens":{total},'
+        '"prompt_tokens_details":{"cached_tokens":0}}'
+    )
     expected = [
         head + '{"index":0,"delta":{"role":"assistant","content":""' + tail,
         head + '{"index":0,"delta":{"content":"Hello"' + tail,
         head + '{"index":0,"delta":{"content":" world"' + tail,
-        head
-        + '{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'
+        head + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'
         '"usage":null}\n\n',
         head + '],"usage":' + usage + "}\n\n",
         "data: [DONE]\n\n",
@@ -59,6 +61,33 @@ async def test_a_stream_is_these_bytes(client, chat):
     assert reply.headers["cache-control"] == "no-cache"
     assert reply.headers["x-accel-buffering"] == "no"
     assert reply.whole
+
+
+async def test_last_delta_is_empty_and_comes_after_the_last_text_and_its_logprobs(client, chat):
+    logprob = TokenLogprob(40, -0.5)
+    client.gateway.script = lambda job: [[Delta(0, "Hi", [40], [logprob], finish_reason="length")]]
+    reply = await client.post(CHAT, chat(stream=True, logprobs=True))
+    _, text, last = (chunk["choices"][0] for chunk in reply.chunks)
+    assert (text["delta"], text["finish_reason"]) == ({"content": "Hi"}, None)
+    assert [entry["logprob"] for entry in text["logprobs"]["content"]] == [-0.5]
+    assert last == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_tokens_of_a_prompt_are_counted_once_however_many_answers(client, chat, stream):
+    client.gateway.script = lambda job: [
+        [Delta(index, "a", [1], finish_reason="stop", cached_tokens=16 * (index + 1)) for index in range(2)]
+    ]
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    reply = await client.post(CHAT, chat(n=2, **options))
+    answer = reply.chunks[-1] if stream else reply.json
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 async def test_all_deltas_that_are_there_go_out_in_one_piece(client, chat):
@@ -74,7 +103,7 @@ async def test_chunks_are_what_the_openai_client_expects(client, chat):
     texts = {0: "", 1: ""}
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
-        texts[choice.index] += choice.delta.content
+        texts[choice.index] += choice.delta.content or ""
     assert texts == {0: "Hello world", 1: "Hello world"}
     assert ["assistant"] * 2 == [
         choice.delta.role for chunk in chunks for choice in chunk.choices if choice.delta.role
@@ -94,7 +123,7 @@ async def test_text_is_encoded_so_that_it_cannot_end_an_event(client, chat):
     text = 'a\n\ndata: [DONE]\n\n"\\ é 🦊 \x00\u2028'
     client.gateway.script = lambda job: [[Delta(0, text, [1], finish_reason="stop")]]
     reply = await client.post(CHAT, chat(stream=True))
-    assert text == "".join(chunk["choices"][0]["delta"]["content"] for chunk in reply.chunks)
+    assert text == "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks)
 
 
 async def test_deltas_whose_text_is_held_back_make_no_chunk(client, chat):
@@ -104,7 +133,8 @@ async def test_deltas_whose_text_is_held_back_make_no_chunk(client, chat):
         [Delta(0, "b", [3], finish_reason="length")],
     ]
     reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
-    assert ["", "a", "b"] == [chunk["choices"][0]["delta"]["content"] for chunk in reply.chunks[:-1]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in reply.chunks[:-1]]
+    assert [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}] == deltas
     assert reply.chunks[-2]["choices"][0]["finish_reason"] == "length"
     assert reply.chunks[-1]["usage"]["completion_tokens"] == 3
 
@@ -155,9 +185,9 @@ async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, mon
     events = (await client.post(CHAT, wanted)).chunks[1:]
     monkeypatch.setattr(answers, "MANY_LOGPROBS", 1)
     threads = []
-    write = answers.ChatChunks.write
+    write = chunks.ChatChunks.write
     monkeypatch.setattr(
-        answers.ChatChunks,
+        chunks.ChatChunks,
         "write",
         lambda *given: threads.append(threading.current_thread()) or write(*given),
     )

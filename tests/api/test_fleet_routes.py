@@ -193,7 +193,7 @@ async def test_a_command_is_described_as_its_configuration_does(client_with):
     )
     client = client_with(fleet=FakeFleet([], ["plain", "known"], configs=(plain, known)))
     first, second = (await client.get("/v1/models")).json["data"]
-    assert {"id", "object", "created", "owned_by"} == set(first)
+    assert {"id", "object", "created", "owned_by", "root", "parent"} == set(first)
     assert {
         "name": "Known well",
         "description": "what all know",

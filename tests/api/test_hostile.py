@@ -86,8 +86,6 @@ FIELDS = [
     (b'"n":1e400', "n"),
     (b'"max_tokens":0', "max_tokens"),
     (b'"max_tokens":-1', "max_tokens"),
-    (b'"max_tokens":4096', "max_tokens"),
-    (b'"max_completion_tokens":4096', "max_completion_tokens"),
     (b'"min_tokens":-1', "min_tokens"),
     (b'"max_tokens":3,"min_tokens":4', "min_tokens"),
     (b'"presence_penalty":2.1', "presence_penalty"),

@@ -310,7 +310,7 @@ async def test_what_ran_or_was_cancelled_is_charged(client_with, chat, kind, aut
 
 async def test_what_the_model_refuses_to_read_is_not_charged(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5)
-    for body in (chat(temperature=9), chat(model="huge"), chat(max_tokens=10**6), chat(priority="none")):
+    for body in (chat(temperature=9), chat(model="huge"), chat(min_tokens=10**6), chat(priority="none")):
         assert 5 == remaining(await client.post(CHAT, body, headers=BEARER), "requests")
 
 

@@ -20,6 +20,8 @@ async def test_the_models_are_listed_under_their_canonical_names(client, model):
         "object": "model",
         "created": model.created,
         "owned_by": "fairlead",
+        "root": "small",
+        "parent": None,
         "max_model_len": 4096,
         "task": "generate",
     }

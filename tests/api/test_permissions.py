@@ -59,7 +59,11 @@ async def test_a_refusal_names_both_priorities(client_with, chat):
 
 
 @pytest.mark.parametrize(
-    "header", ["High", "HIGH", "high,low", "0", "-1", "urgent", "\xe9", "\x00", "'\"\\", "x" * 60_000]
+    "header",
+    [
+        *("High", "HIGH", "high,low", "1.0", "- 1", "²", "9" * 11, "urgent", "\xe9", "\x00", "'\"\\"),
+        "x" * 60_000,
+    ],
 )
 async def test_a_priority_that_is_none_is_a_short_400(client, chat, header):
     reply = await client.post(CHAT, chat(), headers={"X-Priority": header})
@@ -68,9 +72,33 @@ async def test_a_priority_that_is_none_is_a_short_400(client, chat, header):
     assert len(reply.body) < 600
 
 
-@pytest.mark.parametrize("value", [0, 1.5, True, [], {}, "urgent", "x" * 10_000])
-async def test_a_bodys_priority_must_be_a_name(client, chat, value):
+@pytest.mark.parametrize("value", [1.5, True, [], {}, 2**31, "urgent", "x" * 10_000])
+async def test_a_bodys_priority_must_be_a_name_or_a_number(client, chat, value):
     assert (400, "priority") == await priority(client, chat, priority=value)
+
+
+async def test_vllms_numbers_count_classes_from_the_default_one_the_lower_the_earlier(client, chat):
+    numbers = (-(2**31), -2, -1, 0, 1, 2, 2**31 - 1)
+    expected = [0, 0, 0, 1, 2, 2, 2]
+    assert expected == [await priority(client, chat, priority=number) for number in numbers]
+    assert expected == [await priority(client, chat, header=str(number)) for number in numbers]
+
+
+async def test_a_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
+    client = client_with(PLAIN, FIRST, LAST)
+    refused = (403, "priority")
+    for key, expected in (
+        (PLAIN, [refused, 1, 2]),
+        (FIRST, [0, 1, 2]),
+        (LAST, [refused, 2, 2]),  # 0 asks for nothing
+    ):
+        assert expected == [await priority(client, chat, key, priority=number) for number in (-1, 0, 1)]
+        assert expected == [await priority(client, chat, key, header=number) for number in ("-1", "0", "1")]
+
+
+async def test_a_class_named_like_a_number_is_that_class(client_with, chat):
+    client = client_with(queue=QueueConfig(classes=("0", "1")))
+    assert [0, 1] == [await priority(client, chat, priority=name) for name in ("0", "1")]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Requests for other servers' models: passed on as they came, and their answers passed back as they come."""
 
+import json
+
 import pytest
 import trio
 import trio.testing
@@ -168,7 +170,7 @@ async def test_the_queue_and_a_failover_know_how_long_it_may_be_and_whether_it_r
         ("temperature", "hot"),
         ("seed", {}),
         ("user", 7),
-        ("priority", 1),
+        ("priority", 1.5),
     ],
 )
 async def test_a_body_that_lies_about_what_we_must_know_is_refused_by_name(far, path, field, lie):
@@ -271,3 +273,15 @@ async def test_who_asks_is_read_from_the_body_as_ever(far):
     await far.post(CHAT, asking(user="alice", priority="low"), headers={"X-No-Queue": "1"})
     job = far.gateway.job
     assert ("user/alice", 2, True) == (job.tenant, job.priority, job.no_queue)
+
+
+async def test_vllms_priority_is_read_and_passed_on_as_it_is(far):
+    await far.post(CHAT, asking(priority=-1))
+    job = far.gateway.job
+    assert (job.priority, json.loads(job.relay.body)["priority"]) == (0, -1)
+
+
+async def test_fields_of_likelihood_evaluations_are_passed_on(far):
+    fields = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 5}
+    await far.post("/v1/completions", {"model": "far", **fields})
+    assert fields.items() <= json.loads(far.gateway.job.relay.body).items()

@@ -57,7 +57,7 @@ async def test_whoever_streams_writes_the_events(both, chat):
     assert b"".join(EVENTS) == (await both.post(CHAT, chat(stream=True))).body
     both.gateway.script = ours
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "Hel", "lo", ""] == contents(reply.events)
+    assert ["", "Hel", "lo", None] == contents(reply.events)
     assert b"[DONE]" == reply.events[-1]
 
 
@@ -73,7 +73,7 @@ async def test_an_answer_that_goes_on_elsewhere_has_one_beginning_and_one_end(bo
 async def test_an_answer_that_comes_home_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*streamed(job)[:2], *ours(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "far", "lo", ""] == contents(reply.events)
+    assert ["", "far", "lo", None] == contents(reply.events)
     assert 1 == reply.body.count(b"[DONE]")
     assert 1 == reply.body.count(b'"role":"assistant"')
     assert 1 == reply.body.count(b'"finish_reason":"stop"')
@@ -94,4 +94,4 @@ async def test_early_comments_do_not_depend_on_who_answers(client_with, chat, au
     client.gateway.wait_s = 2.0
     reply = await client.post(CHAT, chat(stream=True))
     assert [": queued position=1 estimated_wait=8"] == reply.comments
-    assert ["", "Hel", "lo", ""] == contents(reply.events)
+    assert ["", "Hel", "lo", None] == contents(reply.events)

@@ -42,11 +42,8 @@ async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat
     [
         (CHAT, {"messages": [{"role": "user", "content": "hello " * 3000}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "messages"),
-        (CHAT, {"max_tokens": 4090}, "max_tokens"),
-        (CHAT, {"max_completion_tokens": 2**31 - 1}, "max_completion_tokens"),
         (COMPLETE, {"prompt": "hello " * 3000}, "prompt"),
         (COMPLETE, {"prompt": [[3], [3] * 4096]}, "prompt"),
-        (COMPLETE, {"prompt": [3] * 4000, "max_tokens": 97}, "max_tokens"),
     ],
 )
 async def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_act_on(
@@ -60,12 +57,6 @@ async def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_
     assert [] == client.gateway.jobs
 
 
-async def test_an_answer_over_the_configured_limit_is_not_a_matter_of_the_context(limited, chat):
-    """A client that shortens its conversation would come back with the same max_tokens."""
-    reply = await limited(max_output_tokens=7).post(CHAT, chat(max_tokens=8))
-    assert (400, "invalid_request") == (reply.status, reply.error["code"])
-
-
 async def test_a_prompt_at_the_limit_is_served(limited):
     client = limited(max_input_tokens=5)
     assert 200 == (await client.post(COMPLETE, prompt(5))).status
@@ -74,14 +65,35 @@ async def test_a_prompt_at_the_limit_is_served(limited):
 @pytest.mark.parametrize(
     ("path", "param"), [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETE, "max_tokens")]
 )
-async def test_an_answer_over_the_limit_is_refused_naming_the_field(limited, chat, path, param):
+async def test_max_tokens_above_what_is_left_is_reduced_to_it(client, model, chat, path, param):
+    body = prompt(4000) if path == COMPLETE else chat(messages=[{"role": "user", "content": "hello " * 500}])
+    for given in (2**31 - 1, 4096):
+        client.gateway.jobs.clear()
+        assert 200 == (await client.post(path, body | {param: given})).status
+        job = client.gateway.job
+        assert job.sampling.max_tokens == model.max_model_len - job.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "param"), [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETE, "max_tokens")]
+)
+async def test_max_tokens_above_the_configured_limit_is_reduced_to_it(limited, chat, path, param):
     client = limited(max_output_tokens=7)
     body = prompt(3) if path == COMPLETE else chat()
-    reply = await client.post(path, body | {param: 8})
-    assert (400, param) == (reply.status, reply.json["error"]["param"])
-    assert "7 tokens" in reply.json["error"]["message"]
-    assert 200 == (await client.post(path, body | {param: 7})).status
-    assert 7 == client.gateway.job.sampling.max_tokens
+    for given, expected in ((8, 7), (7, 7), (6, 6)):
+        client.gateway.jobs.clear()
+        assert 200 == (await client.post(path, body | {param: given})).status
+        assert client.gateway.job.sampling.max_tokens == expected
+
+
+async def test_short_prompt_beside_a_long_one_keeps_its_max_tokens(client):
+    await client.post(COMPLETE, {"model": "small", "prompt": [[3], [3] * 4090], "max_tokens": 100})
+    assert client.gateway.job.sampling.max_tokens == 100  # the engine reduces it for the long one
+
+
+async def test_min_tokens_above_what_is_left_is_refused(client):
+    reply = await client.post(COMPLETE, prompt(4000) | {"min_tokens": 97})
+    assert (400, "min_tokens") == (reply.status, reply.error["param"])
 
 
 async def test_without_a_wish_an_answer_may_have_what_the_limit_allows(limited, chat):

@@ -163,6 +163,20 @@ def test_texts_and_logits_are_those_of_torch(models, launches, name):
     assert is_dense == any("turn_and_keep" == name for name, *_ in launches)
 
 
+def test_logits_of_prompts_are_those_of_torch(models, launches):
+    scored = Sampling(max_tokens=1, temperature=0, prompt_logprobs=2)
+    logits = []
+    for make in (TorchForward, lambda *one: DeviceForward(*one, Recorder(launches))):
+        loaded = loaded_of(models("llama"), make)
+        loaded.runner.forward = kept = Kept(loaded.runner.forward)
+        texts_of(loaded, samplings=[scored, GREEDY], lengths=(18, 2))
+        logits.append(kept.logits)
+    # Of 18 tokens all but the last lead to one of the prompt; the answers have one more and three.
+    assert sum(map(len, logits[1])) == 17 + 1 + 3
+    for theirs, ours in zip(*logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_a_step_ahead_takes_over_what_the_one_before_chose(models, launches):
     loaded = loaded_of(models("llama"), lambda *one: DeviceForward(*one, Recorder(launches)))
     samplings = [GREEDY, Sampling(max_tokens=3, temperature=0, repetition_penalty=1.5)]

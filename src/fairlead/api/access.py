@@ -11,6 +11,7 @@ The tenant, between whom there is fairness, is, in this order:
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
@@ -25,6 +26,8 @@ from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest
 MAX_TENANT_LENGTH = 128
 USER_HEADER = "X-OpenWebUI-User-Id"
 ADDRESSES_REMEMBERED = 1024
+
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
 class Access:
@@ -86,8 +89,12 @@ def owner_of(api_key: ApiKey | None) -> str:
     return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
 
 
-def priority_of(api_key: ApiKey | None, asked: str | None, queue: QueueConfig) -> int:
+def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueConfig) -> int:
     """Return the class of priority for a job, an index into `queue.classes`; `asked` is its name.
+
+    A whole number is taken as vLLM does, the lower the earlier: 0 is the default class, -1 the class before
+    it, 1 the one after it, and what is beyond the classes is the first or last one. Tenants share a class
+    fairly whichever number they send.
 
     Who asks for none gets the default class, or the highest one its key allows if that is lower. Without
     keys everybody may ask for any. Raises `InvalidRequest` and `Forbidden`.
@@ -98,12 +105,18 @@ def priority_of(api_key: ApiKey | None, asked: str | None, queue: QueueConfig) -
         highest = queue.default_class
     else:
         highest = queue.classes.index(api_key.priority)
-    if not asked:
+    if not asked:  # also 0
         return max(queue.default_class, highest)
-    if asked not in queue.classes:
+    if asked in queue.classes:
+        priority = queue.classes.index(str(asked))
+    elif isinstance(asked, int) or _WHOLE_NUMBER.fullmatch(asked):
+        priority = min(max(0, queue.default_class + int(asked)), len(queue.classes) - 1)
+        if int(asked) == 0:
+            priority = max(priority, highest)
+    else:
         known = ", ".join(queue.classes)
-        raise InvalidRequest(f"priority: must be one of {known}, not {told(asked)}", param="priority")
-    priority = queue.classes.index(asked)
+        message = f"priority: must be one of {known}, or a whole number, not {told(asked)}"
+        raise InvalidRequest(message, param="priority")
     if priority < highest:
         most = queue.classes[highest]
         raise Forbidden(f"priority: this API key allows at most {most!r}, not {asked!r}", param="priority")

@@ -1,25 +1,14 @@
-"""What an answer looks like in OpenAI's dialect: whole, or as the chunks of a stream. Knows no socket.
+"""What a whole answer looks like in OpenAI's dialect; `chunks` has that of a stream. Knows no socket."""
 
-Chunks are written by hand: everything but the text is the same from one to the next, so it is prepared
-once and only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fairlead.api.errors import error_event
-from fairlead.api.schemas import StreamOptions
-from fairlead.errors import FairleadError
-from fairlead.job import Delta, Job, TokenLogprob
+from fairlead.api.logprobs import Scored, chat_logprobs, completion_logprobs, prompt_logprobs
+from fairlead.job import Delta, Job
 from fairlead.nodes.deltas import Deltas
 from fairlead.text.tokenizer import Tokenizer
-
-# JSON has no infinity; OpenAI writes this for a token that cannot come.
-LEAST_LOGPROB = -9999.0
-DONE = b"data: [DONE]\n\n"
 
 # Above these, deltas are written in a thread, or other streams' tokens would wait. A token with 20 others
 # beside it takes 25 µs.
@@ -28,6 +17,20 @@ LARGE_VECTORS_BYTES = 200_000
 MANY_LOGPROBS = 200
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Echo(NamedTuple):
+    """What completions begin with: the text of each prompt. `alone`: nothing follows it (`max_tokens: 0`)."""
+
+    texts: ReadOnlySequence[str] = ()
+    alone: bool = False
+
+    def of(self, deltas: list[Delta]) -> list[Delta]:
+        """Return the deltas to show: `alone`, they are without what was generated."""
+        return list(map(_without_answer, deltas)) if self.alone else deltas
+
+
+NO_ECHO = Echo()
 
 
 async def collect(deltas: Deltas, choices: int) -> list[Delta]:
@@ -49,18 +52,33 @@ def is_large(deltas: list[Delta]) -> bool:
     """Whether these deltas are to be written in a thread. A slow client's may be a whole answer."""
     return (
         sum(len(delta.text) for delta in deltas) > LARGE_TEXT_CHARS
-        or sum(len(delta.logprobs) for delta in deltas) > MANY_LOGPROBS
+        or sum(len(delta.logprobs) + len(delta.prompt_logprobs) for delta in deltas) > MANY_LOGPROBS
         or sum(len(delta.vector) for delta in deltas) > LARGE_VECTORS_BYTES
     )
 
 
-def usage(job: Job, completion_tokens: int) -> dict[str, int]:
+def usage(job: Job, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """Return the counts, in tokens; a prompt counts once however many answers it gets."""
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": job.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def cached_tokens(job: Job, deltas: list[Delta]) -> int:
+    """Return what was in the cache of the prompts, as the first choice of each found it."""
+    return sum(delta.cached_tokens for delta in deltas if delta.index % job.n == 0)
+
+
+def _without_answer(delta: Delta) -> Delta:
+    return Delta(
+        delta.index,
+        finish_reason="length" if delta.finish_reason is not None else None,
+        prompt_logprobs=delta.prompt_logprobs,
+        cached_tokens=delta.cached_tokens,
+    )
 
 
 # Whole ---------------------------------------------------------------------------------------------
@@ -75,209 +93,73 @@ def chat_completion(job: Job, answers: list[Delta], tokenizer: Tokenizer, *, cre
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             # Encoded for each choice: one call for all of them would hold the GIL too long.
             "logprobs": (
-                msgspec.Raw(_encode(_chat_logprobs(tokenizer, answer.logprobs))) if wants_logprobs else None
+                msgspec.Raw(_encode(chat_logprobs(tokenizer, answer.logprobs))) if wants_logprobs else None
             ),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
         }
         for answer in answers
     ]
-    return _whole(job, "chat.completion", choices, answers, created)
+    whole = _whole(job, "chat.completion", choices, answers, created)
+    if job.sampling.prompt_logprobs is not None:
+        whole["prompt_logprobs"] = _prompt_logprobs(tokenizer, answers[0])
+    return _encode(whole)
 
 
 def completion(
-    job: Job, answers: list[Delta], tokenizer: Tokenizer, *, created: int, echo: ReadOnlySequence[str] = ()
+    job: Job,
+    answers: list[Delta],
+    tokenizer: Tokenizer,
+    *,
+    created: int,
+    echo: Echo = NO_ECHO,
+    lists_prompt: bool = False,
 ) -> bytes:
-    """Return the body of a completion; `echo` has the prompts' texts, if the answers begin with them."""
+    """Return the body of a completion; with `lists_prompt`, `prompt_logprobs` are in it."""
     wants_logprobs = job.sampling.logprobs is not None
+    answers = echo.of(answers)
     choices = [
         {
             "index": answer.index,
-            "text": (echo[answer.index // job.n] if echo else "") + answer.text,
+            "text": (echo.texts[answer.index // job.n] if echo.texts else "") + answer.text,
             "logprobs": (
-                msgspec.Raw(_encode(_completion_logprobs(tokenizer, answer.logprobs, offset=0)[0]))
+                msgspec.Raw(_encode(completion_logprobs(tokenizer, scored(job, answer, echo), offset=0)[0]))
                 if wants_logprobs
                 else None
             ),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
+            **({"prompt_logprobs": _prompt_logprobs(tokenizer, answer)} if lists_prompt else {}),
         }
         for answer in answers
     ]
-    return _whole(job, "text_completion", choices, answers, created)
+    return _encode(_whole(job, "text_completion", choices, answers, created))
 
 
-def _whole(job: Job, kind: str, choices: list[dict[str, Any]], answers: list[Delta], created: int) -> bytes:
-    return _encode(
-        {
-            **_identity(job, kind, created),
-            "choices": choices,
-            "usage": usage(job, sum(len(answer.token_ids) for answer in answers)),
-        }
-    )
+def scored(job: Job, delta: Delta, echo: Echo) -> list[Scored]:
+    """Return what a completion's `logprobs` list: the prompt's tokens, if its text has them, and its own."""
+    answer = Scored(delta.logprobs)
+    if not echo.texts:
+        return [answer]
+    prompt = delta.index // job.n
+    first, top = job.prompts[prompt][0], job.sampling.logprobs
+    return [Scored(delta.prompt_logprobs, first, echo.texts[prompt], top), answer]
 
 
-def _identity(job: Job, kind: str, created: int) -> dict[str, Any]:
+def _prompt_logprobs(tokenizer: Tokenizer, answer: Delta) -> msgspec.Raw:
+    return msgspec.Raw(_encode(prompt_logprobs(tokenizer, answer.prompt_logprobs)))
+
+
+def _whole(
+    job: Job, kind: str, choices: list[dict[str, Any]], answers: list[Delta], created: int
+) -> dict[str, Any]:
+    completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    return {
+        **identity(job, kind, created),
+        "choices": choices,
+        "usage": usage(job, completion_tokens, cached_tokens(job, answers)),
+    }
+
+
+def identity(job: Job, kind: str, created: int) -> dict[str, Any]:
     return {"id": job.id, "object": kind, "created": created, "model": job.model, "system_fingerprint": None}
-
-
-# Streamed ------------------------------------------------------------------------------------------
-
-
-class Chunks(ABC):
-    """Writes deltas as server-sent events and counts their tokens. One object an answer."""
-
-    # The beginning of a choice's text and what closes it, in JSON.
-    _kind: ClassVar[str]
-    _opening: ClassVar[bytes]
-    _closing: ClassVar[bytes]
-
-    def __init__(
-        self, job: Job, tokenizer: Tokenizer, *, created: int, options: StreamOptions | None = None
-    ) -> None:
-        options = options or StreamOptions()
-        self._job = job
-        self._tokenizer = tokenizer
-        self._include_usage = bool(options.include_usage)
-        self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
-        self._detailed = self._continuous_usage or job.sampling.logprobs is not None
-        self._begun = [False] * job.sequences
-        self._completion_tokens = 0
-        self._head = b"data: " + _encode(_identity(job, self._kind, created))[:-1] + b',"choices":['
-        self._heads = [self._head + b'{"index":%d,' % index + self._opening for index in range(job.sequences)]
-        no_usage = b',"usage":null' if self._include_usage else b""
-        self._tail = self._closing + b',"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        """Return the events for these deltas; none for those whose text is still held back."""
-        events = []
-        for delta in deltas:
-            index = delta.index
-            self._completion_tokens += len(delta.token_ids)
-            if not self._begun[index]:
-                self._begun[index] = True
-                events.append(self._beginning(index))
-            if delta.finish_reason is not None or (self._detailed and delta.token_ids):
-                events.append(self._heads[index] + _encode(delta.text) + self._detailed_tail(delta))
-            elif delta.text:
-                events.append(self._heads[index] + _encode(delta.text) + self._tail)
-        return b"".join(events)
-
-    def end(self) -> bytes:
-        """Return the events after the last delta: the usage, if asked for, and the end mark."""
-        if not self._include_usage:
-            return DONE
-        return self._head + b'],"usage":' + self._usage() + b"}\n\n" + DONE
-
-    def error(self, error: FairleadError) -> bytes:
-        """Return the event that says why the answer is not whole."""
-        return error_event(error)
-
-    def skip_beginnings(self) -> None:
-        """The client has the beginnings of all choices already, by another's hand."""
-        self._begun = [True] * len(self._begun)
-
-    def _detailed_tail(self, delta: Delta) -> bytes:
-        logprobs = self._logprobs(delta) if delta.logprobs else None
-        finish: dict[str, Any] = {"logprobs": logprobs, "finish_reason": delta.finish_reason}
-        if delta.finish_reason is not None:
-            finish["stop_reason"] = delta.stop_reason
-        usage_member = b""
-        if self._include_usage:
-            usage_member = b',"usage":' + (self._usage() if self._continuous_usage else b"null")
-        return self._closing + b"," + _encode(finish)[1:] + b"]" + usage_member + b"}\n\n"
-
-    def _usage(self) -> bytes:
-        return _encode(usage(self._job, self._completion_tokens))
-
-    @abstractmethod
-    def _beginning(self, index: int) -> bytes:
-        """Return the event that comes before a choice's first delta, if one does."""
-
-    @abstractmethod
-    def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Return what the dialect says about the delta's tokens."""
-
-
-class ChatChunks(Chunks):
-    """The chunks of a chat completion. The first of a choice has the role."""
-
-    _kind = "chat.completion.chunk"
-    _opening = b'"delta":{"content":'
-    _closing = b"}"
-
-    def _beginning(self, index: int) -> bytes:
-        return self._head + b'{"index":%d,"delta":{"role":"assistant","content":""' % index + self._tail
-
-    def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        return _chat_logprobs(self._tokenizer, delta.logprobs)
-
-
-class CompletionChunks(Chunks):
-    """The chunks of a completion. With `echo`, the first of a choice has the prompt's text."""
-
-    _kind = "text_completion"
-    _opening = b'"text":'
-    _closing = b""
-
-    def __init__(
-        self,
-        job: Job,
-        tokenizer: Tokenizer,
-        *,
-        created: int,
-        options: StreamOptions | None = None,
-        echo: ReadOnlySequence[str] = (),
-    ) -> None:
-        super().__init__(job, tokenizer, created=created, options=options)
-        self._echo = echo
-        self._offsets = [0] * job.sequences
-
-    def _beginning(self, index: int) -> bytes:
-        if not self._echo:
-            return b""
-        return self._heads[index] + _encode(self._echo[index // self._job.n]) + self._tail
-
-    def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        written, self._offsets[delta.index] = _completion_logprobs(
-            self._tokenizer, delta.logprobs, offset=self._offsets[delta.index]
-        )
-        return written
-
-
-# Log-probabilities ---------------------------------------------------------------------------------
-
-
-def _chat_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> dict[str, Any]:
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": tokenizer.token(token_id),
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": list(tokenizer.token_bytes(token_id)),
-        }
-
-    content = [
-        {**entry(chosen.token_id, chosen.logprob), "top_logprobs": [entry(*other) for other in chosen.top]}
-        for chosen in logprobs
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _completion_logprobs(
-    tokenizer: Tokenizer, logprobs: list[TokenLogprob], *, offset: int
-) -> tuple[dict[str, Any], int]:
-    """Return the four parallel lists, and the offset after them; offsets in characters of the answer."""
-    tokens, values, tops, offsets = [], [], [], []
-    for chosen in logprobs:
-        token = tokenizer.token(chosen.token_id)
-        # Different tokens can have the same text; the chosen one and then the likelier one keep the name.
-        top: dict[str, float] = {token: max(chosen.logprob, LEAST_LOGPROB)}
-        for token_id, logprob in chosen.top:
-            top.setdefault(tokenizer.token(token_id), max(logprob, LEAST_LOGPROB))
-        tokens.append(token)
-        values.append(top[token])
-        tops.append(top)
-        offsets.append(offset)
-        offset += len(token)
-    written = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
-    return written, offset

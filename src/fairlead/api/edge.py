@@ -132,7 +132,7 @@ class Edge:
             call.api_key, call.headers, call.address, user=user, safety_identifier=safety_identifier
         )
 
-    def priority(self, call: Call, asked: str | None = None) -> int:
+    def priority(self, call: Call, asked: str | int | None = None) -> int:
         """Return the request's class of priority; `asked` is the body's wish, which a header overrules."""
         asked = call.headers.get("X-Priority") or asked
         return priority_of(call.api_key, asked, self.services.config.queue)

@@ -1,17 +1,19 @@
 """OpenAI's routes that generate, and its list of models."""
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from quart import Quart, Response, g
 
-from fairlead.api import answers, prepare, unserved
+from fairlead.api import answers, chunks, prepare, unserved
 from fairlead.api.call import Call, Reply
 from fairlead.api.edge import Edge
 from fairlead.api.encoding import encode_prompts
 from fairlead.api.exchange import json_response
 from fairlead.api.hot import Route
+from fairlead.api.paths import without_version
 from fairlead.api.relaying import CHAT, COMPLETIONS, Relaying
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.config import CommandConfig
@@ -36,8 +38,12 @@ class OpenAI:
 
     def add_to(self, app: Quart) -> None:
         """Register the others."""
-        app.add_url_rule("/v1/models", view_func=self.models, methods=["GET"])
-        app.add_url_rule("/v1/models/<path:name>", view_func=self.model, methods=["GET"])
+        listing: dict[str, Callable[..., Awaitable[Response]]] = {
+            "/v1/models": self.models,
+            "/v1/models/<path:name>": self.model,
+        }
+        for rule, view in (listing | without_version(listing)).items():
+            app.add_url_rule(rule, view_func=view, methods=["GET"])
 
     async def chat(self, call: Call) -> Reply:
         """`POST /v1/chat/completions`."""
@@ -54,7 +60,6 @@ class OpenAI:
         prompt = await self._edge.encode(
             call, model.encode_chat, messages, tools=tools, variables=wanted.chat_template_kwargs
         )
-        newer = wanted.max_completion_tokens is not None
         job = self._edge.job(
             call,
             wanted,
@@ -64,10 +69,10 @@ class OpenAI:
             sampling=prepare.sampling(
                 wanted,
                 model,
-                longest_prompt=len(prompt),
-                max_tokens=wanted.max_completion_tokens if newer else wanted.max_tokens,
-                max_tokens_param="max_completion_tokens" if newer else "max_tokens",
+                shortest_prompt=len(prompt),
+                max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
                 logprobs=logprobs,
+                prompt_logprobs=prepare.prompt_logprobs(wanted, (prompt,), n),
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
@@ -76,8 +81,8 @@ class OpenAI:
         created, options = int(time.time()), wanted.stream_options
         del body, addressed, wanted, messages, prompt  # this frame lives as long as the job
         if job.stream:
-            chunks = answers.ChatChunks(job, model.tokenizer, created=created, options=options)
-            return await self._relaying.stream(call, job, chunks)
+            writer = chunks.ChatChunks(job, model.tokenizer, created=created, options=options)
+            return await self._relaying.stream(call, job, writer)
         return await self._relaying.whole(
             call, job, lambda whole: answers.chat_completion(job, whole, model.tokenizer, created=created)
         )
@@ -103,7 +108,10 @@ class OpenAI:
             "prompt",
             special_tokens=wanted.special_tokens or "parse",
         )
-        echo = await self._edge.encode(call, _decode_prompts, model, prompts) if wanted.echo else ()
+        echo = answers.NO_ECHO
+        if wanted.echo:
+            texts = await self._edge.encode(call, _decode_prompts, model, prompts)
+            echo = answers.Echo(texts, alone=wanted.max_tokens == 0)
         job = self._edge.job(
             call,
             wanted,
@@ -113,25 +121,29 @@ class OpenAI:
             sampling=prepare.sampling(
                 wanted,
                 model,
-                longest_prompt=max(map(len, encoded)),
+                shortest_prompt=min(map(len, encoded)),
                 max_tokens=wanted.max_tokens,
                 logprobs=wanted.logprobs,
+                prompt_logprobs=prepare.prompt_logprobs(wanted, encoded, n),
             ),
             n=n,
             stop=prepare.stop_strings(wanted),
             relay=self._relaying.beside(name, COMPLETIONS, body, wanted),
         )
         created, options = int(time.time()), wanted.stream_options
+        lists_prompt = wanted.prompt_logprobs is not None
         del body, addressed, wanted, prompts, encoded
         if job.stream:
-            chunks = answers.CompletionChunks(
+            writer = chunks.CompletionChunks(
                 job, model.tokenizer, created=created, options=options, echo=echo
             )
-            return await self._relaying.stream(call, job, chunks)
+            return await self._relaying.stream(call, job, writer)
         return await self._relaying.whole(
             call,
             job,
-            lambda whole: answers.completion(job, whole, model.tokenizer, created=created, echo=echo),
+            lambda whole: answers.completion(
+                job, whole, model.tokenizer, created=created, echo=echo, lists_prompt=lists_prompt
+            ),
         )
 
     async def models(self) -> Response:
@@ -164,7 +176,14 @@ class OpenAI:
         return card
 
     def _blank_card(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._began, "owned_by": "fairlead"}
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "fairlead",
+            "root": name,
+            "parent": None,
+        }
 
 
 def _described(config: CommandConfig) -> dict[str, Any]:

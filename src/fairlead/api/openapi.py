@@ -5,6 +5,7 @@ table below with the routes that there are.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from quart import Quart, Response, request
 from fairlead.api import schemas, shapes, unserved
 from fairlead.api.call import json_reply
 from fairlead.api.exchange import response_of
+from fairlead.api.paths import without_version
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
 from fairlead.nodes.status import ModelStatus, NodeStatus
@@ -46,7 +48,8 @@ class Operation(NamedTuple):
     """One method of one path. `takes` and `gives` are types; `media` what an answer is, if not JSON.
 
     `streams`: the answer may be a stream of events instead. `errors` beside 401 and 403, which all have that
-    are not open to everybody. `refuses`: fields of other servers.
+    are not open to everybody. `states`: those that say something else than an error, in the same form
+    as a good answer. `refuses`: fields of other servers.
     """
 
     method: str
@@ -61,6 +64,7 @@ class Operation(NamedTuple):
     streams: bool = False
     query: tuple[tuple[str, str], ...] = ()
     is_open: bool = False
+    states: tuple[int, ...] = ()
     refuses: unserved.Fields | None = None
 
 
@@ -228,16 +232,17 @@ OPERATIONS = (
         "server",
         "200: the process lives and no model is stuck. Needs no key.",
         gives=shapes.State,
-        errors=(503,),
+        states=(503,),
         is_open=True,
     ),
     Operation(
         "get",
         "/ready",
         "server",
-        "200: no job would wait for a model to be loaded.",
+        "200: no job would wait for a model to be loaded. Needs no key.",
         gives=shapes.State,
-        errors=(503,),
+        states=(503,),
+        is_open=True,
     ),
     *(
         Operation(
@@ -290,7 +295,7 @@ def document() -> dict[str, Any]:
     described, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
     schema_of = {str(kind): schema for kind, schema in zip(types, described, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in (*OPERATIONS, *_without_version()):
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, schema_of)
     return {
         "openapi": "3.1.0",
@@ -307,6 +312,15 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _without_version() -> Iterator[Operation]:
+    """Yield OpenAI's operations as they are under the same paths without `/v1`."""
+    by_rule = {operation.path.replace("{name}", "<path:name>"): operation for operation in OPERATIONS}
+    for rule, operation in without_version(by_rule).items():
+        path = rule.replace("<path:name>", "{name}")
+        summary = f"The same as {operation.method.upper()} {operation.path}."
+        yield operation._replace(path=path, summary=summary, refuses=None)
 
 
 @cache
@@ -348,6 +362,8 @@ def _responses(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
     if operation.streams:
         content[EVENTS] = {}
     responses: dict[str, Any] = {str(operation.status): {"description": "Done.", "content": content}}
+    for status in operation.states:
+        responses[str(status)] = {"description": ERRORS[status], "content": content}
     error = {JSON: {"schema": schema_of[str(shapes.ErrorAnswer)]}}
     for status in sorted({*operation.errors, *(() if operation.is_open else (401, 403))}):
         responses[str(status)] = {"description": ERRORS[status], "content": error}

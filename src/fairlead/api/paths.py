@@ -12,10 +12,19 @@ some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
+
+Value = TypeVar("Value")
+
+VERSION = "/v1"
+# What clients of OpenAI's API ask for below `VERSION`, or below a base URL that lacks it.
+VERSIONLESS = frozenset(
+    f"{VERSION}/{name}"
+    for name in ("chat/completions", "completions", "embeddings", "responses", "models", "models/<path:name>")
+)
 
 _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
 _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
@@ -74,3 +83,8 @@ def without_root(scope: dict[str, Any]) -> dict[str, Any]:
         inner["raw_path"] = b"/" + segments[-1]
     inner["path"] = path.removeprefix(root)
     return inner
+
+
+def without_version(routes: Mapping[str, Value]) -> dict[str, Value]:
+    """Return OpenAI's routes among these under the same paths without `/v1`."""
+    return {rule.removeprefix(VERSION): value for rule, value in routes.items() if rule in VERSIONLESS}

@@ -4,14 +4,18 @@ Pure: knows no HTTP, and encodes nothing. Everything refused here is an `Invalid
 the field.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from fairlead.api import schemas
-from fairlead.errors import ContextLengthExceeded, InvalidRequest
+from fairlead.errors import InvalidRequest
 from fairlead.job import Sampling
 from fairlead.text.model import TextModel
+
+# What one request may ask for: written, they take some 60 bytes each.
+MAX_PROMPT_LOGPROBS = 512 * 1024
 
 Prompt = str | list[int]
 Value = TypeVar("Value")
@@ -31,6 +35,8 @@ def check_generation(wanted: schemas.Generation, *, prompts: int, sequences: int
         raise refuse("response_format", "only the type 'text' is served")
     if wanted.stream_options is not None and not wanted.stream:
         raise refuse("stream_options", "only makes sense with stream: true")
+    if wanted.prompt_logprobs is not None and wanted.stream:
+        raise refuse("prompt_logprobs", "is not served with stream: true")
     n = wanted.n or 1
     if prompts * n > sequences:
         param = "n" if n > 1 else "prompt"
@@ -44,8 +50,8 @@ def check_completion(wanted: schemas.CompletionRequest) -> None:
         raise refuse("suffix", "inserting text is not served")
     if wanted.best_of is not None and wanted.best_of != (wanted.n or 1):
         raise refuse("best_of", "must equal n")
-    if wanted.echo and wanted.logprobs is not None:
-        raise refuse("echo", "is served without logprobs only")
+    if wanted.max_tokens == 0 and not wanted.echo:
+        raise refuse("max_tokens", "must be at least 1, unless echo is true")
 
 
 def check_tokenize(wanted: schemas.TokenizeRequest) -> None:
@@ -134,27 +140,42 @@ def check_token_ids(token_ids: list[int], model: TextModel, param: str) -> None:
         raise refuse(param, f"{max(token_ids)} is not a token id; this model has {size}")
 
 
+def prompt_logprobs(wanted: schemas.Generation, prompts: Sequence[Sequence[int]], n: int) -> int | None:
+    """Return how many alternatives to list beside each token of the prompts; None if none are wanted.
+
+    `echo` asks for as many as `logprobs` does. Raises `InvalidRequest` if the answer would be too long.
+    """
+    asked = {"prompt_logprobs": wanted.prompt_logprobs}
+    if isinstance(wanted, schemas.CompletionRequest) and wanted.echo:
+        asked["logprobs"] = wanted.logprobs
+    counts = {param: count for param, count in asked.items() if count is not None}
+    if not counts:
+        return None
+    param = max(counts, key=counts.__getitem__)
+    listed = n * sum(map(len, prompts)) * (counts[param] + 1)
+    if listed > MAX_PROMPT_LOGPROBS:
+        reason = f"{listed} log-probabilities of prompts were asked for; one request may have"
+        raise refuse(param, f"{reason} {MAX_PROMPT_LOGPROBS}")
+    return counts[param]
+
+
 def sampling(
     wanted: schemas.Generation,
     model: TextModel,
     *,
-    longest_prompt: int,
+    shortest_prompt: int,
     max_tokens: int | None,
-    max_tokens_param: str = "max_tokens",
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> Sampling:
     """Return how to sample, with the model's defaults where the client says nothing.
 
-    `longest_prompt` in tokens. Without `max_tokens` an answer may fill the rest of the model's context, if
-    the configuration lets it.
+    `shortest_prompt` in tokens. An answer may fill the rest of the model's context, as far as the
+    configuration lets it: a larger `max_tokens` is reduced to that. Of several prompts the engine reduces it
+    further for the longer ones.
     """
-    longest = model.longest_answer(longest_prompt)
-    if max_tokens is not None and max_tokens > model.max_model_len - longest_prompt:
-        what = f"{max_tokens} for the answer do not fit behind a prompt of {longest_prompt}"
-        raise ContextLengthExceeded.of_context(model.max_model_len, what, param=max_tokens_param)
-    if max_tokens is not None and max_tokens > longest:
-        raise refuse(max_tokens_param, f"{max_tokens} is too large: an answer may have {longest} tokens here")
-    limit = max_tokens or longest
+    longest = model.longest_answer(shortest_prompt)
+    limit = longest if max_tokens is None else min(max(1, max_tokens), longest)
     if (wanted.min_tokens or 0) > limit:
         raise refuse("min_tokens", f"{wanted.min_tokens} is more than the answer may have: {limit}")
     bias, stop_token_ids = wanted.logit_bias or {}, wanted.stop_token_ids or []
@@ -178,6 +199,7 @@ def sampling(
         repetition_penalty=_either(wanted.repetition_penalty, defaults.repetition_penalty),
         logit_bias=bias,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -10,9 +10,10 @@ from functools import partial
 
 import msgspec
 
-from fairlead.api.answers import ChatChunks, Chunks, is_large
+from fairlead.api.answers import is_large
 from fairlead.api.body import told
 from fairlead.api.call import Call, Reply, json_reply
+from fairlead.api.chunks import ChatChunks, Chunks
 from fairlead.api.edge import Edge
 from fairlead.api.errors import error_event
 from fairlead.api.hot import Route

@@ -28,7 +28,7 @@ from fairlead.api.metrics import Metrics
 from fairlead.api.openai import OpenAI
 from fairlead.api.openapi import OpenApi
 from fairlead.api.origin import Guard
-from fairlead.api.paths import Paths, without_root
+from fairlead.api.paths import Paths, without_root, without_version
 from fairlead.api.queue import Queue
 from fairlead.api.relaying import Relaying
 from fairlead.api.scope import scope_of
@@ -39,9 +39,9 @@ from fairlead.config import ApiKey, Limits
 from fairlead.errors import NotFound
 from fairlead.telemetry.snapshot import Overview
 
-# A load balancer that asks whether we live has no key, nor has the page that asks for one.
-_OPEN_RULES = OPEN_RULES | {"/health"}
+# Load balancers and orchestrators that probe these have no key, nor has the page that asks for one.
 _PROBE_RULES = {"/health", "/ready"}
+_OPEN_RULES = OPEN_RULES | _PROBE_RULES
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
@@ -137,7 +137,8 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     relaying = Relaying(edge)
     openai = OpenAI(edge, relaying)
     embeddings = Embeddings(edge, relaying)
-    hot = {**openai.generating(), **embeddings.generating(), **relaying.generating(), **Tokens(edge).routes()}
+    generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
+    hot = {**generating, **without_version(generating), **Tokens(edge).routes()}
     app.change_keys = change_keys
     app.hot = HotRoutes(door, hot if past_quart else {}, edge.body_memory)
     for path, route in hot.items():

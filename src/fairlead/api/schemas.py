@@ -20,6 +20,7 @@ PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_INT32)]
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+VllmPriority = Annotated[int, Meta(ge=-(2**31), le=_MAX_INT32)]
 UserName = Annotated[str, Meta(max_length=64 * 1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -38,13 +39,17 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class Addressed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server itself reads, whoever answers: for which model, for whom, and how."""
+    """What the server itself reads, whoever answers: for which model, for whom, and how.
+
+    `priority`: the name of a class, or vLLM's number: 0 is the default class, and each one below or above it
+    a class earlier or later.
+    """
 
     model: str | None = None
     stream: bool | None = None
     user: UserName | None = None
     safety_identifier: UserName | None = None
-    priority: str | None = None
+    priority: str | VllmPriority | None = None
 
 
 class Relayed(Addressed, frozen=True, kw_only=True):
@@ -63,7 +68,10 @@ class Relayed(Addressed, frozen=True, kw_only=True):
 
 
 class Generation(Addressed, frozen=True, kw_only=True):
-    """The fields that chat completions and completions share."""
+    """The fields that chat completions and completions share.
+
+    `prompt_logprobs`, vLLM's: lists each token of the prompt, and so many of the likeliest ones beside it.
+    """
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
@@ -84,6 +92,7 @@ class Generation(Addressed, frozen=True, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -195,10 +204,12 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind).
 
-    `special_tokens`: whether control tokens in a text are parsed, as by default, or stay text.
+    `special_tokens`: whether control tokens in a text are parsed, as by default, or stay text. With `echo`,
+    the answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
     """
 
     prompt: str | list[str | TokenId | TokenIds]
+    max_tokens: Count | None = None
     special_tokens: SpecialTokens | None = None
     suffix: str | None = None
     echo: bool | None = None

@@ -25,12 +25,19 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`cached_tokens`: tokens of the prompt that were in the KV cache already, and so not computed again."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens; a prompt counts once however many answers it gets."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class AssistantText(msgspec.Struct, frozen=True):
@@ -51,6 +58,18 @@ class ChatChoice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
 
 
+class ListedToken(msgspec.Struct, frozen=True):
+    """A token in the place of one of a prompt. `rank`: 1 the likeliest there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptToken = dict[str, ListedToken]
+"""What could stand in a place of a prompt, by token id: what does, and the likeliest."""
+
+
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to a chat; `created` in seconds since 1970."""
 
@@ -61,6 +80,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    prompt_logprobs: list[PromptToken | None] | None = None
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -71,6 +91,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     logprobs: dict[str, Any] | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[PromptToken | None] | None = None
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +133,7 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True):
     """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
 
+    `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served.
     `task`, if known too: whether it makes text, or vectors of texts. The others are what the configuration
     says of a model that a command serves, or of a selector: a name that stands for several models.
     """
@@ -120,6 +142,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None = None
     max_model_len: int | None = None
     task: Literal["generate", "embed"] | None = None
     name: str | None = None

@@ -147,7 +147,7 @@ class EventStream:
     def _pour(self, deltas: list[Delta]) -> bool:
         """Send these deltas now, if the client is ready for them."""
         assert self.direct is not None
-        if not self.direct.writable:
+        if not self.direct.writable or deltas[0].prompt_logprobs:  # of which there may be many
             return False
         try:
             events = self._writer.write(deltas)

@@ -95,7 +95,6 @@ _PROMPT: Fields = {
 }
 # What an answer says beside its text, and which text it shows.
 _ANSWER: Fields = {
-    "prompt_logprobs": _ANY,  # 0 asks for those of the prompt's own tokens
     "logprob_token_ids": _ANY,
     "n_probs": Unserved((0,), "logprobs"),
     "post_sampling_probs": _FALSE,

@@ -170,11 +170,20 @@ class CpuStep:
         self.model.release(group, blocks)
 
     def __call__(self, inputs: Inputs) -> Tensor:
+        if len(inputs.scored_tokens):
+            rows, order = _rows_of_scored(inputs)
+            scored = torch.empty((len(order), self.vocab_size))
+            self._run(rows, scored)
+            return scored.index_select(0, order)
         samples = len(inputs.sample_rows)
         if samples > len(self._logits):
             # Kept: fresh memory for 32 rows of 150,000 would have to be faulted in at each step.
             self._logits = torch.empty((max(samples, 2 * len(self._logits)), self.vocab_size))
         logits = self._logits[:samples]
+        self._run(inputs, logits)
+        return logits
+
+    def _run(self, inputs: Inputs, logits: Tensor) -> None:
         self.model.run(
             inputs.token_ids.numpy(),
             inputs.positions.numpy(),
@@ -186,7 +195,27 @@ class CpuStep:
             inputs.sample_rows,
             logits.numpy(),
         )
-        return logits
+
+
+def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
+    """Return the step with each scored token in a row of its own, and the places of the logits there.
+
+    The kernel gives logits of rows' last tokens only. How rows are cut changes none of its results.
+    """
+    wanted = inputs.logit_tokens
+    starts = inputs.query_starts
+    cut = np.unique(np.concatenate([starts, inputs.scored_tokens, inputs.scored_tokens + 1])).astype(np.int32)
+    rows = np.searchsorted(starts, cut[:-1], side="right") - 1
+    tokens = np.sort(wanted)
+    divided = msgspec.structs.replace(
+        inputs,
+        query_starts=cut,
+        sequence_lengths=(inputs.sequence_lengths[rows] - starts[rows + 1] + cut[1:]).astype(np.int32),
+        slots=inputs.slots[rows],
+        sample_rows=(np.searchsorted(cut, tokens + 1) - 1).astype(np.int32),
+        scored_tokens=inputs.scored_tokens[:0],
+    )
+    return divided, torch.from_numpy(np.searchsorted(tokens, wanted))
 
 
 def tensors(model: CpuModel, family: Family) -> Iterator[tuple[int | None, str, str]]:

@@ -94,7 +94,7 @@ class DeviceForward:
         return self._landing.bring(step, batch, latest)
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """Write the step's keys and values to the cache; return the sampling rows' logits, [S, V], float32.
+        """Write the step's keys and values to the cache; return the logits of its `logit_tokens`, float32.
 
         They are good until the next step.
         """
@@ -102,9 +102,10 @@ class DeviceForward:
         if rows == decodes and self._graphs is not None and self._graphs.play(rows):
             return self._logits[:rows]
         hidden = self._layer_by_layer(len(inputs.token_ids), rows, decodes)
-        if not len(inputs.sample_rows):
+        wanted = inputs.logit_tokens
+        if not len(wanted):
             return self._logits[:0]
-        return self._to_logits(hidden.index_select(0, upload(inputs.sample_tokens, self.device)))
+        return self._to_logits(hidden.index_select(0, upload(wanted, self.device)))
 
     def _decode(self, size: int) -> None:
         """What a graph is of: as many decodes, each of which samples."""

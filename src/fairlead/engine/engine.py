@@ -17,16 +17,19 @@ from fairlead.engine.admission import Predictor
 from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.intake import Intake, Prompt
 from fairlead.engine.memory import Memory, longest
+from fairlead.engine.notes import Note, take_notes
 from fairlead.engine.scheduler import Scheduler
 from fairlead.engine.sequence import Sequence, State
 from fairlead.engine.step import Outcome, Picks, Runner
-from fairlead.job import Sampling, TokenLogprob
+from fairlead.job import Sampling
 from fairlead.worker.wire import EngineStatistics, Output
 
 CLOCK_GRAIN_S = 0.001  # less than this is not worth waiting for
 STOPPED = 1  # the reason in `Committed.finished`; any other is the length
 # What the batch is told of a prompt to be embedded: that it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
+# Logits of prompts that are scored, in memory at a time.
+SCORED_BYTES = 32 * 1024 * 1024
 
 
 class Tidied(NamedTuple):
@@ -118,6 +121,7 @@ class Engine:
             max_batched_tokens=max_batched_tokens,
             predictor=predictor,
             even_chunks=embeds,
+            most_scored=max(1, SCORED_BYTES // (4 * vocab_size)),
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
@@ -155,6 +159,7 @@ class Engine:
         """Put a sequence in line, behind those of its class (0 is served first).
 
         `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits behind it.
+        A prompt whose log-probabilities are wanted is computed whole, and nothing of it is kept for others.
         With `embed` its vector is wanted, to which nothing of `sampling` matters.
         After `timeout_s`, from the next plan on, the sequence ends wherever it is. Sequences of different
         `salt` never share blocks. One that cannot run fails alone: the next outcome says why.
@@ -168,8 +173,10 @@ class Engine:
         except (ValueError, TypeError, OverflowError) as error:
             self._told[key] = Output(key, [], error=str(error))
             return
-        hashes = self._memory.new_hashes(salt)
+        is_scored = sampling.prompt_logprobs is not None and not embed
+        hashes = None if is_scored else self._memory.new_hashes(salt)
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes)
+        sequence.scored = 1 if is_scored else None
         self._sequences[key] = sequence
         self._scheduler.submit(sequence)
         if timeout_s is not None:
@@ -185,6 +192,7 @@ class Engine:
         if sequence is not None:
             sequence.become(State.CANCELLED)
             self._scheduler.remove(sequence)
+            self._scheduler.cached.pop(key, None)
 
     @property
     def recomputed_tokens(self) -> int:
@@ -260,19 +268,20 @@ class Engine:
         for slot, sample in committed.failed:
             outputs.append(self._fail(self._running_in(slot), self._why_failed(picks, sample)))
         self._scheduler.indexed(committed.filled)
-        logprobs = self._logprobs_by_place(step, picks, committed) if picks.logprobs else {}
         keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
         tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
         if self._embeds:
             return Outcome(b"", b"", outputs + self._embedded(picks, committed))
         self._generated_tokens += len(keys)
+        notes = take_notes(step, picks, committed, self._scheduler, self._sequences)
+        apart = list({place for _, _, place in committed.finished} | notes.of_tokens.keys())
         for slot, reason, place in committed.finished:
-            outputs.append(
-                self._complete(self._running_in(slot), int(tokens[place]), reason, logprobs.pop(place, None))
-            )
-        for place, logprob in logprobs.items():
-            outputs.append(Output(int(keys[place]), [int(tokens[place])], [logprob]))
-        apart = [place for _, _, place in committed.finished] + list(logprobs)
+            note = notes.of_tokens.pop(place, None) or Note()
+            outputs.append(self._complete(self._running_in(slot), int(tokens[place]), reason, note))
+        for place, note in notes.of_tokens.items():
+            outputs.append(self._noted(int(keys[place]), [int(tokens[place])], note))
+        for key, note in notes.of_prompts.items():
+            outputs.append(self._noted(key, [], note))
         if apart:
             keys, tokens = np.delete(keys, apart), np.delete(tokens, apart)
         return Outcome(keys.tobytes(), tokens.tobytes(), outputs)
@@ -300,17 +309,6 @@ class Engine:
             vector = picks.vectors[committed.samples[place]]
             outputs.append(Output(sequence.key, [], finish_reason="stop", vector=vector))
         return outputs
-
-    def _logprobs_by_place(self, step: Step, picks: Picks, committed: Committed) -> dict[int, TokenLogprob]:
-        """Log-probabilities by the place of their token in `committed`; without those that have departed."""
-        places = {key: place for place, key in enumerate(committed.keys)}
-        found = {}
-        for sample, logprob in picks.logprobs.items():
-            # A slot's next owner is not in this step, so it has no place.
-            sequence = self._scheduler.running_in(step.sample_slots[sample])
-            if sequence is not None and sequence.key in places:
-                found[places[sequence.key]] = logprob
-        return found
 
     def _why_failed(self, picks: Picks, sample: int) -> str:
         if sample in picks.errors:
@@ -344,15 +342,19 @@ class Engine:
             self._cleanup_s = now_s
             self._memory.trim()
 
-    def _complete(
-        self, sequence: Sequence, token_id: int, reason: int, logprob: TokenLogprob | None
-    ) -> Output:
+    def _complete(self, sequence: Sequence, token_id: int, reason: int, note: Note) -> Output:
+        if note.error is not None:
+            return self._fail(sequence, note.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
         self._leave(sequence, State.COMPLETED)
-        logprobs = [] if logprob is None else [logprob]
         if reason == STOPPED:
-            return Output(sequence.key, [token_id], logprobs, "stop", token_id)
-        return Output(sequence.key, [token_id], logprobs, "length")
+            return note.output(sequence.key, [token_id], "stop", token_id)
+        return note.output(sequence.key, [token_id], "length")
+
+    def _noted(self, key: int, token_ids: list[int], note: Note) -> Output:
+        if note.error is not None:
+            return self._fail(self._sequences[key], note.error)
+        return note.output(key, token_ids)
 
     def _time_out(self, sequence: Sequence) -> Output:
         self._leave(sequence, State.TIMEOUT)
@@ -368,3 +370,4 @@ class Engine:
         sequence.become(end)
         del self._sequences[sequence.key]
         self._scheduler.remove(sequence, keep=keep)
+        self._scheduler.cached.pop(sequence.key, None)

@@ -37,7 +37,7 @@ class Forward(Protocol):
         """What computes, in a word, for people: "torch", or the instruction set of the compiled step."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """Write the step's keys and values to the cache; return the sampling rows' logits, [S, V] floats."""
+        """Write the step's keys and values to the cache; return the logits of `logit_tokens`, [S + P, V]."""
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
         """Give the memory of these blocks of a KV cache group back, if the device can; ascending ids."""
@@ -76,9 +76,10 @@ class TorchForward:
     def __call__(self, inputs: Inputs) -> Tensor:
         attend = PagedAttention(inputs, self.cache, self.model.shape)
         hidden = self.model.hidden(inputs.token_ids, inputs.positions, attend)
-        if not len(inputs.sample_rows):
+        tokens = inputs.logit_tokens
+        if not len(tokens):
             return hidden.new_empty((0, self.vocab_size))
-        return self.model.logits(hidden.index_select(0, upload(inputs.sample_tokens, self.device)))
+        return self.model.logits(hidden.index_select(0, upload(tokens, self.device)))
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
         """See `Forward`."""

@@ -22,7 +22,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     block_size + offset. `query_starts` [B + 1]: row r's tokens are query_starts[r] … query_starts[r + 1] −
     1. `sequence_lengths` [B]: tokens in the cache after this step. `slots` [B]: row r's line in each
     group's block table, `tables[group]` [slots, blocks a line]. The first `decodes` rows have one token
-    each. `sample_rows` [S], rising: the rows whose last token's logits are wanted.
+    each. `sample_rows` [S], rising: the rows whose last token's logits are wanted. `scored_tokens` [P],
+    rising: other tokens whose logits are wanted too.
     """
 
     token_ids: Tensor
@@ -34,6 +35,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     sample_rows: np.ndarray
     tables: tuple[np.ndarray, ...]
     decodes: int
+    scored_tokens: np.ndarray = np.empty(0, np.int64)
 
     @classmethod
     def read(cls, step: Step, batch: InputBatch, device: torch.device) -> Self:
@@ -61,6 +63,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         """Where the last token of each sampling row is, among all T: [S]."""
         ends: np.ndarray = self.query_starts[self.sample_rows + 1] - 1
         return ends
+
+    @property
+    def logit_tokens(self) -> np.ndarray:
+        """Where the tokens are whose logits are wanted: those that sample, then those scored, [S + P]."""
+        if not len(self.scored_tokens):
+            return self.sample_tokens
+        return np.concatenate([self.sample_tokens, self.scored_tokens])
 
 
 def strangers(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:

@@ -39,12 +39,13 @@ class Intake:
         token_ids = as_token_ids(prompt)
         self._check(token_ids, sampling)
         allowed = [sampling.max_tokens, self.longest - len(token_ids), self._max_output_tokens]
+        max_tokens = min(bound for bound in allowed if bound is not None)
         seed = self._draw_seed() if sampling.seed is None else sampling.seed
         return SequenceState(
             key,
             token_ids.data,
-            max_tokens=min(bound for bound in allowed if bound is not None),
-            min_tokens=sampling.min_tokens,
+            max_tokens=max_tokens,
+            min_tokens=min(sampling.min_tokens, max_tokens),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,

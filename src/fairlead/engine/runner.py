@@ -22,6 +22,7 @@ from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.forward import Forward, OnDevice, TorchForward
 from fairlead.engine.inputs import Inputs, strangers, upload
 from fairlead.engine.logits import Notes
+from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampler import Parameters, PendingPicks, choose
 from fairlead.engine.step import Picks
 from fairlead.errors import LoadFailed
@@ -94,7 +95,12 @@ class ModelRunner:
         """Run a step: all its tokens through the layers, logits only where a row samples."""
         forward = self.forward
         inputs = self._bring(step, batch, self._latest)
+        prompts = PromptRows.of(step, batch, inputs) if step.rows > step.decodes else None
+        if prompts is not None:
+            inputs = msgspec.structs.replace(inputs, scored_tokens=prompts.tokens)
         logits = forward(inputs)
+        scores = prompts.score(logits[step.samples :]) if prompts is not None else None
+        logits = logits[: step.samples]
         slots = np.asarray(step.sample_slots)
         positions = inputs.sequence_lengths[inputs.sample_rows]
         parameters = Parameters.gather(
@@ -105,7 +111,7 @@ class ModelRunner:
             last = last.index_select(0, upload(inputs.sample_tokens, forward.device))
         picks = choose(logits, parameters, last)
         self._latest = picks.tokens
-        return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size))
+        return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size), scores)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Give the memory of free blocks back, by KV cache group, where the device can."""
@@ -139,18 +145,24 @@ class ModelRunner:
 class LaunchedStep:
     """`fairlead.engine.step.PendingStep` of this runner."""
 
-    def __init__(self, picks: PendingPicks, errors: dict[int, str]) -> None:
+    def __init__(
+        self, picks: PendingPicks, errors: dict[int, str], scores: PendingScores | None = None
+    ) -> None:
         self._picks = picks
         self._errors = errors
+        self._scores = scores
 
     def wait(self) -> Picks:
         picks = self._picks.wait()
+        if self._scores is not None:
+            picks = msgspec.structs.replace(picks, prompt_scores=self._scores.wait())
         if not self._errors:
             return picks
         token_ids = np.array(picks.token_ids)
         token_ids[list(self._errors)] = -1
         logprobs = {index: one for index, one in picks.logprobs.items() if index not in self._errors}
-        return Picks(token_ids.data, logprobs, {**picks.errors, **self._errors})
+        errors = {**picks.errors, **self._errors}
+        return Picks(token_ids.data, logprobs, errors, prompt_scores=picks.prompt_scores)
 
 
 # The matrices of a model as small as this are done before a second thread has woken: at 5 MB, one thread of

@@ -27,6 +27,9 @@ class Scheduler:
 
     With `even_chunks` a prompt is cut at the same places whoever shares its steps (unless the blocks of a
     window run short): it waits for a step with room for a whole chunk, which the first in prefill finds.
+
+    Of prompts whose log-probabilities are wanted a step has at most `most_scored` tokens: the logits of all
+    of them are in memory at once.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Scheduler:
         max_batched_tokens: int,
         predictor: Predictor | None = None,
         even_chunks: bool = False,
+        most_scored: int | None = None,
     ) -> None:
         self.batch = batch
         self.memory = memory
@@ -55,6 +59,7 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_tokens = 0
+        self.cached: dict[int, int] = {}  # what prompts found in the cache, by key, until it is told
         self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
         # A small budget bounds the sequences too, so decodes never leave a prefill without a token.
@@ -73,6 +78,8 @@ class Scheduler:
         self._refused: Sequence | None = None  # who was first in line when the forecast last said no
         self._budget = 0  # tokens, and rows, that the step being planned has left
         self._rows_left = 0
+        self._most_scored = max_batched_tokens if most_scored is None else most_scored
+        self._scored_left = 0
 
     @property
     def pending(self) -> int:
@@ -148,6 +155,7 @@ class Scheduler:
         """Say how many tokens of each sequence that runs are in the next step."""
         survey = self.batch.survey(self._places)
         self._budget = self._max_batched_tokens - survey.decodes
+        self._scored_left = self._most_scored
         self._rows_left = self._places - survey.decodes - len(survey.prefills)
         if survey.short:
             self._extend_decodes(survey.short)
@@ -218,11 +226,15 @@ class Scheduler:
         count = min(tokens.num_tokens - tokens.computed, self._even_chunk or self._budget)
         if count > self._budget:
             return
+        if sequence.scored is not None:
+            count = min(count, self._scored_left)
         if count > 0 and self.memory.slides:
             count = self.memory.hold_chunk(sequence, count)
         if count > 0:
             self.batch.num_scheduled[sequence.slot] = count
             self._budget -= count
+            if sequence.scored is not None:
+                self._scored_left -= count
 
     # Who enters --------------------------------------------------------------------------------------
 
@@ -294,6 +306,8 @@ class Scheduler:
             self.recomputed_tokens += max(0, sequence.evicted_tokens - hit)
             return
         prompt = sequence.tokens.prompt_length
+        if hit:
+            self.cached[sequence.key] = hit
         self.prompt_tokens += prompt - hit
         if sequence.hashes is not None:
             self.prefix_queries += prompt

@@ -43,7 +43,8 @@ class Sequence:
     admissions, so of two that run the newer has the larger. `hashes` is the chain of its full blocks, None
     where nothing is kept for reuse; so many of them as `indexed` says can be found by others. `promised`:
     blocks by group that nobody else may take, once it is pinned. `evicted_tokens`: what its last preemption
-    took out of the cache.
+    took out of the cache. `scored`: how many tokens of the prompt
+    have their log-probabilities told, the first one included, which has none; None where none are wanted.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Sequence:
         "preemptions",
         "priority",
         "promised",
+        "scored",
         "timeout_s",
         "tokens",
     )
@@ -80,6 +82,7 @@ class Sequence:
         self.promised: list[int] | None = None
         self.preemptions = 0
         self.evicted_tokens = 0
+        self.scored: int | None = None
         self._state = State.PENDING
 
     @property

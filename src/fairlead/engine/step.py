@@ -11,18 +11,28 @@ from fairlead.job import TokenLogprob
 from fairlead.worker.wire import Output
 
 
+class PromptScores(msgspec.Struct, frozen=True):
+    """Log-probabilities of a prompt's tokens, those after the one at `position`; or why there are none."""
+
+    position: int
+    logprobs: list[TokenLogprob]
+    error: str | None = None
+
+
 class Picks(msgspec.Struct, frozen=True):
     """What a step's sampling rows go on with.
 
     `token_ids`: int32 [S], one a sampling row of the step, in its order; a negative one ends that row's
     sequence alone, for the reason in `errors`. `logprobs` and `errors` are by sample index, and so are the
     `vectors` (float32, little-endian) of prompts that were to be embedded, whose token ids mean nothing.
+    `prompt_scores` are by the key of their sequence.
     """
 
     token_ids: Buffer
     logprobs: dict[int, TokenLogprob] = {}
     errors: dict[int, str] = {}
     vectors: dict[int, bytes] = {}
+    prompt_scores: dict[int, PromptScores] = {}
 
 
 class PendingStep(Protocol):

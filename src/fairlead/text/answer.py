@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fairlead.job import Delta, FinishReason
+from fairlead.job import Delta, FinishReason, TokenLogprob
 from fairlead.text.detokenizer import Detokenizer
 from fairlead.text.stops import StopStrings
 from fairlead.text.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ class ChoiceText:
     as `stop_reason`. `context` are ids the text goes on from, as for `Detokenizer`.
     """
 
-    __slots__ = ("_detokenizer", "_ended", "_eos_token_ids", "_index", "_stops")
+    __slots__ = ("_detokenizer", "_ended", "_eos_token_ids", "_index", "_prompt_logprobs", "_stops")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class ChoiceText:
         self._index = index
         self._eos_token_ids = eos_token_ids
         self._ended = False
+        self._prompt_logprobs: list[TokenLogprob] = []
 
     @property
     def ended(self) -> bool:
@@ -41,8 +42,10 @@ class ChoiceText:
     def push(self, output: Output) -> Delta | None:
         """Return what the output adds to the answer, None if nothing. Its `error` is the caller's to see to.
 
-        The token that ended the sequence counts in `token_ids` but is never text, special or not.
+        The token that ended the sequence counts in `token_ids` but is never text, special or not. What is
+        known of the prompt is kept for the first delta: until then the answer has not begun.
         """
+        self._prompt_logprobs += output.prompt_logprobs
         if self._ended or not (output.token_ids or output.finish_reason):
             return None
         shown = output.token_ids if output.stop_token is None else output.token_ids[:-1]
@@ -51,7 +54,16 @@ class ChoiceText:
             text += self._detokenizer.flush()
         text, hit = self._stops.push(text)
         # Copies: deltas are merged in place.
-        delta = Delta(self._index, text, [*output.token_ids], [*output.logprobs], vector=output.vector)
+        delta = Delta(
+            self._index,
+            text,
+            [*output.token_ids],
+            [*output.logprobs],
+            vector=output.vector,
+            prompt_logprobs=self._prompt_logprobs,
+            cached_tokens=output.cached_tokens,
+        )
+        self._prompt_logprobs = []
         if hit is not None:
             self._end(delta, "stop", hit)
         elif output.finish_reason is not None:

@@ -122,7 +122,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
     error's, as in spec 7; None: `engine_failed`. `vector`: float32, little-endian, of a prompt that was to
-    be embedded; such a sequence has no tokens, and ends with it.
+    be embedded; such a sequence has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens
+    of the prompt, beginning with its second; the last of them come with the first token, as does the number
+    of tokens of the prompt that were cached.
     """
 
     key: int
@@ -133,6 +135,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     code: ErrorCode | None = None
     vector: bytes = b""
+    prompt_logprobs: list[TokenLogprob] = []
+    cached_tokens: int = 0
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):

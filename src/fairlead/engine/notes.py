@@ -1,0 +1,81 @@
+"""What an engine tells of a sequence after a step beside its token. Pure: knows no runner and no memory."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from fairlead._cext.inputbatch import Committed, Step
+from fairlead.engine.scheduler import Scheduler
+from fairlead.engine.sequence import Sequence
+from fairlead.engine.step import Picks, PromptScores
+from fairlead.job import FinishReason, TokenLogprob
+from fairlead.worker.wire import Output
+
+
+class Note(msgspec.Struct):
+    """What is to be told of a sequence. `error`: it has failed, and nothing else is told."""
+
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
+    cached_tokens: int = 0
+    error: str | None = None
+
+    def output(
+        self,
+        key: int,
+        token_ids: list[int],
+        finish_reason: FinishReason | None = None,
+        stop_token: int | None = None,
+    ) -> Output:
+        """Return the output that tells it, and these tokens."""
+        return Output(
+            key,
+            token_ids,
+            self.logprobs,
+            finish_reason,
+            stop_token,
+            prompt_logprobs=self.prompt_logprobs,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+class Notes(NamedTuple):
+    """Notes of sequences that have a token, by its place in `Committed`; of those in their prompt, by key."""
+
+    of_tokens: dict[int, Note]
+    of_prompts: dict[int, Note]
+
+
+def take_notes(
+    step: Step, picks: Picks, committed: Committed, scheduler: Scheduler, sequences: Mapping[int, Sequence]
+) -> Notes:
+    """Return the notes of a committed step, each to be told once; none of sequences that are gone."""
+    of_tokens: defaultdict[int, Note] = defaultdict(Note)
+    of_prompts: dict[int, Note] = {}
+    cached = scheduler.cached
+    if not (picks.logprobs or picks.prompt_scores or cached):
+        return Notes({}, {})
+    places = {key: place for place, key in enumerate(committed.keys)}
+    for sample, logprob in picks.logprobs.items():
+        # A slot's next owner is not in this step, so it has no place.
+        sequence = scheduler.running_in(step.sample_slots[sample])
+        if sequence is not None and sequence.key in places:
+            of_tokens[places[sequence.key]].logprobs.append(logprob)
+    for key, scores in picks.prompt_scores.items():
+        if (sequence := sequences.get(key)) is not None:
+            note = of_tokens[places[key]] if key in places else of_prompts.setdefault(key, Note())
+            note.error = scores.error
+            note.prompt_logprobs = _untold(sequence, scores)
+    for key in [key for key in cached if key in places]:
+        of_tokens[places[key]].cached_tokens = cached.pop(key)
+    return Notes(of_tokens, of_prompts)
+
+
+def _untold(sequence: Sequence, scores: PromptScores) -> list[TokenLogprob]:
+    """Return the scores that are new: a sequence that was preempted computes its prompt once more."""
+    assert sequence.scored is not None
+    new = scores.logprobs[max(0, sequence.scored - 1 - scores.position) :]
+    sequence.scored += len(new)
+    return new

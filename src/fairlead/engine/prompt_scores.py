@@ -1,0 +1,110 @@
+"""Log-probabilities of prompts: what a step's logits say of the tokens that the prompts go on with.
+
+The scheduler bounds how many tokens of such prompts a step has, and with it the logits in memory. Promises,
+as the sampler does, not to wait for the device before `PendingScores.wait`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.step import PromptScores
+from fairlead.job import TokenLogprob
+
+_LARGEST = torch.finfo(torch.float32).max
+_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot say
+
+
+class _Chunk(NamedTuple):
+    """A row's tokens, from `position` on, and how many alternatives its sequence lists of each."""
+
+    key: int
+    position: int
+    length: int
+    alternatives: int
+
+
+class PromptRows:
+    """The tokens of a step [P] whose logits are wanted for their prompts' sake.
+
+    `tokens`: where they are among all of the step; `next_ids`: what each goes on with.
+    """
+
+    def __init__(self, chunks: list[_Chunk], tokens: np.ndarray, next_ids: np.ndarray) -> None:
+        self.tokens = tokens
+        self._chunks = chunks
+        self._next_ids = next_ids
+
+    @classmethod
+    def of(cls, step: Step, batch: InputBatch, inputs: Inputs) -> "PromptRows | None":
+        """Return those of a step, or None. Decodes have none: a prompt's last token leads to the answer."""
+        chunks, tokens, next_ids = [], [], []
+        for row in range(step.decodes, step.rows):
+            state = batch.state(int(inputs.slots[row]))
+            if state.sampling is None or state.sampling.prompt_logprobs is None:
+                continue
+            first, end = inputs.query_starts[row : row + 2].tolist()
+            position = int(inputs.sequence_lengths[row]) - (end - first)
+            length = min(end - first, state.prompt_length - 1 - position)
+            if length > 0:
+                chunks.append(_Chunk(state.key, position, length, state.sampling.prompt_logprobs))
+                tokens.append(np.arange(first, first + length))
+                next_ids.append(np.array(state.tokens_view()[position + 1 : position + 1 + length]))
+        return cls(chunks, np.concatenate(tokens), np.concatenate(next_ids)) if chunks else None
+
+    def score(self, logits: Tensor) -> "PendingScores":
+        """Start to score the tokens by their `logits` [P, V], which may be overwritten."""
+        return PendingScores(self._chunks, logits.float(), self._next_ids)
+
+
+class PendingScores:
+    """Scores that may still be under way on the device; `wait` returns them."""
+
+    def __init__(self, chunks: list[_Chunk], logits: Tensor, next_ids: np.ndarray) -> None:
+        self._chunks = chunks
+        self._next_ids = next_ids
+        vocabulary = logits.shape[1]
+        # An id that the model does not have fails its sequence when it samples (`strangers`).
+        chosen_ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), logits.device)
+        logits = logits.clamp_(max=_LARGEST)
+        total = logits.logsumexp(-1)
+        chosen = logits.gather(1, chosen_ids[:, None])
+        ranks = (logits >= chosen).sum(-1)
+        top, top_ids = logits.topk(min(vocabulary, max(chunk.alternatives for chunk in chunks)))
+        columns = [chosen[:, 0] - total, ranks, top - total[:, None], top_ids]
+        self._arriving = [column.to("cpu", non_blocking=True) for column in columns]
+        self._arrived = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
+
+    def wait(self) -> dict[int, PromptScores]:
+        """Return the scores by the sequences' keys."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        logprobs, ranks, top, top_ids = (column.numpy() for column in self._arriving)
+        found, first = {}, 0
+        for chunk in self._chunks:
+            rows = slice(first, first + chunk.length)
+            first += chunk.length
+            if np.isnan(logprobs[rows]).any():
+                found[chunk.key] = PromptScores(
+                    chunk.position, [], "the model's logits are not numbers (NaN)"
+                )
+                continue
+            listed = [
+                TokenLogprob(
+                    token_id, logprob, tuple(zip(ids[: chunk.alternatives], likeliest, strict=False)), rank
+                )
+                for token_id, logprob, rank, likeliest, ids in zip(
+                    self._next_ids[rows].tolist(),
+                    logprobs[rows].clip(min=_LEAST_LOGPROB).tolist(),
+                    ranks[rows].tolist(),
+                    top[rows].clip(min=_LEAST_LOGPROB).tolist(),
+                    top_ids[rows].tolist(),
+                    strict=True,
+                )
+            ]
+            found[chunk.key] = PromptScores(chunk.position, listed)
+        return found

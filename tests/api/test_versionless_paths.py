@@ -1,0 +1,51 @@
+"""OpenAI's routes answer under the same paths without `/v1`, for clients whose base URL lacks it."""
+
+import pytest
+
+from fairlead.api import relaying
+from fairlead.config import ApiKey
+
+AWAY = {"model": "far", "input": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}),
+        ("/completions", {"prompt": "hello", "max_tokens": 5}),
+    ],
+)
+async def test_generating_route_answers_without_v1(client, path, body):
+    with_version = await client.post(f"/v1{path}", body)
+    without = await client.post(path, body)
+    assert without.status == with_version.status == 200
+    assert without.json["choices"] == with_version.json["choices"]
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/small", "/models/tiny", "/models/nothing"])
+async def test_models_are_listed_without_v1(client, path):
+    with_version, without = await client.get(f"/v1{path}"), await client.get(path)
+    assert (without.status, without.json) == (with_version.status, with_version.json)
+
+
+@pytest.mark.parametrize("path", [relaying.EMBEDDINGS, relaying.RESPONSES, relaying.CHAT])
+async def test_relayed_request_is_passed_on_to_the_path_with_v1(far, path):
+    reply = await far.post(path.removeprefix("/v1"), AWAY)
+    assert reply.status == 200
+    assert far.gateway.job.relay.path == path
+
+
+async def test_other_routes_have_one_path_only(client):
+    for path in ("/messages", "/requests/mine/cancel"):
+        assert (await client.post(path, {})).status == 404
+
+
+async def test_models_that_are_loaded_by_post_are_not_hidden(client):
+    assert (await client.post("/models/load", {"model": "small"})).status == 200
+    assert (await client.get("/models/load")).error["code"] == "model_not_found"
+
+
+async def test_key_is_asked_for_there_too(client_with, chat):
+    client = client_with(ApiKey("sk-1"))
+    assert (await client.post("/chat/completions", chat())).status == 401
+    assert (await client.get("/models")).status == 401

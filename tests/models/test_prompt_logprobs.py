@@ -1,0 +1,207 @@
+"""The log-probabilities of a prompt are those that transformers computes, however the steps cut it."""
+
+import pytest
+import torch
+import transformers
+
+from fairlead.engine import engine as engine_module
+from fairlead.job import Sampling
+from models.test_through_the_engine import Served
+from models.tiny import SIZES, load, prompt_of, save
+
+BLOCKS = {"qwen2": 26, "gemma3_text": 40}  # for fewer than all of six sequences
+LENGTHS = (1, 2, 3, 17, 80, 200)
+CONFIGS = {
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES,
+        sliding_window=30,
+        query_pre_attn_scalar=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+class Scoring(Served):
+    """Notes the prompts' log-probabilities, and that all of a prompt's are told by its first token."""
+
+    def __init__(self, loaded, *, overlaps=False):
+        super().__init__(loaded, overlaps=overlaps)
+        self.blocks_total = loaded.blocks_total
+        self.scores = {}
+        self.cached = {}
+
+    def note(self, outcome):
+        for output in outcome.outputs:
+            if output.prompt_logprobs:
+                assert not self.outputs[output.key]
+                self.scores.setdefault(output.key, []).extend(output.prompt_logprobs)
+            if output.cached_tokens:
+                assert not self.outputs[output.key]
+                self.cached[output.key] = output.cached_tokens
+        super().note(outcome)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def saved(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, save(CONFIGS[request.param], directory)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def served(saved, request):
+    def make(*, overlaps=False, **options):
+        options = {"kv_cache_bytes": 4 << 20, "max_batched_tokens": 48, **options}
+        return Scoring(load(saved[0], compiled=request.param, **options), overlaps=overlaps)
+
+    return make
+
+
+def asked(alternatives=3, **more):
+    return [
+        (prompt_of(length), Sampling(max_tokens=4, temperature=0, prompt_logprobs=alternatives, **more))
+        for length in LENGTHS
+    ]
+
+
+def oracle(model, prompt):
+    """Return what transformers says of each token but the first: its log-probability, and all tokens'."""
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), logprobs
+
+
+def check(model, prompt, scores, alternatives):
+    expected, all_of_them = oracle(model, prompt)
+    assert [one.token_id for one in scores] == prompt[1:]
+    assert [one.logprob for one in scores] == pytest.approx(expected, rel=1e-4, abs=2e-4)
+    assert sum(one.logprob for one in scores) == pytest.approx(sum(expected), abs=1e-2)
+    for one, logprobs in zip(scores, all_of_them, strict=True):
+        best, ids = logprobs.topk(alternatives)
+        assert [token_id for token_id, _ in one.top] == ids.tolist()
+        assert [logprob for _, logprob in one.top] == pytest.approx(best.tolist(), rel=1e-4, abs=2e-4)
+        chosen = logprobs[one.token_id]
+        least, most = (int((logprobs >= chosen + margin).sum()) for margin in (1e-3, -1e-3))
+        assert max(1, least) <= one.rank <= most
+        if one.rank == 1 and alternatives:
+            assert one.logprob == one.top[0][1]  # to the last bit: clients compare the two
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_scores_of_prompts_are_those_of_transformers(saved, served, overlaps):
+    scoring = served(overlaps=overlaps)
+    requests = [*asked(), (prompt_of(60, seed=3), Sampling(max_tokens=30, temperature=0))]
+    scoring.ask(requests)
+    for key, (prompt, sampling) in enumerate(requests[:-1]):
+        check(saved[1], prompt, scoring.scores.get(key, []), sampling.prompt_logprobs)
+    assert len(requests) - 1 not in scoring.scores
+
+
+def test_answers_and_their_logprobs_are_what_they_are_without_scores(served):
+    plain = [(prompt, Sampling(max_tokens=4, temperature=0, logprobs=1)) for prompt, _ in asked()]
+    assert served().ask(asked(logprobs=1)) == served().ask(plain)
+
+
+def test_no_alternatives_are_listed_where_none_are_wanted(saved, served):
+    scoring = served()
+    scoring.ask(asked(alternatives=0))
+    check(saved[1], prompt_of(200), scoring.scores[len(LENGTHS) - 1], 0)
+
+
+def test_a_step_has_few_logits_of_prompts_at_a_time(saved, served, monkeypatch):
+    monkeypatch.setattr(engine_module, "SCORED_BYTES", 5 * 4 * SIZES["vocab_size"])
+    scoring = served()
+    forward, seen = scoring.runner.forward, []
+
+    def counted(inputs):
+        seen.append(len(inputs.scored_tokens))
+        return forward(inputs)
+
+    scoring.runner.forward = _Forward(forward, counted)
+    scoring.ask(asked())
+    assert max(seen) == 5
+    assert sum(seen) == sum(LENGTHS) - len(LENGTHS)
+    for key, (prompt, sampling) in enumerate(asked()):
+        check(saved[1], prompt, scoring.scores.get(key, []), sampling.prompt_logprobs)
+
+
+def test_preempted_prompts_are_told_once(saved, served):
+    roomy = served()
+    block_bytes = (4 << 20) // sum(roomy.blocks_total)
+    scoring = served(kv_cache_bytes=BLOCKS[saved[1].config.model_type] * block_bytes, slots=6)
+    long = [
+        (prompt_of(90, seed=row), Sampling(max_tokens=90, temperature=0, prompt_logprobs=2))
+        for row in range(6)
+    ]
+    # The engine learns to expect short answers, and takes in more than there is room for.
+    scoring.ask([(prompt_of(5, seed=row), Sampling(max_tokens=1, temperature=0)) for row in range(60)])
+    first = len(scoring.outputs)
+    assert scoring.ask(long) == roomy.ask(long)
+    assert scoring.engine.statistics().preemptions > 0
+    for key, (prompt, sampling) in enumerate(long, first):
+        check(saved[1], prompt, scoring.scores[key], sampling.prompt_logprobs)
+
+
+def test_a_prompt_that_is_cached_is_scored_whole_and_leaves_nothing(saved, served):
+    scoring = served()
+    prompt = prompt_of(200)
+    plain = Sampling(max_tokens=2, temperature=0)
+    scoring.ask([(prompt, Sampling(max_tokens=2, temperature=0, prompt_logprobs=1))])
+    assert scoring.engine.statistics().cached_tokens == 0
+    scoring.ask([(prompt, plain)])
+    scoring.ask([(prompt, Sampling(max_tokens=2, temperature=0, prompt_logprobs=1))])
+    assert scoring.scores[0] == scoring.scores[2]
+    check(saved[1], prompt, scoring.scores[2], 1)
+
+
+def test_cached_tokens_are_told_with_the_first_token(served):
+    scoring = served()
+    prompt, sampling = prompt_of(100), Sampling(max_tokens=5, temperature=0)
+    [first] = scoring.ask([(prompt, sampling)])
+    assert scoring.cached == {}
+    assert scoring.ask([(prompt, sampling)]) == [first]
+    assert scoring.cached == {1: 96}  # whole blocks, and one token at least is computed
+    scoring.ask([(prompt + prompt_of(9), sampling), (prompt_of(50, seed=8), sampling)])
+    assert scoring.cached == {1: 96, 2: 96}
+
+
+def test_a_prompt_whose_logits_are_no_numbers_fails_alone(saved, served):
+    scoring = served()
+    forward, failed = scoring.runner.forward, {}
+
+    def broken(inputs):
+        logits = forward(inputs).clone()
+        if 17 in inputs.sequence_lengths:  # the prompt of so many tokens, in one step
+            logits[len(inputs.sample_rows) :][-16:] = float("nan")
+        return logits
+
+    class Failing(Scoring):
+        def note(self, outcome):
+            failed.update({output.key: output.error for output in outcome.outputs if output.error})
+            outcome.outputs[:] = [output for output in outcome.outputs if not output.error]
+            super().note(outcome)
+
+    scoring.runner.forward = _Forward(forward, broken)
+    scoring.__class__ = Failing
+    prompts = [prompt_of(17), prompt_of(90)]
+    first, second = scoring.ask(
+        [(prompt, Sampling(max_tokens=4, temperature=0, prompt_logprobs=1)) for prompt in prompts[:1]]
+    ) + scoring.ask([(prompts[1], Sampling(max_tokens=4, temperature=0, prompt_logprobs=1))])
+    assert failed == {0: "the model's logits are not numbers (NaN)"}
+    assert (len(first), len(second)) == (0, 4)
+    check(saved[1], prompts[1], scoring.scores[1], 1)
+    assert scoring.engine.idle
+    assert scoring.engine.statistics().running == 0
+
+
+class _Forward:
+    """A forward whose calls go to `call`."""
+
+    def __init__(self, forward, call):
+        self._forward, self._call = forward, call
+
+    def __getattr__(self, name):
+        return getattr(self._forward, name)
+
+    def __call__(self, inputs):
+        return self._call(inputs)
