@@ -22,7 +22,7 @@ LOOK_EVERY_S = 1.0
 
 # Settings that a running server cannot change; it reports those that differ, and goes on as it was.
 FIXED = (
-    *("host", "port", "allowed_hosts", "queue", "limits", "request_timeout_s"),
+    *("host", "port", "allowed_hosts", "cors", "queue", "limits", "request_timeout_s"),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
 )
 

@@ -52,12 +52,13 @@ class Call:
     the request does not need it any more. `address` is the client's. `request_id` and `api_key` are what the
     door made of its headers; `body_bytes` is 0 until it was read. `user` is the user that the body names,
     once it was parsed. `is_job`: the gateway has it from here on, and says what became of it. `method` and
-    `path` are for the log.
+    `path` are for the log. `is_open_to_pages`: pages of other servers may be answered, where the
+    configuration allows any (`cors`).
     """
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "leave_body", "nursery", "read"),
-        *("method", "path", "request_id", "user"),
+        *("is_open_to_pages", "method", "path", "request_id", "user"),
     )
 
     nursery: trio.Nursery
@@ -82,6 +83,7 @@ class Call:
         self.body_bytes = 0
         self.user: str | None = None
         self.is_job = False
+        self.is_open_to_pages = False
 
 
 def _nothing() -> None:

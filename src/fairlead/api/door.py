@@ -12,6 +12,7 @@ import trio
 
 from fairlead.api.access import Access
 from fairlead.api.call import Call
+from fairlead.api.cors import Cors
 from fairlead.api.limits import Quotas
 from fairlead.api.origin import Guard
 from fairlead.api.paths import nearest_route
@@ -26,10 +27,11 @@ logger = structlog.get_logger("fairlead.api")
 class Door:
     """Lets requests in, and says what headers their answers get."""
 
-    def __init__(self, access: Access, quotas: Quotas, guard: Guard) -> None:
+    def __init__(self, access: Access, quotas: Quotas, guard: Guard, cors: Cors | None = None) -> None:
         self._access = access
         self._quotas = quotas
         self._guard = guard
+        self._cors = cors or Cors()
         self._refusals: Counter[str] = Counter()
         self.rules: Collection[str] = ()  # the application's, in Quart's notation
 
@@ -46,13 +48,14 @@ class Door:
         What is checked of `Host` and `Origin` is in `origin`. Raises `InvalidApiKey` and `Forbidden`.
         """
         call.request_id = _request_id(call.headers.get("X-Request-Id", ""))
+        call.is_open_to_pages = not is_operator_route  # from here on: a page reads of its refusal, too
         structlog.contextvars.bind_contextvars(request_id=call.request_id)
         if not without_key:
             call.api_key = self._access.authenticate(call.headers)
         if is_operator_route:
             self._guard.check(call.headers, strict=True)
         elif not (is_probe or self._access.has_keys):
-            self._guard.check(call.headers, strict=False)
+            self._guard.check(call.headers, strict=False, any_origin=self._cors.allows(call.headers))
 
     def refused(self, call: Call, error: FairleadError) -> None:
         """Write down that a request was refused before it became a job; of jobs the gateway keeps account."""
@@ -80,7 +83,8 @@ class Door:
     def headers(self, call: Call) -> dict[str, str]:
         """Return what every answer says. A caller whose key is not known has no limits to be told."""
         limits = self._quotas.of(call.api_key).headers(trio.current_time())
-        return {"X-Request-Id": call.request_id, **limits}
+        cors = self._cors.headers(call.headers) if call.is_open_to_pages else {}
+        return {"X-Request-Id": call.request_id, **limits, **cors}
 
 
 def _request_id(given: str) -> str:

@@ -29,7 +29,8 @@ Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are 
 `Origin` may be the server that was asked, or one of `allowedHosts` on its scheme's own port. Unless checked
 strictly, it may be any if the browser says that the page comes from the address that it asked
 (`Sec-Fetch-Site: same-origin`): the proxy in between may have sent us another `Host`. `Origin: null`, which a
-sandboxed frame and a local file send, is refused.
+sandboxed frame and a local file send, is refused. Routes that are not an operator's are open to the pages of
+the origins in `cors`, too.
 """
 
 import ipaddress
@@ -66,14 +67,17 @@ class Guard:
         # Taking a host apart costs as much as the rest of a request's checks, and few different ones come.
         self._is_right = lru_cache(HOSTS_REMEMBERED)(self._judge)
 
-    def check(self, headers: Headers, *, strict: bool) -> None:
-        """Raise `Forbidden` unless `Host` is one of ours and `Origin`, if there is one, is the same."""
+    def check(self, headers: Headers, *, strict: bool, any_origin: bool = False) -> None:
+        """Raise `Forbidden` unless `Host` is one of ours and `Origin`, if there is one, is the same.
+
+        With `any_origin` that is not looked at: the page may use the API (see `cors`).
+        """
         host = headers.get("Host")
         if host is not None and (len(host) > MAX_HOST_LENGTH or not self._is_right(host, strict)):
             message = f"Host: {told(host)} is not a name of this server (allowedHosts in its configuration)"
             raise Forbidden(message, param="Host")
         origin = headers.get("Origin")
-        if origin is None or self._may_ask(origin, host):
+        if origin is None or any_origin or self._may_ask(origin, host):
             return
         if not strict and headers.get("Sec-Fetch-Site") == "same-origin":
             return

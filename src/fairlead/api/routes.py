@@ -14,7 +14,8 @@ from quart_trio import QuartTrio
 
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
-from fairlead.api.call import Call, FirstHeaders
+from fairlead.api.call import Call, FirstHeaders, Reply
+from fairlead.api.cors import Cors
 from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
 from fairlead.api.door import Door
 from fairlead.api.edge import Edge
@@ -88,13 +89,15 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.limits = services.config.limits
     edge = Edge(services)
     access = Access(services.config.api_keys)
-    door = Door(access, edge.quotas, Guard(services.config.host, services.config.allowed_hosts))
+    cors = Cors(services.config.cors.origins)
+    guard = Guard(services.config.host, services.config.allowed_hosts)
+    door = Door(access, edge.quotas, guard, cors)
 
     def change_keys(api_keys: Iterable[ApiKey]) -> None:
         edge.quotas.change(api_keys)
         access.change(api_keys)
 
-    async def enter() -> None:
+    async def enter() -> Response | None:
         current = cast(FairleadRequest, request_ctx.request)
         client = current.scope.get("client")
         # Quart's own headers have a Host even if the client sent none.
@@ -110,15 +113,22 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         g.call.leave_body = current.incoming.leave
         # Before routing errors are raised, so that only callers with a key learn which routes there are.
         rule = current.url_rule.rule if current.url_rule is not None else None
+        is_operator_route = rule in FleetRoutes.RULES
+        # A browser's question whether a page may send a request is without the key that the request has.
+        is_question = rule and not is_operator_route and cors.asks(current.method, headers)
         door.enter(
             g.call,
-            without_key=rule in _OPEN_RULES,
-            is_operator_route=rule in FleetRoutes.RULES,
+            without_key=rule in _OPEN_RULES or bool(is_question),
+            is_operator_route=is_operator_route,
             is_probe=rule in _PROBE_RULES,
         )
         if not app.has_path(current.scope):  # Quart would route some of these
             raise NotFound("there is no such route")
         current.body_memory, current.tenant = edge.body_memory, edge.tenant(g.call)
+        if is_question:
+            methods = app.create_url_adapter(current).allowed_methods()
+            return response_of(Reply(b"", 204, cors.permission(headers, methods)))
+        return None
 
     async def fail(error: Exception) -> Response:
         public = public_error(error)

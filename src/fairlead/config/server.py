@@ -23,6 +23,9 @@ from fairlead.config.spelling import (
 
 AnyModelConfig = ModelConfig | CommandConfig
 
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
+_ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in small letters, without the usual port"
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 
 
@@ -101,6 +104,21 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("outputWeight",), "must not be 0 when promptWeight is")
 
 
+class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """Which web pages of other servers may use the API from a browser."""
+
+    origins: tuple[str, ...] = ()
+    """The pages' origins, as https://chat.example.com; "*": any page. Routes that load, unload and change
+    nodes stay closed to them.
+    """
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Say what no browser could send."""
+        for index, origin in enumerate(self.origins):
+            if origin != "*" and not _is_origin(origin):
+                yield Fault(("origins", index), f'must be "*" or {_ORIGIN_FORM}')
+
+
 class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """What one client can make us hold."""
 
@@ -176,6 +194,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Names besides its own that clients may call it by, as those of a proxy before it; without a port.
     Without API keys, requests to any other name that a public server could have are refused.
     """
+    cors: CorsConfig = CorsConfig()
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """The port to listen on; 0 takes a free one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
@@ -268,6 +287,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_origin(text: str) -> bool:
+    match = _ORIGIN.fullmatch(text)
+    return match is not None and not text.endswith(_USUAL_PORTS.get(match[1], "/"))
 
 
 def _twice(found: Iterator[tuple[tuple[str | int, ...], str]]) -> Iterator[Fault]:
