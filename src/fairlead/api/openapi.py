@@ -272,7 +272,7 @@ OPERATIONS = (
         media=EVENTS,
     ),
     Operation("get", "/openapi.json", "server", "This document.", gives=dict[str, Any]),
-    Operation("get", "/", "server", "The dashboard.", media="text/html", is_open=True),
+    Operation("get", "/", "server", "The dashboard.", errors=(403,), media="text/html", is_open=True),
 )
 
 

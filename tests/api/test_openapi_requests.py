@@ -1,0 +1,201 @@
+"""The OpenAPI document is true: requests made from it are answered as it says, and by no other method.
+
+What schemathesis would do, in process and bounded: for every operation, bodies that its schema allows and
+bodies that it does not; each answer's status, media type and body must be documented. Other methods get 405
+with `Allow`.
+"""
+
+import dataclasses
+import json
+import re
+
+import jsonschema
+import msgspec
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api import far_away
+from api.conftest import client_of, hello_world
+from api.schema_values import ANYTHING, Values, spoilt
+from api.test_embeddings import script as embedded
+from fairlead.api import openapi
+from fairlead.config import ApiKey
+from fairlead.dispatch.dispatcher import DispatchStatistics
+from fairlead.nodes.status import NodeStatus
+from fairlead.text.embedding import Embedding
+from fake_fleet import FakeFleet
+
+DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
+COMPONENTS = DOCUMENT["components"]["schemas"]
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
+NEVER_ENDS = "/events"
+RELAYED = ("/responses", "/messages", "/messages/count_tokens")
+OPERATIONS = [
+    (method.upper(), path)
+    for path, methods in DOCUMENT["paths"].items()
+    for method in methods
+    if path != NEVER_ENDS
+]
+# What makes a body good; the document cannot say everything that a body must be.
+GOOD = {
+    "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
+    "/completions": {"model": "small", "prompt": "hello"},
+    "/embeddings": {"model": "small", "input": ["hello"]},
+    "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
+    "/detokenize": {"model": "small", "tokens": [10]},
+    "/nodes": {"id": "big", "url": "http://big:8000"},
+}
+KEY = ApiKey("sk-1", priority="normal")
+WITH_KEY = {"Authorization": "Bearer sk-1"}
+
+
+def script(job):
+    """Models of ours say hello, or a vector; what another server answers is passed back."""
+    if job.embed:
+        return embedded(job)
+    if job.relay is None:
+        return hello_world(job)
+    return far_away.streamed(job) if job.relay.stream else far_away.whole(job)
+
+
+def values_for(path: str) -> Values:
+    names = ["far"] if path.endswith(RELAYED) else ["small", "small", "tiny"]
+    named = {
+        "model": st.sampled_from(names) | st.sampled_from(["nothing", ""]),
+        "priority": st.sampled_from(["high", "low", 0, 1, -1]) | ANYTHING,
+        "url": st.sampled_from(["http://127.0.0.1:1", "http://[", "ftp://x", ""]),
+    }
+    return Values(COMPONENTS, named)
+
+
+def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
+    """Bodies that the document allows, others that it does not, and some that are no JSON."""
+    operation = DOCUMENT["paths"][path][method.lower()]
+    if "requestBody" not in operation:
+        return st.just(b"")
+    right = values_for(path).of(operation["requestBody"]["content"]["application/json"]["schema"])
+    needed = GOOD.get(path.removeprefix("/v1"), {})
+    good = right.map(lambda value: {**value, **needed})
+    written = st.one_of(st.just(needed), good, good, right, spoilt(right), ANYTHING).map(
+        lambda value: json.dumps(value).encode()
+    )
+    return st.one_of(written, written, written, st.binary(max_size=20))
+
+
+def addressed(path: str) -> st.SearchStrategy[str]:
+    """The path with names in it, of things that are there and others."""
+    names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
+    return names.map(lambda name: re.sub(r"\{\w+\}", lambda _match: name, path))
+
+
+def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
+    parameters = DOCUMENT["paths"][path][method.lower()].get("parameters", [])
+    if not any(parameter["in"] == "query" for parameter in parameters):
+        return st.just("")
+    return st.sampled_from(["", "?model=small", "?model=nothing", "?model=", "?model=%ff", "?unknown=1"])
+
+
+def client_for(model, path, *, keys=()):
+    if path.endswith("/embeddings"):
+        model = dataclasses.replace(model, embedding=Embedding(4, normalized=False))
+    node = NodeStatus(
+        id="big", kind="remote", url="http://big:8000", models=("far",), state="up", seats=4, busy=0
+    )
+    totals = DispatchStatistics(2, 1, 100, 1, mean_wait_s=0.5, mean_service_s=2.0)
+    client = client_of(
+        model,
+        *keys,
+        fleet=FakeFleet(["small"], ["far"], node_statuses=[node]),
+        gateway_script=script,
+        queue_statistics=lambda: msgspec.structs.asdict(totals),
+    )
+    client.gateway.cancel = lambda request_id, _owner: request_id == "mine"
+    return client
+
+
+def check_is_documented(method: str, path: str, reply) -> None:
+    """Fail unless the answer's status, media type and body are in the document."""
+    responses = DOCUMENT["paths"][path][method.lower()]["responses"]
+    assert str(reply.status) in responses, f"{reply.status} {reply.body[:300]}"
+    content = responses[str(reply.status)]["content"]
+    media = reply.headers["content-type"].partition(";")[0]
+    assert media in content
+    if media == "application/json":
+        schema = {**content[media].get("schema", {}), "components": {"schemas": COMPONENTS}}
+        jsonschema.validate(reply.json, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_to_a_request_of_the_document_is_documented(model, method, path):
+    statuses = set()
+    clients = {keys: client_for(model, path, keys=keys) for keys in ((), (KEY,))}
+
+    @settings(max_examples=40)
+    @given(
+        body=bodies_for(method, path),
+        at=addressed(path),
+        query=queries_for(method, path),
+        keys=st.sampled_from([(), (), (KEY,)]),
+        headers=st.sampled_from([{}, WITH_KEY, {**WITH_KEY, "Origin": "https://evil.example"}]),
+    )
+    def ask(body, at, query, keys, headers):
+        reply = trio.run(lambda: clients[keys].send(method, at + query, body, headers=headers))
+        check_is_documented(method, path, reply)
+        statuses.add(reply.status)
+
+    ask()
+    good = {
+        status for status in map(int, DOCUMENT["paths"][path][method.lower()]["responses"]) if status < 300
+    }
+    assert statuses & good, f"no request succeeded: {statuses}"
+
+
+def documented(path: str) -> set[str]:
+    """The methods that the document has for a path: more than one of its paths may be meant."""
+    found = set()
+    for template, methods in DOCUMENT["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", ".+", template), path):
+            found |= {method.upper() for method in methods}
+    return found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
+async def test_other_methods_get_405_and_the_list_of_those_that_are_allowed(model, path):
+    client = client_for(model, path)
+    path = re.sub(r"\{\w+\}", "small", path)
+    allowed = documented(path)
+    for method in METHODS:
+        reply = await client.send(method, path, b"{}")
+        if method in allowed:
+            assert reply.status != 405
+            continue
+        assert (method, reply.status) == (method, 405)
+        assert method == "HEAD" or reply.error["code"] == "method_not_allowed"
+        assert reply.headers["allow"] == ", ".join(sorted(allowed))
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
+async def test_options_lists_the_methods_and_head_is_get_without_its_body(model, path):
+    client = client_for(model, path)
+    path = re.sub(r"\{\w+\}", "small", path)
+    reply = await client.send("OPTIONS", path, b"")
+    assert (reply.status, reply.body) == (200, b"")
+    assert set(reply.headers["allow"].split(", ")) == documented(path)
+    if "GET" in documented(path):
+        head, got = await client.send("HEAD", path, b""), await client.get(path)
+        assert (head.status, head.headers["content-type"], head.body) == (
+            got.status,
+            got.headers["content-type"],
+            b"",
+        )
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+async def test_without_its_key_an_operation_is_401_unless_the_document_says_it_is_open(model, method, path):
+    client = client_for(model, path, keys=(KEY,))
+    reply = await client.send(method, re.sub(r"\{\w+\}", "small", path), b"{}")
+    is_open = DOCUMENT["paths"][path][method.lower()].get("security") == []
+    assert (reply.status != 401) == is_open
+    check_is_documented(method, path, reply)
