@@ -16,7 +16,10 @@ from fairlead.reload import FIXED, LOOK_EVERY_S, Source, keep_up
 
 FIRST = Config(models=(), port=1)
 # What a reload changes, by the fleet but for the keys.
-APPLIED = ("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys")
+APPLIED = (
+    *("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys"),
+    *("include_aliases_in_list", "send_loading_state"),
+)
 CHANGED = Config(models=(), port=1, priorities={"m": 2})
 
 

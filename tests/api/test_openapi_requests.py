@@ -20,6 +20,7 @@ from api import far_away
 from api.conftest import client_of, hello_world
 from api.schema_values import ANYTHING, Values, spoilt
 from api.test_embeddings import script as embedded
+from api.test_upstream import answered
 from fairlead.api import openapi
 from fairlead.config import ApiKey
 from fairlead.dispatch.dispatcher import DispatchStatistics
@@ -31,6 +32,7 @@ DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
 COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"
+UPSTREAM = "/upstream/{upstream_path}"
 RELAYED = ("/responses", "/messages", "/messages/count_tokens")
 OPERATIONS = [
     (method.upper(), path)
@@ -57,6 +59,8 @@ def script(job):
         return embedded(job)
     if job.relay is None:
         return hello_world(job)
+    if job.relay.passthrough is not None:
+        return answered(b"one", headers={"content-type": "*/*"})(job)
     return far_away.streamed(job) if job.relay.stream else far_away.whole(job)
 
 
@@ -86,6 +90,8 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
 
 def addressed(path: str) -> st.SearchStrategy[str]:
     """The path with names in it, of things that are there and others."""
+    if path == UPSTREAM:
+        return st.sampled_from(["far", "far", "small", "nothing"]).map(lambda name: f"/upstream/{name}/x")
     names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
     return names.map(lambda name: re.sub(r"\{\w+\}", lambda _match: name, path))
 
@@ -103,11 +109,14 @@ def client_for(model, path, *, keys=()):
     node = NodeStatus(
         id="big", kind="remote", url="http://big:8000", models=("far",), state="up", seats=4, busy=0
     )
+    fleet = FakeFleet(["small"], ["far"], node_statuses=[node])
+    if path == UPSTREAM:
+        fleet.statuses = [msgspec.structs.replace(status, kind="command") for status in fleet.models()[1:]]
     totals = DispatchStatistics(2, 1, 100, 1, mean_wait_s=0.5, mean_service_s=2.0)
     client = client_of(
         model,
         *keys,
-        fleet=FakeFleet(["small"], ["far"], node_statuses=[node]),
+        fleet=fleet,
         gateway_script=script,
         queue_statistics=lambda: msgspec.structs.asdict(totals),
     )

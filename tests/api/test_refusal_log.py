@@ -41,7 +41,7 @@ async def test_refused_key_is_logged_with_method_path_and_client(client_with, lo
     ("path", "nearest"),
     [
         ("/v1/chat/completion", CHAT),
-        ("/chat/completions", CHAT),
+        ("/v1/chats/completions", CHAT),
         ("/v1/chat/completions/", CHAT),
         ("/v1/model", "/v1/models"),
         ("/helth", "/health"),

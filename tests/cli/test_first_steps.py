@@ -170,8 +170,12 @@ def test_missing_kernels_are_named_with_what_to_do(capsys, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("compiler", "named"), [(None, True), ("/usr/bin/cc", False)])
-def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, compiler, named):
+@pytest.mark.parametrize(
+    ("variable", "installed", "named"),
+    [("", (), True), ("", ("cc",), False), ("my-cc", ("my-cc",), False), ("my-cc", ("cc",), True)],
+)
+def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, variable, installed, named):
+    monkeypatch.setenv("CC", variable)
     torch = {
         "version": "2.9",
         "cuda": "12",
@@ -179,7 +183,7 @@ def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, compi
         "devices": [{"name": "H100", "memory": 80 * 2**30}],
     }
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (json.dumps(torch), ""))
-    monkeypatch.setattr(doctor.shutil, "which", lambda _name: compiler)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name in installed else None)
     found = [finding for finding in doctor._torch() if finding.name == "C compiler"]
     expected = doctor.Finding(
         "C compiler", "bad", "none, and Triton needs one for its GPU kernels", f"{ADVICE}."

@@ -13,6 +13,16 @@ def command(*, extra: dict[str, Any] | None = None, **settings: object) -> dict[
     return {"models": {"m": None, "far": {"cmd": "model-server ${PORT}"} | settings}} | (extra or {})
 
 
+async def chatted(server: Served, model: str) -> str:
+    """Return what a streamed chat says while and after its model is loaded."""
+    messages = [{"role": "user", "content": "hello"}]
+    answer = await server.ask(
+        "/v1/chat/completions", {"model": model, "messages": messages, "stream": True, "max_tokens": 2}
+    )
+    assert answer.status == 200, answer
+    return answer.body.decode()
+
+
 async def asked(server: Served, **options: object) -> int:
     return (await server.complete(model="far", **options).done()).status
 
@@ -183,3 +193,28 @@ async def it_can_do_something(server: Served) -> None:
 )
 async def a_macro_of_the_model_is_put_in(server: Served) -> None:
     await the_command_line_is_started(server)
+
+
+@setting("models.COMMAND.progressPattern", command(progressPattern=r"(\d+)%"))
+async def its_output_says_how_far_it_is(server: Served) -> None:
+    server.elsewhere.is_well = False
+    job = server.complete(model="far")
+    await server.until(lambda: server.processes_of("model-server"))
+    (process,) = server.processes_of("model-server")
+    process.print("loading: 40%")
+    await trio.sleep(1)
+    statuses = {status["model"]: status for status in await server.look("/running")}
+    assert statuses["far"]["load_progress"] == 0.4, statuses
+    server.elsewhere.is_well = True
+    assert (await job.done()).status == 200
+
+
+@setting("models.COMMAND.sendLoadingState", command(sendLoadingState=True))
+async def its_load_is_reported_to_chats(server: Served) -> None:
+    assert "Loading the model far" in await chatted(server, "far")
+
+
+@setting("upstream.ignorePaths", command(extra={"upstream": {"ignorePaths": ["^/quiet"]}}))
+async def these_paths_do_not_start_it(server: Served) -> None:
+    assert (await server.ask("/upstream/far/quiet")).status == 409
+    assert server.processes_of("model-server") == []

@@ -3,6 +3,8 @@
 from settings.mutants import Mutant
 
 _NODE = "fairlead.nodes.engine_node"
+_SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
+_POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _CACHE = "models.ENGINE.kvCache"
 _PLACEMENT = "fairlead.dispatch.placement"
@@ -13,11 +15,9 @@ COMPOSITION = (
     Mutant(
         f"{_NODE}:EngineNode.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
     ),
-    Mutant(f"{_DISPATCHER}.__init__", "min_share=queue.min_share,", "", "play", "queue.minShare"),
-    Mutant(
-        f"{_DISPATCHER}.__init__", "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"
-    ),
-    Mutant(f"{_DISPATCHER}.__init__", "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
+    Mutant(_SCHEDULER, "min_share=queue.min_share,", "", "play", "queue.minShare"),
+    Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
+    Mutant(_SCHEDULER, "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
     Mutant(
         "fairlead.dispatch.forecast:Forecaster.__init__",
         "queue.prompt_weight",
@@ -35,7 +35,7 @@ COMPOSITION = (
     Mutant(f"{_NODE}:worker_spec", "cache.max_entries", "None", "play", f"{_CACHE}.maxEntries"),
     Mutant(f"{_NODE}:worker_spec", "cache.eviction_threshold", "0.8", "play", f"{_CACHE}.evictionThreshold"),
     Mutant(f"{_NODE}:worker_spec", "cache.cleanup_interval_s", "1.0", "play", f"{_CACHE}.cleanupInterval"),
-    Mutant(f"{_DISPATCHER}.__init__", "=rejects_loading", "=False", "play", "whileLoading"),
+    Mutant(_SCHEDULER, "=options.rejects_loading", "=False", "play", "whileLoading"),
     # The same on the other side of the wire.
     Mutant(
         "fairlead.worker.main:_engine",
@@ -58,7 +58,7 @@ COMPOSITION = (
     Mutant(f"{_NODE}:worker_spec", "watchdog_s=model.watchdog_s,", "", "play", "models.ENGINE.watchdog"),
     Mutant(f"{_NODE}:worker_spec", "max_batch=model.max_batch,", "", "play", "models.ENGINE.maxBatch"),
     Mutant(f"{_NODE}:worker_spec", "threads=model.threads,", "", "play", "models.ENGINE.threads"),
-    Mutant(f"{_DISPATCHER}.__init__", "fairness=queue.fairness,", "", "play", "queue.fairness"),
+    Mutant(_SCHEDULER, "fairness=queue.fairness,", "", "play", "queue.fairness"),
     Mutant(
         f"{_DISPATCHER}.__init__",
         "min(queue.starvation_bound_s, queue.timeout_s)",
@@ -97,16 +97,14 @@ COMPOSITION = (
         "nodes[].timeouts.betweenBytes",
     ),
     Mutant(
-        "fairlead.swap.llama_swap:policy_for",
+        f"{_POLICIES}:_matrix",
         "evict_costs=swap.evict_costs",
         "",
         "play",
         "matrix.evict_costs",
     ),
-    Mutant("fairlead.swap.llama_swap:policy_for", "capacity_mb=swap.memory_mb, ", "", "play", "lru.memoryMb"),
-    Mutant(
-        "fairlead.swap.llama_swap:policy_for", "group.persistent", "False", "play", "groups.NAME.persistent"
-    ),
+    Mutant(f"{_POLICIES}:_lru", "capacity_mb=swap.memory_mb, ", "", "play", "lru.memoryMb"),
+    Mutant(f"{_POLICIES}:_group", "group.persistent", "False", "play", "groups.NAME.persistent"),
 )
 
 PLACEMENT = (

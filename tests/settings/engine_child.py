@@ -3,9 +3,12 @@
 import struct
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import msgspec
 import trio
 
+from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.worker import main, wire
@@ -17,6 +20,8 @@ from simulation.processes import Process
 class EnginePlan:
     """How children behave, and what they were told. A step takes `step_s`, and loading takes `load_s`.
 
+    With `gpu_mb`, children report a GPU of that size, of which they have taken weights and a KV cache.
+
     `specs` are those of all children, `submitted` the lengths of all prompts, in their order. `computed` are
     the prompt and output tokens of each step.
     """
@@ -24,10 +29,23 @@ class EnginePlan:
     step_s: float = 0.1
     load_s: float = 0.5
     is_stuck: bool = False
+    gpu_mb: int = 0
     specs: list[wire.WorkerSpec] = field(default_factory=list)
     submitted: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     statistics: wire.EngineStatistics = field(default_factory=wire.EngineStatistics)
+
+
+class _Gpu(NamedTuple):
+    """`DeviceMemory` of a GPU of one child, whose weights are there."""
+
+    total_bytes: int
+
+    def free_and_total(self) -> tuple[int, int]:
+        return self.total_bytes - self.taken(), self.total_bytes
+
+    def taken(self) -> int:
+        return 100 << 20
 
 
 class _Channel:
@@ -66,6 +84,12 @@ class EngineChild:
         except LoadFailed as error:
             await self._send(wire.LoadFailed(error.message))
             return 1
+        if self._plan.gpu_mb:
+            gpu = _Gpu(self._plan.gpu_mb << 20)
+            taken = gpu.taken() + cache_bytes(gpu, spec.gpu_memory, spec.kv_cache_bytes)
+            model = msgspec.structs.replace(
+                model, device="cuda:0", gpu_bytes=taken, gpu_total_bytes=gpu.total_bytes
+            )
         engine = main._engine(model, spec)
         loop = Loop(engine, model.runner, self._channel, clock=trio.current_time)
         await self._send(main._ready(model))

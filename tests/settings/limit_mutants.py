@@ -106,7 +106,7 @@ LIMITS = (
 RELOAD = (
     Mutant("fairlead.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"),
     Mutant(
-        "fairlead.reload:_fixed", "for name in FIXED:", "for name in FIXED[:-2]:", "reload", "tenantNames"
+        "fairlead.reload:_fixed", "for name in FIXED:", "for name in FIXED[:-3]:", "reload", "tenantNames"
     ),
     Mutant(
         "fairlead.api.access:Access.change",
@@ -152,7 +152,7 @@ RELOAD = (
     ),
     Mutant(
         "fairlead.nodes.resident:Resident.change_health",
-        "isinstance(life.node, CommandNode)",
+        "life.node is not None",
         "False",
         "behaviour",
         "a_command_that_runs_is_probed_as_the_reloaded_configuration_says",

@@ -6,6 +6,7 @@ import torch
 import trio
 
 from settings.cases import setting
+from settings.command_settings import card, chatted
 from settings.prompts import random_text
 from settings.served import Served
 from simulation.parent import model_folder
@@ -167,3 +168,27 @@ async def a_macro_is_put_in(server: Served) -> None:
 )
 async def a_macro_of_the_model_is_put_in(server: Served) -> None:
     await a_macro_is_put_in(server)
+
+
+@setting("models.ENGINE.gpuMemory", model(gpuMemory=0.25, preload=False))
+async def a_model_takes_so_much_of_its_gpu(server: Served) -> None:
+    server.engine.gpu_mb = 1000
+    assert (await server.complete().done()).status == 200
+    await trio.sleep(1)
+    # 100 MiB of weights, and nine tenths of what is left of 250.
+    assert (await running(server))["memory_bytes"] == 235 << 20
+
+
+async def a_load_is_reported_to_chats(server: Served) -> None:
+    assert "Loading the model m" in await chatted(server, "m")
+
+
+setting("models.ENGINE.sendLoadingState", model(sendLoadingState=True, preload=False))(
+    a_load_is_reported_to_chats
+)
+setting("sendLoadingState", model(preload=False) | {"sendLoadingState": True})(a_load_is_reported_to_chats)
+
+
+@setting("includeAliasesInList", model(aliases=["n"]) | {"includeAliasesInList": True})
+async def aliases_are_listed(server: Served) -> None:
+    assert (await card(server, "n")).get("id") == "n"

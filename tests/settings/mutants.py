@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
+from fairlead.registry import Registry
+
 
 class Mutant(NamedTuple):
     """`old` is replaced by `new` in the function; `how` and `scenario` say what must fail then.
@@ -34,7 +36,7 @@ class Mutant(NamedTuple):
 
 @contextmanager
 def broken(mutant: Mutant) -> Iterator[None]:
-    """Put the mutant in the place of the function, wherever that is referred to by its name."""
+    """Put the mutant in the place of the function, in modules by its name and in registries by any."""
     module_name, _, path = mutant.function.partition(":")
     module = import_module(module_name)
     *owners, name = path.removesuffix(".fget").split(".")
@@ -50,8 +52,13 @@ def broken(mutant: Mutant) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, changed))
         else:
             for other in list(sys.modules.values()):
-                if other.__name__.startswith("fairlead") and vars(other).get(name) is original:
+                if not other.__name__.startswith("fairlead"):
+                    continue
+                if vars(other).get(name) is original:
                     stack.enter_context(patch.object(other, name, changed))
+                for registry in [value for value in vars(other).values() if isinstance(value, Registry)]:
+                    named = {key: changed for key, part in registry._parts.items() if part is original}
+                    stack.enter_context(patch.dict(registry._parts, named))
         yield
 
 

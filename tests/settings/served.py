@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from fairlead.config import Config
 from fairlead.configfile import read_config
+from settings import other_package
 from settings.documents import Document
 from settings.elsewhere import Elsewhere
 from settings.engine_child import EngineChild, EnginePlan
@@ -248,7 +249,7 @@ def serve(
         served.add_programs()
         system.network.serve(NODE, served.elsewhere.serve)
         system.network.serve(SECOND, served.second.serve)
-        with system.installed():
+        with system.installed(), other_package.installed():
             async with trio.open_nursery() as machine:
                 await machine.start(system.machine.run)
                 async with trio.open_nursery() as served.clients:

@@ -36,6 +36,12 @@ async def it_is_called_by_this_name_too(server: Served) -> None:
     assert answer.status == 200, answer
 
 
+@setting("cors.origins", {"cors": {"origins": ["https://chat.example"]}})
+async def pages_of_these_origins_may_use_the_api(server: Served) -> None:
+    answer = await server.ask("/v1/models", headers={"Origin": "https://chat.example"})
+    assert answer.headers.get("access-control-allow-origin") == "https://chat.example", answer
+
+
 @setting("apiKeys[].key", keyed(), instead="k2")
 async def who_has_the_key_is_let_in(server: Served) -> None:
     assert (await server.complete().done()).status == 401

@@ -124,6 +124,18 @@ async def a_way_to_make_room_is_in_use(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"b"}
 
 
+@setting("routing.router.settings.policy", routed("only", policy={"stay": ["a"]}), instead={"stay": ["c"]})
+async def a_policy_of_another_package_has_settings(server: Served) -> None:
+    assert await loaded_after(server, "a", "b") == {"a", "b"}
+
+
+@setting("scheduler", {"scheduler": "closed"})
+async def a_scheduler_of_another_package_is_in_use(server: Served) -> None:
+    answer = await server.complete().done()
+    assert answer.status == 429, answer
+    assert answer.document["error"]["message"].startswith("closed for the day"), answer
+
+
 @setting(
     "routing.scheduler.settings.fifo.priority",
     models("a", "b", "c", lru={"maxLoaded": 1})

@@ -23,6 +23,7 @@ from settings.play import (
 )
 
 ROOT = Path(__file__).parents[2]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 KEYS = {
     "--host": "host",
@@ -52,6 +53,8 @@ _BENCH = "tests/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/cli/test_looking.py::test_"
 _MACHINE = "tests/cli/test_machine.py::test_"
 _FILE = "tests/cli/test_config_file.py::test_"
+_PRINTED = "tests/cli/test_logs.py::test_"
+_ASGI = "tests/test_asgi.py::test_"
 _RUN = "tests/cli/test_run.py::test_"
 _ADDRESSED = f"{_LOOKING}the_address_and_the_key_are_options_of_each_command"
 TESTS = {
@@ -68,6 +71,10 @@ TESTS = {
     "run --prompt": f"{_RUN}the_answer_is_printed",
     "run --url": f"{_RUN}the_answer_is_printed",
     "run --api-key": _ADDRESSED,
+    "logs MODEL": f"{_PRINTED}logs_prints_the_lines_that_the_server_has",
+    "logs --follow": f"{_PRINTED}follow_prints_new_lines_until_ctrl_c",
+    "logs --url": f"{_PRINTED}logs_prints_the_lines_that_the_server_has",
+    "logs --api-key": f"{_PRINTED}logs_prints_the_lines_that_the_server_has",
     "ps --json": f"{_LOOKING}ps_answers_in_json_with_the_same_figures",
     "ps --url": _ADDRESSED,
     "ps --api-key": _ADDRESSED,
@@ -103,6 +110,10 @@ TESTS = {
     "deploy --force": f"{_MACHINE}deploy_writes_over_nothing_unless_it_is_told_to",
     "completion SHELL": f"{_MACHINE}completion_knows_every_command",
     "$FAIRLEAD_URL": f"{_LOOKING}the_environment_names_the_server_and_its_key",
+    "$FAIRLEAD_MODEL": f"{_ASGI}the_environment_names_a_model_and_has_the_servers_variables",
+    "$FAIRLEAD_CONFIG": f"{_ASGI}the_environment_names_a_file_and_wins_over_it",
+    "$FAIRLEAD_WATCH_CONFIG": f"{_ASGI}a_watched_file_is_read_again_when_it_has_changed",
+    "$CC": "tests/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
     "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_is_honoured",
     "$NOTIFY_SOCKET": f"{_MACHINE}systemd_is_told_when_the_server_is_ready_and_when_it_stops",
     "$HF_HOME": f"{_MACHINE}doctor_looks_at_the_hubs_folder_and_token",
@@ -182,4 +193,4 @@ def test_a_node_has_the_options_of_a_server():
 def test_test_that_is_named_exists(named):
     file, _, name = named.partition("::")
     functions = ast.walk(ast.parse((ROOT / file).read_text()))
-    assert name in {part.name for part in functions if isinstance(part, ast.FunctionDef)}
+    assert name in {part.name for part in functions if isinstance(part, FUNCTIONS)}

@@ -1,0 +1,44 @@
+"""A scheduler and an eviction policy as another package provides them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from fairlead.dispatch.effects import Effects
+from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.schedulers import SCHEDULERS
+from fairlead.dispatch.scheduling import SchedulingOptions
+from fairlead.dispatch.ticket import Ticket
+from fairlead.errors import FairleadError, QueueFull
+from fairlead.nodes.gpus import Gpus
+from fairlead.swap.policies import POLICIES
+from fairlead.swap.policy import EvictionPolicy
+
+
+class Closed(Scheduler):
+    """Refuses every job."""
+
+    def submit(self, ticket: Ticket, *, too_long: FairleadError | None = None) -> None:
+        self._refuse(ticket, QueueFull("closed for the day"))
+
+
+def closed(effects: Effects, options: SchedulingOptions) -> Closed:
+    return Closed(effects, capacity=options.queue.capacity, random=options.random)
+
+
+class Only(EvictionPolicy):
+    """Only the models of the settings stay when another is loaded."""
+
+    def __init__(self, settings: Mapping[str, Any], _memory_mb: Mapping[str, float], _gpus: Gpus) -> None:
+        self._staying = frozenset(settings["stay"])
+
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        return frozenset(running) - self._staying
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Have files call them `closed` and `only`, as entry points of the package would."""
+    with patch.dict(SCHEDULERS._parts, closed=closed), patch.dict(POLICIES._parts, only=Only):
+        yield
