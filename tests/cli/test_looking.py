@@ -80,7 +80,8 @@ def test_what_a_server_says_is_shown_and_not_obeyed(telling, capsys):
 
 
 def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(telling, capsys):
-    telling.told["/running"] = [MODELS[1] | {"load_progress": None, "load_stage": "waiting for /health"}]
+    loading = MODELS[1] | {"load_progress": None, "load_stage": "waiting for /health"}
+    telling.events = [("snapshot", PICTURE | {"models": [loading]})]
     assert main(["ps", "--url", telling.url]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "large" in line)
     assert line.split() == ["large", "loading", "waiting", "for", "/health", "command", "0/0", "-", "-"]

@@ -6,7 +6,7 @@ from functools import partial
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.nodes import resident
+from fairlead.nodes import model_process, resident
 from fairlead.nodes.sequence import NodeSequence
 from fairlead.worker import client, wire
 from fairlead.worker.client import Worker
@@ -115,7 +115,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
     points.wrap(trio.to_thread, "run_sync", "thread")
     points.wrap(resident, "memory_of", "measure")
-    points.wrap(resident, "worker_spec", "specify")
+    points.wrap(model_process, "worker_spec", "specify")
     points.wrap(Worker, "submit", "submit")
     points.wrap(Worker, "_log_line", "log line")
     for name in ("stuck", "asked", "answered"):

@@ -12,6 +12,7 @@ import trio
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFull
 from fairlead.nodes import upstream
+from fairlead.nodes.health import HealthCheck
 from fairlead.nodes.pulse import Pulse
 from fairlead.nodes.upstream import MOST_IDLE, LocalShortage, Upstream, UpstreamFailed
 from nodes.garage import garage
@@ -123,7 +124,7 @@ async def test_a_command_that_could_not_be_asked_is_not_given_up(shortage, autoj
     shortage.lasts = True
     pulse = Pulse(Upstream("http://127.0.0.1:1", name="m"), "/health", group=4711)
     with trio.move_on_after(100) as clock:
-        await pulse.stopped(HealthConfig(interval_s=1, failures=2, timeout_s=1))
+        await pulse.stopped(HealthCheck(HealthConfig(interval_s=1, failures=2, timeout_s=1)))
     assert clock.cancelled_caught
 
 

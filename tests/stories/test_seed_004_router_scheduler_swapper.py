@@ -38,7 +38,7 @@ async def test_swap_is_logged_once_although_the_policy_is_asked_often():
     assert [line["model"] for line in logs if line["event"] == "loading model"] == ["x", "y", "x"]
 
 
-class Asked:
+class Asked(EvictionPolicy):
     """A policy that notes what it is asked, and has one model at a time."""
 
     def __init__(self) -> None:
