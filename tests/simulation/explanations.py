@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from simulation.drawer import Drawer
 from simulation.ledger import Ledger
 from simulation.parent import text
-from simulation.troubles import RECOVERY_S
+from simulation.troubles import RECOVERY_S, Trouble
 from simulation.visits import NEVER_S, Visit
 from simulation.words import pieces_of
 from simulation.world import World
@@ -21,11 +21,12 @@ WINDOW_S = 60.0
 class Explanations:
     """Knows what every client did, so that it can tell whether an error was to be expected."""
 
-    def __init__(self, world: World, drawer: Drawer, ledger: Ledger) -> None:
+    def __init__(self, world: World, drawer: Drawer, ledger: Ledger, troubles: list[Trouble]) -> None:
         self._world = world
         self._drawer = drawer
         self._visits = drawer.visits
         self._ledger = ledger
+        self._troubles = troubles
         self.stopped_s = NEVER_S
 
     def explain(self, error: str, visit: Visit) -> bool:
@@ -113,7 +114,11 @@ class Explanations:
     def _is_certain(self, other: Visit, visit: Visit) -> bool:
         """Whether the tokens of another request must be charged when this one is answered."""
         is_recent = visit.ended_s - other.began_s < WINDOW_S - SLACK_S
-        return is_recent and other.ended_s < visit.began_s
+        key = visit.person.key
+        may_be_forgotten = any(
+            trouble.may_forget(key, other.began_s, visit.ended_s) for trouble in self._troubles
+        )
+        return is_recent and other.ended_s < visit.began_s and not may_be_forgotten
 
     def _prompt_is_too_long(self, visit: Visit) -> bool:
         limit = visit.person.tokens_per_minute

@@ -96,7 +96,7 @@ def no_threads(stage: Stage, trouble: Trouble) -> Undo:
 def reload(stage: Stage, trouble: Trouble) -> Undo:
     """Edit the configuration file, well or badly, and undo that later."""
     edit = stage.random.choice(edits(stage.world, stage.random))
-    trouble.excuses, trouble.models = edit.excuses, edit.models
+    trouble.excuses, trouble.models, trouble.keys = edit.excuses, edit.models, edit.keys
     before = stage.parent.file.content
     _rewrite(stage, edit.content if isinstance(edit.content, bytes) else encoded(edit.content))
 

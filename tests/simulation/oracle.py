@@ -58,7 +58,7 @@ class Oracle:
         self._world = world
         self._visits = drawer.visits
         self._troubles = troubles
-        self._explanations = Explanations(world, drawer, ledger)
+        self._explanations = Explanations(world, drawer, ledger, troubles)
         self.stopped_s = NEVER_S
 
     def problems(self) -> Iterator[str]:

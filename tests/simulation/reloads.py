@@ -8,7 +8,10 @@ from simulation.world import NODE_PORT, NODES, World
 
 
 class Edit(NamedTuple):
-    """A new content of the file, the errors that it excuses, and for which models; None: for all."""
+    """A new content of the file, the errors that it excuses, and for which models; None: for all.
+
+    `keys` are the API keys that it takes away.
+    """
 
     content: dict[str, Any] | bytes
     excuses: frozenset[str] = frozenset()

@@ -42,6 +42,7 @@ Undo = Callable[[], None]
 class Trouble:
     """One fault. `models`: those that it affects; None: all. `excuses`: error codes and effects it may cause.
 
+    `keys`: API keys that it takes from the configuration; when they are back, their limits begin anew.
     `is_unexpected`: the injected error is one that no code can foresee, so a traceback in the log is correct.
     """
 
@@ -50,13 +51,21 @@ class Trouble:
     models: frozenset[str] | None = None
     excuses: frozenset[str] = frozenset()
     is_unexpected: bool = False
+    keys: frozenset[str] = frozenset()
     ended_s: float = float("inf")
 
     def may_cause(self, effect: str, model: str, began_s: float, ended_s: float) -> bool:
         """Return whether it may have caused this effect on a request that took this time."""
         if self.models is not None and model not in self.models:
             return False
-        return effect in self.excuses and self.began_s <= ended_s and began_s <= self.ended_s + RECOVERY_S
+        return effect in self.excuses and self._is_during(began_s, ended_s)
+
+    def may_forget(self, key: str | None, spent_s: float, seen_s: float) -> bool:
+        """Return whether what a key spent at one time may no longer count against its limits at another."""
+        return key in self.keys and self._is_during(spent_s, seen_s)
+
+    def _is_during(self, began_s: float, ended_s: float) -> bool:
+        return self.began_s <= ended_s and began_s <= self.ended_s + RECOVERY_S
 
 
 @dataclass
