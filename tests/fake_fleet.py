@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fairlead.config import AnyModelConfig, Config, NodeConfig
+from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.errors import FairleadError
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
+from fairlead.text.model import TextModel
 
 
 @dataclass
@@ -30,6 +31,21 @@ class FakeFleet:
     lists_aliases: bool = False
     loading_state_of: Iterable[str] = ()
     configs: Iterable[AnyModelConfig] = ()
+    texts: dict[str, TextModel] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    selectors: dict[str, SelectorConfig] = field(default_factory=dict)
+    is_ready: bool = True
+    problems: dict[str, str] = field(default_factory=dict)
+
+    async def prepare(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    def load_times(self, model: str) -> None:
+        return None
 
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:

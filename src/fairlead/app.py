@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from random import Random
 from typing import Protocol
 
 import msgspec
@@ -26,7 +27,8 @@ from fairlead.descriptors import raise_limit, share_of_clients
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
-from fairlead.nodes.fleet import Fleet
+from fairlead.nodes.fleet import Fleet, Reader
+from fairlead.nodes.resident import Progress
 from fairlead.reload import Source, keep_up
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
@@ -109,11 +111,19 @@ async def serve(
             signals.cancel_scope.cancel()
 
 
+class FleetFactory(Protocol):
+    """Makes the fleet of a server: `Fleet`, or what a test puts in its place."""
+
+    def __call__(self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: Progress) -> Fleet:
+        """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
+
+
 class Composition:
     """The parts of a server except for what listens: fleet ⊃ dispatcher ⊃ the ASGI application.
 
     `prepare` comes first, then `running`. `draining` is set when no more jobs are taken. The configuration is
-    read again from its `source`, if it has one. `witness` is told of each job at its end.
+    read again from its `source`, if it has one. `witness` is told of each job at its end. A test replaces
+    the fleet, or the `random` numbers that spread load and retries.
     """
 
     def __init__(
@@ -123,28 +133,36 @@ class Composition:
         *,
         source: Source | None = None,
         witness: Witness = lambda _journey, _load: None,
+        make_fleet: FleetFactory = Fleet,
+        random: Random | None = None,
     ) -> None:
         self.draining = trio.Event()
         self._config = config
         self._source = source
-        self._dispatcher = Dispatcher(
-            config.queue, rejects_loading=config.while_loading == "reject", scheduler=config.scheduler
+        self.dispatcher = Dispatcher(
+            config.queue,
+            random=random,
+            rejects_loading=config.while_loading == "reject",
+            scheduler=config.scheduler,
         )
-        self._fleet = Fleet(
+        self.fleet = make_fleet(
             config,
-            self._dispatcher,
+            self.dispatcher,
             read=partial(_read_model, announcer=announcer),
             on_progress=announcer.loading,
         )
-        self._over = Backlog(lambda journey: witness(journey, self._fleet.load_times(journey.job.model)))
+        self._over = Backlog(lambda journey: witness(journey, self.fleet.load_times(journey.job.model)))
+        self.gateway = Gateway(
+            self.dispatcher, request_timeout_s=config.request_timeout_s, tell=self._over.add
+        )
 
     async def prepare(self) -> None:
         """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
-        await self._fleet.prepare()
+        await self.fleet.prepare()
 
     def drain(self) -> None:
         """Take no more jobs and refuse those that wait. Running jobs go on."""
-        self._dispatcher.drain()
+        self.dispatcher.drain()
         self.draining.set()
 
     @asynccontextmanager
@@ -160,11 +178,11 @@ class Composition:
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:
-                await fleet.start(self._fleet.run)
-                loaded([status.model for status in self._fleet.models()])
+                await fleet.start(self.fleet.run)
+                loaded([status.model for status in self.fleet.models()])
 
         async def change(wanted: Config) -> None:
-            await self._fleet.reload(wanted)
+            await self.fleet.reload(wanted)
             app.change_keys(wanted.api_keys)
 
         async with trio.open_nursery() as beside:
@@ -172,17 +190,17 @@ class Composition:
             if self._source is not None:
                 beside.start_soon(keep_running, "reloading", keep_up, self._source, self._config, change)
             async with trio.open_nursery() as nodes:
-                nodes.start_soon(self._dispatcher.run)
+                nodes.start_soon(self.dispatcher.run)
                 nodes.start_soon(load)
                 yield app
                 nodes.cancel_scope.cancel()
             beside.cancel_scope.cancel()
 
     def _services(self) -> Services:
-        config, dispatcher, fleet = self._config, self._dispatcher, self._fleet
+        config, dispatcher, fleet = self._config, self.dispatcher, self.fleet
         return Services(
             config=config,
-            gateway=Gateway(dispatcher, request_timeout_s=config.request_timeout_s, tell=self._over.add),
+            gateway=self.gateway,
             fleet=fleet,
             models=fleet.texts,
             aliases=fleet.aliases,

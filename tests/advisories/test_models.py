@@ -94,7 +94,7 @@ def test_a_gguf_in_place_of_weights_is_refused(directory):
 def test_a_path_to_a_gguf_is_no_model(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(ggufs()["2**62 tensors"])
-    with pytest.raises(LoadFailed, match=r"model\.gguf is not a directory"):
+    with pytest.raises(LoadFailed, match=r"model\.gguf: Fairlead reads safetensors, and this is GGUF"):
         TextModel.load(find_model(file), name="model")
     assert "no such directory" in refusal(file)
 

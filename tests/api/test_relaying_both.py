@@ -82,7 +82,7 @@ async def test_an_answer_that_comes_home_has_one_beginning_and_one_end(both, cha
 async def test_an_answer_of_which_only_the_end_is_missing_gets_it_from_us(both, chat):
     both.gateway.script = lambda job: [*streamed(job)[:2], ours(job)[-1]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "far", ""] == contents(reply.events)
+    assert ["", "far", None] == contents(reply.events)
     assert 1 == reply.body.count(b'"finish_reason":"stop"')
     assert b"[DONE]" == reply.events[-1]
 

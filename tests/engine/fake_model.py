@@ -45,9 +45,11 @@ def answer(
     """The whole output and its finish reason, by the plainest of loops."""
     output: list[int] = []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
-    while len(output) < sampling.max_tokens and len(prompt) + len(output) < longest:
+    most = min(sampling.max_tokens, longest - len(prompt))
+    least = min(sampling.min_tokens, most)
+    while len(output) < most:
         output.append(next_token([*prompt, *output], windows))
-        if output[-1] in stops and len(output) >= sampling.min_tokens:
+        if output[-1] in stops and len(output) >= least:
             return output, "stop"
     return output, "length"
 

@@ -7,6 +7,7 @@ requests that were faults once: a seed is another request when the routes have c
 """
 
 import re
+from urllib.parse import unquote_to_bytes
 
 import pytest
 import structlog
@@ -84,8 +85,14 @@ def test_mutated_requests_to_all_routes_break_nothing_and_disturb_nobody(attacke
 # Does it find anything? -----------------------------------------------------------------------------
 
 
-def route_every_path(monkeypatch):
-    monkeypatch.setattr(Paths, "has", lambda *_: True)
+def fail_at_strange_paths(monkeypatch):
+    real = Paths.has
+
+    def decoding(self, raw_path, path):
+        unquote_to_bytes(raw_path).decode()
+        return real(self, raw_path, path)
+
+    monkeypatch.setattr(Paths, "has", decoding)
 
 
 def let_quart_read_host(monkeypatch):
@@ -113,7 +120,7 @@ async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "mutant", [route_every_path, let_quart_read_host, refuse_without_a_word, refuse_in_plain_text]
+    "mutant", [fail_at_strange_paths, let_quart_read_host, refuse_without_a_word, refuse_in_plain_text]
 )
 async def test_attack_finds_a_mutant(mutant, monkeypatch):
     mutant(monkeypatch)

@@ -17,7 +17,9 @@ from random import Random, SystemRandom
 import trio
 
 from fairlead.api.exchange import unwrap
+from fairlead.app import Composition
 from fairlead.config import CommandConfig, Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.console.announcer import LogAnnouncer
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
@@ -243,19 +245,22 @@ async def garage(
 
     `child` is the command of engine models.
     """
+    settings = {"request_timeout_s": 60.0, **settings}
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
-    desk = Dispatcher(config.queue, random=Random(0), rejects_loading=config.while_loading == "reject")
-    fleet = Fleet(config, desk, read=read_fake, engine_command=child, make_process=make_process)
-    await fleet.prepare()
+
+    def make_fleet(config: Config, desk: Dispatcher, **_: object) -> Fleet:
+        return Fleet(config, desk, read=read_fake, engine_command=child, make_process=make_process)
+
+    composition = Composition(config, LogAnnouncer(key_needed=False), make_fleet=make_fleet, random=Random(0))
+    await composition.prepare()
+    has_loaded = trio.Event()
     pids: list[int] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.run)
-        opened = Garage(fleet, desk, Gateway(desk, request_timeout_s=60), nursery)
+    async with composition.running(lambda _models: has_loaded.set()), trio.open_nursery() as nursery:
+        fleet = composition.fleet
+        opened = Garage(fleet, composition.dispatcher, composition.gateway, nursery)
         if waits:
             with trio.fail_after(60):
-                await nursery.start(fleet.run)
-        else:
-            nursery.start_soon(fleet.run)
+                await has_loaded.wait()
         yield opened
         pids = [resident.pid for resident in fleet._residents.values() if resident.pid is not None]
         nursery.cancel_scope.cancel()

@@ -91,10 +91,15 @@ async def busy_node(how: str = "well") -> AsyncIterator[tuple[Garage, trio.Nurse
         await opened.until(lambda: state(opened) == "up")
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, slow_job(how))
-            await opened.until(lambda: any(asked.method == "POST" for asked in server.requests))
+            await opened.until(lambda: posts(server) == 1)
             clients.start_soon(opened.ask_and_keep_error, relayed_job())
             await opened.until(lambda: opened.desk.statistics().waiting == 1)
             yield opened, clients, server
+
+
+def posts(server: StubServer) -> int:
+    """How many jobs have come to a server."""
+    return sum(asked.method == "POST" for asked in server.requests)
 
 
 def slow_job(how: str = "well") -> Job:
@@ -105,9 +110,9 @@ def slow_job(how: str = "well") -> Job:
 async def test_what_waits_for_a_drained_node_goes_to_another_and_what_it_runs_is_finished():
     async with stub() as other, busy_node() as (opened, clients, server):
         await opened.fleet.add_node(node(other.url, "other"))
-        await opened.until(lambda: opened.desk.statistics().waiting == 0)
+        await opened.until(lambda: posts(other) == 1 and opened.desk.statistics().running == 1)
         clients.start_soon(opened.ask_and_keep_error, slow_job())
-        await opened.until(lambda: opened.desk.statistics().running == 2)
+        await opened.until(lambda: posts(other) == 2)
         clients.start_soon(opened.ask_and_keep_error, relayed_job())
         await opened.until(lambda: opened.desk.statistics().waiting == 1)
         opened.fleet.drain_node("far")

@@ -1,4 +1,4 @@
-"""The server without sockets and models: real routes, gateway and dispatcher, nodes on a virtual clock."""
+"""A server without sockets and models: all of the real one but the fleet, and nodes on a virtual clock."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,9 @@ from pathlib import Path
 import trio
 
 from api.conftest import Client, Reply
-from fairlead.api.routes import create_app
-from fairlead.api.services import Services
+from fairlead.app import Composition
 from fairlead.config import ApiKey, Config, ModelConfig, QueueConfig, demonstration_model
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.gateway import Gateway
+from fairlead.console.announcer import LogAnnouncer
 from fairlead.nodes.node import NodeLimits
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
@@ -32,36 +30,30 @@ class Desk:
         **queue: object,
     ) -> None:
         config = Config(
-            models=(ModelConfig(path=Path(), name="m"),), api_keys=api_keys, queue=QueueConfig(**queue)
+            models=(ModelConfig(path=Path(), name="m"),),
+            api_keys=api_keys,
+            queue=QueueConfig(**queue),
+            request_timeout_s=request_timeout_s,
         )
-        self.dispatcher = Dispatcher(config.queue)
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=request_timeout_s)
+        self._composition = Composition(config, LogAnnouncer(key_needed=False), make_fleet=_fake_fleet)
+        self.dispatcher = self._composition.dispatcher
         for number, node in enumerate(nodes):
             node.id = f"node {number}"
             self.dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
-        services = Services(
-            config=config,
-            gateway=self.gateway,
-            fleet=FakeFleet(["m"]),
-            models={"m": MODEL},
-            aliases={},
-            ready=lambda: True,
-            estimate=lambda *who: {
-                field: getattr(self.dispatcher.forecast(*who), field)
-                for field in ("position", "estimated_wait_s", "estimated_wait_p90_s")
-            },
-            queue_statistics=lambda: {
-                field: getattr(self.dispatcher.statistics(), field)
-                for field in self.dispatcher.statistics().__struct_fields__
-            },
-        )
-        self.client = Client(create_app(services), None)
         self.answered: list[str] = []
         self.nursery = nursery
-        nursery.start_soon(self.dispatcher.run)
+        self._has_begun = trio.Event()
+        nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        async with self._composition.running(lambda _models: None) as app:
+            self.client = Client(app, None)
+            self._has_begun.set()
+            await trio.sleep_forever()
 
     async def ask(self, tenant: str = "A", *, left: trio.Event | None = None, **body: object) -> Reply:
         """Ask for a completion; note who was answered, in which order."""
+        await self._has_begun.wait()
         content = {"prompt": "hello", "max_tokens": 10, "user": tenant} | body
         headers = body.pop("headers", {})
         content.pop("headers", None)
@@ -85,4 +77,9 @@ class Desk:
 
     async def queue(self) -> dict[str, float]:
         """`GET /queue`."""
+        await self._has_begun.wait()
         return (await self.client.get("/queue")).json
+
+
+def _fake_fleet(*_: object, **__: object) -> FakeFleet:
+    return FakeFleet(["m"], texts={"m": MODEL})

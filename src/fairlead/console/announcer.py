@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+LOADING = "Loading "
+WAITING = ": waiting for "
 
 
 class Loading(msgspec.Struct, frozen=True):
@@ -155,8 +157,9 @@ def read_line(line: str) -> Loading | Ready | None:
     """Understand a line that `Announcer` printed; None for any other."""
     if found := re.match(r"Loading (.+): (\d+) % ([^%\n]*)$", line):
         return Loading(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
-    if found := re.match(r"Loading (.+): (waiting for [^\n]*)$", line):
-        return Loading(model=found[1], fraction=None, stage=found[2])
+    if line.startswith(LOADING) and WAITING in line:
+        model, _, awaited = line.removeprefix(LOADING).partition(WAITING)
+        return Loading(model=model, fraction=None, stage=f"waiting for {awaited}")
     if found := re.match(r"Fairlead is ready: (\S+)  serving ", line):
         return Ready(url=found[1])
     return None
