@@ -1,8 +1,13 @@
-"""Each dependency of pyproject.toml is imported somewhere, or has a reason to be there all the same."""
+"""Each dependency of pyproject.toml is imported somewhere, and each package that is imported is one.
+
+Either may have a reason for an exception.
+"""
 
 import ast
+import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -24,27 +29,59 @@ REASONS = {
     "pytest-trio": "a plugin of pytest: `trio_mode` in pyproject.toml",
     "pytest-xdist": "a plugin of pytest: `-n` in tests/check.py",
 }
+# Not declared by us.
+UNDECLARED = {
+    "triton": "the kernels of GPUs: torch's builds for GPUs bring it, and no other needs it",
+    "httptools": "a peer of bench/router.py, where it is installed",
+    "vllm": "a peer of bench/batch.py, where it is installed",
+}
 
 
 def imported(files: Iterable[Path]) -> set[str]:
-    """Return the top modules that are imported, also by `import_module` and `importorskip`."""
+    """Return the top modules that are imported at run time, also by `import_module` and `importorskip`."""
     found = set()
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in _run(ast.parse(file.read_text())):
             match node:
                 case ast.Import(names):
                     found |= {name.name.partition(".")[0] for name in names}
                 case ast.ImportFrom(module=str(module), level=0):
                     found.add(module.partition(".")[0])
-                case ast.Call(ast.Attribute(attr="importorskip"), [ast.Constant(str(module)), *_]):
+                case ast.Call(
+                    ast.Attribute(attr="importorskip" | "import_module") | ast.Name("import_module"),
+                    [ast.Constant(str(module)), *_],
+                ):
                     found.add(module.partition(".")[0])
     return found
 
 
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all that is below it, but for what only type checkers read."""
+    yield node
+    match node:
+        case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
+            inner: Iterable[ast.AST] = otherwise
+        case _:
+            inner = ast.iter_child_nodes(node)
+    for child in inner:
+        yield from _run(child)
+
+
+def third_party(modules: set[str]) -> set[str]:
+    """Leave out the standard library, our package, and the modules of tests and bench."""
+    folders = [ROOT / "tests", ROOT / "bench", ROOT / "bench" / "demo"]
+    ours = {path.stem for folder in folders for path in folder.iterdir()}
+    return modules - sys.stdlib_module_names - ours - {"fairlead", "_testcapi"}
+
+
 def distributions(modules: set[str]) -> set[str]:
     """Return the names of the distributions that have these modules, here."""
-    owners = packages_distributions()
-    return {canonicalize_name(owner) for module in modules for owner in owners.get(module, ())}
+    return {canonicalize_name(owner) for module in modules for owner in _owners().get(module, ())}
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    return packages_distributions()
 
 
 def names(lines: Iterable[str]) -> set[str]:
@@ -66,6 +103,27 @@ OPTIONAL = PROJECT["optional-dependencies"]
 )
 def test_each_dependency_is_imported_or_has_a_reason(required, files):
     assert required - distributions(imported(files)) - REASONS.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("declared", "files"),
+    [
+        (names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["bench"]]), OURS),
+        (names([*PROJECT["dependencies"], *(line for extra in OPTIONAL.values() for line in extra)]), ALL),
+    ],
+    ids=["by the package", "by its tests"],
+)
+def test_each_package_that_is_imported_is_declared_or_has_a_reason(declared, files):
+    missing = {
+        module
+        for module in third_party(imported(files)) - UNDECLARED.keys()
+        if not distributions({module}) & declared
+    }
+    assert missing == set()
+
+
+def test_what_has_a_reason_not_to_be_declared_is_imported():
+    assert UNDECLARED.keys() - imported(ALL) == set()
 
 
 def test_reasons_are_of_dependencies():

@@ -5,18 +5,21 @@ it has ended. Knows no queue and no wire.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Buffer
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs, strangers
 from fairlead.engine.step import Picks
 from fairlead.models.pooling import Pooler, Pooling
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class EmbeddingRunner:
@@ -29,7 +32,7 @@ class EmbeddingRunner:
     overlaps = False  # there is nothing of a step that the next one could begin with
 
     def __init__(
-        self, forward: TorchForward, pooling: Pooling, *, slots: int, arenas: Sequence[Buffer] | int
+        self, forward: TorchForward, pooling: Pooling, *, slots: int, arenas: "Sequence[Buffer] | int"
     ) -> None:
         self.forward = forward
         self.arenas = arenas

@@ -1,15 +1,18 @@
 """Decides whether a sequence can ever run, and makes of it what the batch takes. Knows the limits only."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
 from fairlead._cext.inputbatch import SequenceState
 from fairlead.job import Sampling
 
-Prompt = Buffer | Sequence[int]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Prompt: TypeAlias = "Buffer | Sequence[int]"
 _SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 

@@ -6,12 +6,12 @@ Knows no queue, no wire and no text; which blocks a sequence has was decided bef
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Buffer
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
@@ -32,6 +32,9 @@ from fairlead.models.layers import Linear
 from fairlead.models.loader import Source, read_source
 from fairlead.models.shape import ModelShape
 from fairlead.worker.wire import WorkerSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _MIB = 1024 * 1024
 _STEPS_AT_ONCE = 2  # one runs, one is prepared
@@ -80,7 +83,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         *,
         overlaps: bool = False,
-        arenas: Sequence[Buffer] | int = _STEPS_AT_ONCE,
+        arenas: "Sequence[Buffer] | int" = _STEPS_AT_ONCE,
     ) -> None:
         self.forward = forward
         self.overlaps = overlaps
@@ -373,7 +376,7 @@ def _useful_blocks(
     return tuple(map(useful, shape.groups))
 
 
-def _arenas(device: torch.device, size_bytes: int) -> Sequence[Buffer] | int:
+def _arenas(device: torch.device, size_bytes: int) -> "Sequence[Buffer] | int":
     """Make the memory that steps are prepared in: where a device copies it by itself, it must not move."""
     if device.type == "cpu":
         return _STEPS_AT_ONCE

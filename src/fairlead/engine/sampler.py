@@ -7,13 +7,12 @@ a broken row harms that row alone, and that nothing here waits for the device be
 
 import math
 from collections.abc import Collection
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Buffer
 
 from fairlead._cext import cpustep as kernel
 from fairlead._cext.inputbatch import InputBatch
@@ -22,6 +21,9 @@ from fairlead.engine.inputs import upload
 from fairlead.engine.logits import Changes, Notes
 from fairlead.engine.step import Picks
 from fairlead.job import TokenLogprob
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 THREADS_AT_MOST = 256  # the kernel's bound
 _LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot say
@@ -59,7 +61,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         `notes` of the steps before save counting all tokens again.
         """
 
-        def column(values: Buffer, needed: int) -> np.ndarray | None:
+        def column(values: "Buffer", needed: int) -> np.ndarray | None:
             return np.asarray(values)[slots] if needed else None
 
         counters = batch.counters

@@ -1,14 +1,16 @@
 """The seam between the pure half of the engine and the device half: a step goes in, picks come out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from typing_extensions import Buffer
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.job import TokenLogprob
 from fairlead.worker.wire import Output
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class PromptScores(msgspec.Struct, frozen=True):
@@ -28,7 +30,7 @@ class Picks(msgspec.Struct, frozen=True):
     `prompt_scores` are by the key of their sequence.
     """
 
-    token_ids: Buffer
+    token_ids: "Buffer"
     logprobs: dict[int, TokenLogprob] = {}
     errors: dict[int, str] = {}
     vectors: dict[int, bytes] = {}
@@ -52,7 +54,7 @@ class Runner(Protocol):
     @property
     def overlaps(self) -> bool: ...
     @property
-    def arenas(self) -> Sequence[Buffer] | int: ...
+    def arenas(self) -> "Sequence[Buffer] | int": ...
 
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
         """Start a step; its rows have their blocks already."""
