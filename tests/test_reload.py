@@ -154,6 +154,17 @@ async def test_settings_that_need_a_restart_are_named_each_time_they_change(writ
     assert ["port", "queue.capacity", "requestTimeout"] == warning
 
 
+async def test_a_setting_that_is_as_it_was_at_the_start_needs_no_restart(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    with structlog.testing.capture_logs() as logs:
+        for count, config in enumerate((Config(models=(), port=2), FIRST), start=1):
+            writing.says = config
+            await read_again(lambda count=count: len(server.configs) == count)
+    assert [line["settings"] for line in logs if line["log_level"] == "warning"] == [["port"]]
+
+
 async def test_a_setting_that_needs_a_restart_stays_as_it_was_in_what_is_applied(writing, nursery):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)

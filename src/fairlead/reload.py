@@ -82,7 +82,9 @@ async def _reread(source: Source, started: Config, config: Config, change: Chang
     if boundary.failure is not None:
         _log_failure(source.file, boundary.failure)
         return config
-    if fixed := list(_fixed(config, wanted)):
+    # Named once, when they change, and not when the file says again what is in force.
+    changed = set(_fixed(config, wanted))
+    if fixed := [setting for setting in _fixed(started, wanted) if setting in changed]:
         logger.warning("these settings need a restart", settings=fixed)
     return wanted
 
