@@ -134,10 +134,13 @@ def test_the_unit_starts_what_there_is():
     assert {"serve", "--config", "--log-json"} <= set(command[1].split())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_command(capsys, shell):
+@pytest.mark.parametrize(
+    ("shell", "word"), [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")]
+)
+def test_completion_is_in_the_language_of_the_shell_and_knows_every_command(capsys, shell, word):
     assert 0 == main(["completion", shell])
     script = capsys.readouterr().out
+    assert word in script
     for command in ("serve", "node", "run", "ps", "top", "logs", "stop", "doctor", "deploy", "config"):
         assert command in script
 

@@ -126,10 +126,16 @@ def configured(
 
 @contextlib.contextmanager
 def real_server(
-    *arguments: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    *arguments: str,
+    kind: str = "serve",
+    environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[RealServer]:
-    """Start a server, wait for its ready line, and end it afterwards. `prefix` goes before its command."""
-    command = [*prefix, sys.executable, "-m", "fairlead", "serve", "--port", "0", *arguments]
+    """Start a server, or a `node`, and wait for its ready line; end it afterwards.
+
+    `prefix` goes before its command.
+    """
+    command = [*prefix, sys.executable, "-m", "fairlead", kind, "--port", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -8,9 +8,9 @@ import hypercorn.trio
 import pytest
 import trio
 
+from e2e.own_copy import own_copy
 from e2e.slow_motion import stopped
 from e2e.stock_server import documented
-from fairlead import app as composition
 from fairlead.asgi import create_app
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 
@@ -49,18 +49,12 @@ async def test_quart_trios_test_client_chats_and_streams():
         assert "".join(texts) == "1, 2, 3, 4, 5"
 
 
-@pytest.fixture
-def fleets(monkeypatch) -> list:
-    """The fleets that are made during the test."""
-    made: list = []
-    make = composition.Fleet
-
-    def remembered(*arguments, **options):
-        made.append(make(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(composition, "Fleet", remembered)
-    return made
+async def test_the_model_that_the_environment_names_is_served(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAIRLEAD_MODEL", str(own_copy(tmp_path / "named-so")))
+    async with create_app().test_app() as running:
+        chat = CHAT | {"model": "named-so"}
+        answer = await (await running.test_client().post("/v1/chat/completions", json=chat)).get_json()
+    assert answer["choices"][0]["message"]["content"] == "1, 2, 3, 4, 5"
 
 
 @asynccontextmanager
@@ -87,10 +81,11 @@ def post(body: dict) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_seat_at_once_and_its_slot_within_two_steps(fleets, stream):
+async def test_a_client_that_leaves_frees_its_seat_at_once_and_its_slot_within_two_steps(stream):
     app = create_app(CONFIG)
     async with hypercorn_serving(app) as port:
-        resident = fleets[0]._residents[MODEL]
+        composition = app._composition
+        resident = composition.fleet._residents[MODEL]
         statistics = lambda: resident.life.node.statistics().engine  # noqa: E731
         client = await trio.open_tcp_stream("127.0.0.1", port)
         await client.send_all(post({**LONG, "stream": stream, "n": 8}))
@@ -99,7 +94,7 @@ async def test_a_client_that_leaves_frees_its_seat_at_once_and_its_slot_within_t
             with stopped(resident.pid):
                 steps = await _settled(lambda: statistics().steps)
                 await client.aclose()
-                await _reached(lambda: app._composition._dispatcher.statistics().running == 0)
+                await _reached(lambda: composition.dispatcher.statistics().running == 0)
             await _reached(lambda: statistics().running + statistics().pending == 0)
         assert statistics().steps - steps <= 2
 

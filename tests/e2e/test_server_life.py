@@ -34,6 +34,19 @@ def test_health_is_live_and_ready_says_when_the_model_is_loaded(server: RealServ
     assert (200, 200) == (server.http.get("/health").status_code, server.http.get("/ready").status_code)
 
 
+def test_a_node_refuses_what_has_no_free_seat(tmp_path: Path):
+    directory = own_copy(tmp_path / "named-so")
+    job = LONG | {"model": "named-so", "max_tokens": 20}
+    with real_server(str(directory), "--slots", "1", kind="node") as server, ThreadPoolExecutor(1) as pool:
+        url = f"{server.url}/v1/completions"
+        with stopped(server.child_pid()):
+            taken = pool.submit(httpx.post, url, json=job, timeout=PATIENCE_S)
+            until(lambda: server.queue()["running"] == 1)
+            refused = httpx.post(url, json=job, timeout=PATIENCE_S)
+        assert taken.result().status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+
+
 def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a_a(tmp_path: Path):
     arguments = (*configured(tmp_path, {"slots": 1}), "--log-json")
     with real_server(*arguments) as server, ThreadPoolExecutor(7) as pool:

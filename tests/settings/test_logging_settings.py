@@ -81,12 +81,12 @@ def is_json(line: str) -> bool:
     return line.startswith("{") and isinstance(json.loads(line), dict)
 
 
-@pytest.mark.parametrize("settings", [{"logJson": True}, {}])
-def test_log_json(start, settings):
-    with start(**settings) as server:
+@pytest.mark.parametrize(("options", "settings"), [((), {"logJson": True}), (("--log-json",), {}), ((), {})])
+def test_log_json(start, options, settings):
+    with start(*options, **settings) as server:
         until(lambda: any("request" in line for line in server.log))
         lines = [line for line in server.log if "node added" in line]
-    assert [is_json(line) for line in lines] == [bool(settings)]
+    assert [is_json(line) for line in lines] == [bool(options or settings)]
 
 
 @pytest.mark.parametrize("settings", [{"logLevel": "warn"}, {}])

@@ -48,27 +48,28 @@ KEYS = {
 }
 VARIABLES = {"FAIRLEAD_HOST": "host", "FAIRLEAD_PORT": "port", "FAIRLEAD_API_KEY": "apiKeys[].key"}
 
-_LOGS = "tests/e2e/test_log_streams.py::test_"
+_LOGS = "tests/settings/test_logging_settings.py::test_"
 _BENCH = "tests/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/cli/test_looking.py::test_"
 _MACHINE = "tests/cli/test_machine.py::test_"
 _FILE = "tests/cli/test_config_file.py::test_"
 _PRINTED = "tests/cli/test_logs.py::test_"
 _ASGI = "tests/test_asgi.py::test_"
+_IN_PROCESS = "tests/e2e/test_asgi_in_process.py::test_"
 _RUN = "tests/cli/test_run.py::test_"
 _ADDRESSED = f"{_LOOKING}the_address_and_the_key_are_options_of_each_command"
 TESTS = {
-    "serve MODEL": "tests/cli/test_serve.py::test_a_relative_directory_is_named_after_itself",
-    "serve --config": f"{_FILE}a_file_says_what_is_served",
+    "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
+    "serve --config": f"{_LOGS}log_json",
     "serve --watch-config": "tests/e2e/test_reload.py::test_nobody_notices_that_the_configuration_changes",
     "serve --served-model-name": "tests/settings/test_options.py::test_a_model_is_served_by_another_name",
-    "serve --log-json": f"{_LOGS}every_line_of_a_json_log_is_an_object_from_the_start_to_the_end",
+    "serve --log-json": f"{_LOGS}log_json",
     "serve --lifeline": "tests/cli/test_serve.py::test_a_server_on_a_lifeline_ends_with_its_standard_input",
-    "node MODEL": f"{_MACHINE}a_node_is_a_server_that_never_queues",
+    "node MODEL": "tests/e2e/test_server_life.py::test_a_node_refuses_what_has_no_free_seat",
     "config check FILE": f"{_FILE}a_good_file_is_told_in_a_few_lines",
     "config check --json": f"{_FILE}a_good_file_can_be_told_in_json_without_its_secrets",
     "run --model": f"{_RUN}a_directory_names_the_model_that_is_served_from_it",
-    "run --prompt": f"{_RUN}the_answer_is_printed",
+    "run --prompt": f"{_RUN}the_first_model_is_the_default_and_a_v1_url_will_do",
     "run --url": f"{_RUN}the_answer_is_printed",
     "run --api-key": _ADDRESSED,
     "logs MODEL": f"{_PRINTED}logs_prints_the_lines_that_the_server_has",
@@ -108,10 +109,10 @@ TESTS = {
     "deploy TARGET": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --folder": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --force": f"{_MACHINE}deploy_writes_over_nothing_unless_it_is_told_to",
-    "completion SHELL": f"{_MACHINE}completion_knows_every_command",
+    "completion SHELL": f"{_MACHINE}completion_is_in_the_language_of_the_shell_and_knows_every_command",
     "$FAIRLEAD_URL": f"{_LOOKING}the_environment_names_the_server_and_its_key",
-    "$FAIRLEAD_MODEL": f"{_ASGI}the_environment_names_a_model_and_has_the_servers_variables",
-    "$FAIRLEAD_CONFIG": f"{_ASGI}the_environment_names_a_file_and_wins_over_it",
+    "$FAIRLEAD_MODEL": f"{_IN_PROCESS}the_model_that_the_environment_names_is_served",
+    "$FAIRLEAD_CONFIG": "tests/e2e/test_asgi.py::test_a_body_over_the_limit_is_refused",
     "$FAIRLEAD_WATCH_CONFIG": f"{_ASGI}a_watched_file_is_read_again_when_it_has_changed",
     "$CC": "tests/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
     "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_is_honoured",
@@ -122,12 +123,16 @@ TESTS = {
 
 
 def options() -> Iterator[str]:
-    """Yield each option of each command, but for those of `node`, which are the ones of `serve`."""
-    for command, app in _commands(commands, ()):
-        for argument in app.assemble_argument_collection():
-            name = argument.names[0]
-            if name != "*" and not (command == "node" and name.startswith("--")):
-                yield f"{command} {name}"
+    """Yield each option of each command, but for those of `node` that are options of `serve`."""
+    found = [
+        (command, argument.names[0])
+        for command, app in _commands(commands, ())
+        for argument in app.assemble_argument_collection()
+    ]
+    for command, name in found:
+        is_servers = command == "node" and name.startswith("--") and ("serve", name) in found
+        if name != "*" and not is_servers:
+            yield f"{command} {name}"
 
 
 def _commands(app, path: tuple[str, ...]):
@@ -141,19 +146,34 @@ def _commands(app, path: tuple[str, ...]):
 
 def variables() -> set[str]:
     """Return the environment variables that the source reads by name."""
-    found = set()
-    for file in (ROOT / "src").rglob("*.py"):
-        for part in ast.walk(ast.parse(file.read_text())):
-            match part:
-                case ast.Call(
-                    ast.Attribute(ast.Attribute(attr="environ"), "get"), [ast.Constant(str(name)), *_]
-                ):
-                    found.add(name)
-                case ast.Subscript(ast.Attribute(attr="environ"), ast.Constant(str(name))):
-                    found.add(name)
-                case ast.keyword("env_var", ast.Constant(str(name))):
-                    found.add(name)
-    return found
+    sources = [file.read_text() for file in (ROOT / "src").rglob("*.py")]
+    return {name for source in sources for part in ast.walk(ast.parse(source)) for name in _read_by(part)}
+
+
+def _read_by(part: ast.AST) -> Iterator[str]:
+    """Yield the environment variables that an expression reads by name."""
+    match part:
+        case ast.Call(ast.Attribute(mapping, "get" | "pop"), [name, *_]) if _is_environment(mapping):
+            named = [name]
+        case ast.Call(ast.Attribute(attr="getenv") | ast.Name("getenv"), [name, *_]):
+            named = [name]
+        case ast.Subscript(mapping, name, ast.Load()) if _is_environment(mapping):
+            named = [name]
+        case ast.Compare(name, [ast.In() | ast.NotIn()], [mapping]) if _is_environment(mapping):
+            named = [name]
+        case ast.keyword("env_var", ast.List(names) | ast.Tuple(names)):
+            named = names
+        case ast.keyword("env_var", name):
+            named = [name]
+        case _:
+            return
+    for each in named:
+        assert isinstance(each, ast.Constant), f"the name is no literal: {ast.unparse(part)}"
+        yield each.value
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node).endswith("environ")
 
 
 @pytest.mark.parametrize("option", KEYS)
@@ -177,6 +197,23 @@ def test_a_variable_is_put_into_a_file(simulators):
 def test_each_option_has_a_test():
     shown = {f"serve {option}" for option in KEYS} | {name for name in TESTS if not name.startswith("$")}
     assert set(options()) == shown
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'os.environ.get("A", "")',
+        'os.environ["A"]',
+        'environ.get("A")',
+        'os.getenv("A")',
+        'getenv("A", "")',
+        '"A" in os.environ',
+        'Parameter(env_var="A")',
+        'Parameter(env_var=["A"])',
+    ],
+)
+def test_a_variable_is_found_however_it_is_read(source):
+    assert {name for part in ast.walk(ast.parse(source)) for name in _read_by(part)} == {"A"}
 
 
 def test_each_variable_has_a_test():

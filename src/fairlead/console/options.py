@@ -101,7 +101,7 @@ class ServeOptions:
     fairness
         What tenants get equal shares of: turns (roundRobin, the default) or tokens.
     estimate
-        How waits are foretold: from the mean service time (default), or from predicted lengths (quantile).
+        How waits are estimated: from predicted lengths (quantile, the default), or the mean service time.
     keep_alive
         Seconds after which a stream that still waits is told its position; 0: never. Default: 15.
     request_timeout
