@@ -68,9 +68,12 @@ def test_under_overload_no_seat_is_lost_to_those_who_give_up():
     assert overload(retrying_timeouts=False, length_s=300.0).answers >= 1 / 2.25
 
 
-def test_under_overload_refusing_whose_wait_is_long_leaves_few_timeouts():
-    assert overload(retrying_timeouts=False, length_s=300.0).timeouts > 0.1
-    assert overload(retrying_timeouts=False, refused_above_s=30.0, length_s=300.0).timeouts <= 0.05
+def test_under_overload_refusing_whose_wait_is_long_leaves_few_timeouts_and_answers_about_as_many():
+    admitting = overload(retrying_timeouts=False, length_s=300.0)
+    refusing = overload(retrying_timeouts=False, refused_above_s=30.0, length_s=300.0)
+    assert admitting.timeouts > 0.1
+    assert refusing.timeouts <= 0.05
+    assert refusing.answers >= 0.9 * admitting.answers
 
 
 def test_the_same_seed_gives_the_same_run():
