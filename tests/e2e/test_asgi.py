@@ -209,6 +209,7 @@ def test_a_wrong_configuration_ends_hypercorn_and_names_the_setting(tmp_path: Pa
         timeout=START_S,
         check=False,
     )
+    assert run.returncode == 0  # as the document warns
     assert re.search(r"Lifespan failure in startup\. '.*fairlead\.yaml:1: queue\.capacity: ", run.stderr)
 
 
