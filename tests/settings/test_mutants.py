@@ -4,6 +4,8 @@ import pytest
 
 from settings.all_cases import MUTANTS
 from settings.behaviours import BEHAVIOURS
+from settings.composition_mutants import COMPOSITION, PLACEMENT
+from settings.limit_mutants import LIMITS, RELOAD
 from settings.play import play_behaviour, play_mutant, played
 
 
@@ -19,4 +21,6 @@ def test_server_with_a_broken_line_is_caught(name, simulators):
 
 
 def test_there_are_mutants_of_all_four_kinds():
-    assert len(MUTANTS) >= 60
+    kinds = (COMPOSITION, PLACEMENT, LIMITS, RELOAD)
+    assert min(map(len, kinds)) >= 10
+    assert len(MUTANTS) == sum(map(len, kinds)) >= 60
