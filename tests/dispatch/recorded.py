@@ -126,7 +126,14 @@ class RecordedEffects:
 
 
 def job(
-    tenant: str = "A", *, prompt: int = 3, model: str = MODEL, cost: float = 1.0, tokens: int = 0, **options
+    tenant: str = "A",
+    *,
+    prompt: int = 3,
+    max_tokens: int = 1,
+    model: str = MODEL,
+    cost: float = 1.0,
+    tokens: int = 0,
+    **options,
 ) -> Ticket:
     """A ticket for a job of one prompt."""
     return Ticket(
@@ -135,7 +142,7 @@ def job(
             tenant=tenant,
             model=model,
             prompts=(list(range(prompt)),),
-            sampling=Sampling(max_tokens=1),
+            sampling=Sampling(max_tokens=max_tokens),
             **options,
         ),
         cost=cost,

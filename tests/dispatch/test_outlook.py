@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 import trio
 
 from dispatch.recorded import FakeNode, job, limits, scheduler
@@ -17,11 +18,11 @@ from fairlead.job import Job
 SERVICE_S = 10.0
 
 
-def outlook() -> tuple[Outlook, Scheduler]:
-    """Over one seat."""
+def outlook(seats: int = 1, *, estimate: str = "mean", **more: int) -> tuple[Outlook, Scheduler]:
+    """Over one node."""
     its, _ = scheduler()
-    its.node_up(FakeNode(), limits(1))
-    return Outlook(its, QueueConfig(estimate="mean"), Random(0)), its
+    its.node_up(FakeNode(), limits(seats, **more))
+    return Outlook(its, QueueConfig(estimate=estimate), Random(0)), its
 
 
 def come(subject: Outlook, to: Scheduler, asked: Job) -> Waiter:
@@ -82,8 +83,83 @@ async def test_only_who_could_come_again_is_told_when():
     come(subject, to, job().job)
     come(subject, to, job().job)
     for error in (QueueFull("full"), QueueTimeout("late")):
-        told = subject.with_estimate(error)
+        told = subject.with_estimate(error, "m")
         assert told is error
         assert told.retry_after_s in range(1, 61)
         assert told.estimated_wait_s is not None
-    assert subject.with_estimate(NodeFailed("gone")).retry_after_s is None
+    assert subject.with_estimate(NodeFailed("gone"), "m").retry_after_s is None
+
+
+async def test_a_refusal_that_has_an_estimate_keeps_it_and_its_position():
+    subject, to = outlook()
+    come(subject, to, job().job)
+    come(subject, to, job().job)
+    told = subject.with_estimate(QueueFull("too long", estimated_wait_s=40, queue_position=9), "m")
+    assert (told.estimated_wait_s, told.queue_position) == (40, 9)
+
+
+@pytest.fixture(params=["mean", "quantile"])
+def estimate(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def long_job(**options: object) -> Job:
+    """Return a job that is known to generate ten tokens."""
+    return job(max_tokens=int(SERVICE_S), **options).job
+
+
+async def taught(subject: Outlook, to: Scheduler, model: str = "m") -> None:
+    """Have one job served."""
+    served = come(subject, to, long_job(model=model))
+    begin(to, served)
+    await trio.sleep(SERVICE_S)
+    go(subject, to, served)
+
+
+def begin(to: Scheduler, waiter: Waiter) -> None:
+    """Have it generate a token a second, from now on."""
+    since = trio.current_time()
+    waiter.generated = lambda: int(trio.current_time() - since)
+    to.first_delta(waiter.ticket)
+
+
+async def test_first_in_line_is_promised_no_less_than_the_rest_of_a_job_however_many_run(
+    autojump_clock, estimate
+):
+    subject, to = outlook(3, estimate=estimate)
+    await taught(subject, to)
+    for _ in range(3):
+        begin(to, come(subject, to, long_job()))
+    await trio.sleep(3.0)
+    first = come(subject, to, long_job())
+    assert subject.on_arrival(first.ticket).estimated_wait_s == 7
+
+
+async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock, estimate):
+    subject, to = outlook(estimate=estimate)
+    to.node_up(FakeNode("other", "k"), limits(4))
+    await taught(subject, to)
+    begin(to, come(subject, to, long_job()))
+    await trio.sleep(3.0)
+    assert subject.for_newcomer("k", "A", 1).estimated_wait_s == 0
+    assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
+    for _ in range(20):  # four sit, and sixteen wait for them
+        come(subject, to, long_job(model="k"))
+    assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
+    assert subject.for_newcomer("m", "A", 1).position == 17, "the queue is one"
+    behind_all_s = {"m": 7, "k": 40 if estimate == "mean" else 50}
+    for model, wait_s in behind_all_s.items():
+        told = subject.with_estimate(QueueFull("full"), model)
+        assert told.estimated_wait_s == wait_s, model
+
+
+async def test_a_job_that_waits_for_memory_is_promised_no_less_than_the_rest_of_what_runs(
+    autojump_clock, estimate
+):
+    subject, to = outlook(8, estimate=estimate, cache_tokens=20)
+    await taught(subject, to)
+    begin(to, come(subject, to, long_job(prompt=15)))
+    await trio.sleep(3.0)
+    first = come(subject, to, long_job(prompt=15))
+    assert first.ticket.state is TicketState.QUEUED
+    assert subject.on_arrival(first.ticket).estimated_wait_s >= 7

@@ -7,7 +7,7 @@ import trio
 
 from settings.documents import Document, file_with
 from settings.prompts import random_text
-from settings.queue_settings import FAR
+from settings.queue_settings import FAR, LONG
 from settings.relay_settings import URL
 from settings.served import SECOND, Pending, Scenario, Served
 
@@ -164,6 +164,27 @@ async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
     await trio.sleep(3)
     assert len(server.engine.specs) == 1
     assert (await server.complete(model="k").done()).status == 200
+
+
+async def first_in_line_waits_for_the_rest(server: Served) -> None:
+    """The first that waits for a busy model is promised what is left of its job, though others are idle."""
+    for model in "mk":
+        assert (await server.complete(model=model, tokens=LONG).done()).status == 200
+    server.complete(tokens=LONG)  # six seconds of the only seat
+    await trio.sleep(1)
+    told = await server.look("/queue/estimate?model=m")
+    assert 4 <= told["estimated_wait_s"] <= 7, told
+    assert (await server.look("/queue/estimate?model=k"))["estimated_wait_s"] == 0
+
+
+@behaviour({"models": {"k": {"path": "DEMO"}}})
+async def first_in_line_is_promised_the_rest_of_what_runs(server: Served) -> None:
+    await first_in_line_waits_for_the_rest(server)
+
+
+@behaviour({"models": {"k": {"path": "DEMO"}}, "queue": {"estimate": "mean"}})
+async def first_in_line_is_promised_the_rest_of_what_runs_by_the_mean(server: Served) -> None:
+    await first_in_line_waits_for_the_rest(server)
 
 
 def with_model(**settings: Any) -> Document:

@@ -260,12 +260,12 @@ class Dispatcher:
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Wake it with an error; one that another try may avoid says when to try."""
-        self._waiters[ticket].end(self._outlook.with_estimate(error))
+        self._waiters[ticket].end(self._outlook.with_estimate(error, ticket.job.model))
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """Cancel the task, wherever it is, and have `seat` raise the error."""
         waiter = self._waiters[ticket]
-        waiter.end(self._outlook.with_estimate(error))
+        waiter.end(self._outlook.with_estimate(error, ticket.job.model))
         waiter.scope.cancel()
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
@@ -299,11 +299,12 @@ class Dispatcher:
         most_s = self._queue.max_estimated_wait_s
         if not most_s:
             return None
-        wait_s = self.forecast(job.model, job.tenant, job.priority).estimated_wait_s
+        forecast = self.forecast(job.model, job.tenant, job.priority)
+        wait_s = forecast.estimated_wait_s
         if wait_s <= most_s:
             return None
         message = f"the wait would be about {wait_s} s, and nobody is let in for more than {most_s:g} s"
-        return QueueFull(message, estimated_wait_s=wait_s)
+        return QueueFull(message, estimated_wait_s=wait_s, queue_position=forecast.position)
 
     def _set_alarms(self, waiter: Waiter, arrived: float) -> None:
         ticket = waiter.ticket

@@ -66,6 +66,7 @@ class Forecaster:
     def foretell(
         self,
         *,
+        position: int,
         ahead: int,
         jobs_ahead: Callable[[], Sequence[Job]],
         running: Callable[[], Sequence[Running]],
@@ -74,14 +75,15 @@ class Forecaster:
         now: float,
         ticket: Ticket | None = None,
     ) -> Forecast:
-        """Return what a job is told before which `ahead` others leave; kept with `ticket`, to learn from.
+        """Return what a job at a position is told; kept with `ticket`, to learn from.
 
-        `running_s`: how long the running jobs have run, the longest first, as many as matter. The jobs
-        themselves are asked for only by an estimate that looks at each. A wait is at least one second.
+        `ahead` of those before it want one of the `seats` that it waits for, and so did the `running`, which
+        have run for `running_s`, the longest first. The jobs themselves are asked for only by an estimate
+        that looks at each. A wait is at least one second.
         """
         if self._quantile is None:
             wait_s = self._mean.wait_s(ahead=ahead, seats=seats, running_s=running_s)
-            return Forecast(ahead + 1, max(1, wait_s))
+            return Forecast(position, max(1, wait_s))
         told = self._quantile.forecast(
             ahead=[JobSize(job.prompt_tokens, self._predict(job)) for job in jobs_ahead()],
             running=[self._running(each, now) for each in running()],
@@ -89,7 +91,7 @@ class Forecaster:
         )
         if ticket is not None:
             self._foretold[ticket] = told
-        return Forecast(ahead + 1, max(1, math.ceil(told.wait_s)), max(1, math.ceil(told.p90_s)))
+        return Forecast(position, max(1, math.ceil(told.wait_s)), max(1, math.ceil(told.p90_s)))
 
     def granted(self, ticket: Ticket, waited_s: float) -> None:
         """A ticket has its seat after so long."""

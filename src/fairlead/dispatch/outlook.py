@@ -6,12 +6,12 @@ Brings to the pure `Forecaster` what it does not know: queue, seats and clock, a
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from itertools import islice
 from random import Random
 
 import trio
 
 from fairlead.config import QueueConfig
+from fairlead.dispatch.awaited_seats import AwaitedSeats
 from fairlead.dispatch.estimate import retry_after_s
 from fairlead.dispatch.forecast import Forecast, Forecaster, Running
 from fairlead.dispatch.scheduling import SchedulerQuestions
@@ -35,7 +35,7 @@ class Outlook:
         self._random = random
         self._forecaster = Forecaster(queue)
         self._seated: dict[Ticket, tuple[float, Waiter]] = {}  # since when, and who; the oldest first
-        self._refusals_forecast: tuple[float, Forecast | None] = (0.0, None)  # made when, and what
+        self._refusals_forecasts: dict[str, tuple[float, Forecast]] = {}  # by model: made when, and what
 
     # Who waits and who sits ---------------------------------------------------------------------------
 
@@ -98,52 +98,61 @@ class Outlook:
         ahead = self._scheduler.foretell(model, tenant, priority)
         if ahead is None:
             return Forecast(0, 0, 0 if self._forecaster.wants_jobs_ahead else None)
-        return self._foretell(len(ahead), lambda: ahead)
+        return self._foretell(model, len(ahead), lambda: ahead)
 
-    def with_estimate(self, error: FairleadError) -> FairleadError:
-        """Return the error; one that another try may avoid says when to try, and what to expect then."""
+    def with_estimate(self, error: FairleadError, model: str) -> FairleadError:
+        """Return the error of a job for the model.
+
+        One that another try may avoid says when to try, and what to expect then.
+        """
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
-            behind_all = self._behind_all()
-            error.queue_position = behind_all.position
             if error.estimated_wait_s is None:
+                behind_all = self._behind_all(model)
                 error.estimated_wait_s = behind_all.estimated_wait_s
+                error.queue_position = behind_all.position
             error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
             if isinstance(error, QueueFull):
                 error.message += f"; try again in {error.retry_after_s} s"
         return error
 
-    def _behind_all(self) -> Forecast:
-        """Return what a job behind all that wait would be told.
+    def _behind_all(self, model: str) -> Forecast:
+        """Return what a job for the model behind all that wait would be told.
 
         A flood of refusals asks for it thousands of times a second, so it is computed once in a while.
         """
         now = trio.current_time()
         waiting = self._scheduler.statistics().waiting
-        made_at, made = self._refusals_forecast
+        made_at, made = self._refusals_forecasts.get(model, (0.0, None))
         if made is None or made.position != waiting + 1 or now - made_at >= SAME_FORECAST_S:
-            made = self._foretell(waiting, self._scheduler.waiting_jobs)
-            self._refusals_forecast = now, made
+            made = self._foretell(model, waiting, self._scheduler.waiting_jobs)
+            self._refusals_forecasts[model] = now, made
         return made
 
     def _of(self, ticket: Ticket, *, told: Ticket | None) -> Forecast:
         ahead = self._scheduler.position(ticket)
-        return self._foretell(ahead, partial(self._scheduler.jobs_ahead, ticket), told=told)
+        jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
+        return self._foretell(ticket.job.model, ahead, jobs_ahead, told=told)
 
     def _foretell(
-        self, ahead: int, jobs_ahead: Callable[[], list[Job]], *, told: Ticket | None = None
+        self, model: str, ahead: int, jobs_ahead: Callable[[], list[Job]], *, told: Ticket | None = None
     ) -> Forecast:
+        """Return what a job is told that `ahead` others leave before, some of them for other seats."""
         now = trio.current_time()
+        awaited = AwaitedSeats(model, self._scheduler.places())
+        position = ahead + 1
+        if not awaited.are_awaited_by_all:
+            rivals = [job for job in jobs_ahead() if awaited.are_awaited_by(job)]
+            ahead, jobs_ahead = len(rivals), lambda: rivals
+        seated = [each for ticket, each in self._seated.items() if awaited.include(ticket.place)]
         return self._forecaster.foretell(
+            position=position,
             ahead=ahead,
             jobs_ahead=jobs_ahead,
-            running=self._running,
-            running_s=[now - since for since, _ in islice(self._seated.values(), ahead + 1)],
-            seats=self._scheduler.statistics().seats,
+            running=lambda: [
+                Running(waiter.ticket.job, since, waiter.generated()) for since, waiter in seated
+            ],
+            running_s=[now - since for since, _ in seated],
+            seats=awaited.seats,
             now=now,
             ticket=told,
         )
-
-    def _running(self) -> list[Running]:
-        return [
-            Running(ticket.job, since, waiter.generated()) for ticket, (since, waiter) in self._seated.items()
-        ]

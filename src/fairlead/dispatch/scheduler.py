@@ -7,7 +7,7 @@ go (`Swaps`), who is let in (`Admission`). All changes are synchronous, so in Tr
 section. Nothing is logged here: what was committed is logged where it is carried out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 
 from fairlead.dispatch.admission import Admission, shutting_down
@@ -302,6 +302,10 @@ class Scheduler:
     def place(self, node_id: str) -> Place | None:
         """Return the place of a node, if it is up."""
         return self._places.get(node_id)
+
+    def places(self) -> Collection[Place]:
+        """Return the places of all nodes that are up."""
+        return self._places.values()
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counts now."""

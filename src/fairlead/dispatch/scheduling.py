@@ -5,7 +5,7 @@ dispatcher is the only caller of most of this, `Upkeep` of some events of models
 All methods are synchronous, return at once and are called in one thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Protocol
 
@@ -128,6 +128,9 @@ class SchedulerQuestions(Protocol):
 
     def place(self, node_id: str) -> Place | None:
         """Return the place of a node that is up."""
+
+    def places(self) -> Collection[Place]:
+        """Return the places of all nodes that are up."""
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counts now."""
