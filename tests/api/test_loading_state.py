@@ -64,14 +64,17 @@ async def test_chat_reports_the_load_of_its_model_before_the_answer(client, chat
     assert [chunk["choices"][0]["delta"].get("role") for chunk in reply.chunks].count("assistant") == 1
 
 
-async def test_load_without_news_is_reported_by_dots(client_with, chat, autojump_clock):
+@pytest.mark.parametrize(("progress", "told"), [(None, "waiting"), (0.3, "waiting, 30%")])
+async def test_load_of_a_command_is_reported_as_far_as_it_is_known_and_without_news_by_dots(
+    client_with, chat, autojump_clock, progress, told
+):
     status = ModelStatus(
-        model="small", kind="command", node="n", state="loading", load_progress=0.3, load_stage="waiting"
+        model="small", kind="command", node="n", state="loading", load_progress=progress, load_stage="waiting"
     )
     client = client_with(fleet=FakeFleet(statuses=[status], loading_state_of=["small"]))
     client.gateway.prefill_s = 4.0
     reply = await client.post(CHAT, chat(stream=True))
-    assert reasoning(reply) == "Loading the model small\nwaiting...\nLoaded after 4.0 s\n\n"
+    assert reasoning(reply) == f"Loading the model small\n{told}...\nLoaded after 4.0 s\n\n"
 
 
 async def test_answer_that_is_slow_after_the_load_is_kept_alive_by_comments(client, chat, autojump_clock):
@@ -131,7 +134,7 @@ async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, 
 
 
 async def test_relayed_chat_reports_the_load_and_then_passes_events_on(client_with, chat, autojump_clock):
-    status = ModelStatus(model="far", kind="command", node="command:far", state="loading")
+    status = ModelStatus(model="far", kind="command", node="command:far", state="loading", load_progress=None)
     client = client_with(
         fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.streamed
     )

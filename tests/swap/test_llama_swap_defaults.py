@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fairlead.config import Config
 from fairlead.configfile import read_config
@@ -35,6 +36,10 @@ DEFAULTS: dict[str, tuple[Any, Callable[[Config], Any]]] = {
     "sendLoadingState": (False, lambda config: config.send_loading_state),
     "includeAliasesInList": (False, lambda config: config.include_aliases_in_list),
     "apiKeys": ((), lambda config: config.api_keys),
+    "upstream.ignorePaths": (
+        (r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$",),
+        lambda config: config.upstream.patterns,
+    ),
     "hooks.on_startup.preload": ([False] * 3, lambda config: [model.preload for model in config.models]),
     "routing.scheduler.settings.fifo.priority": ({}, lambda config: config.priorities),
     "models.*.proxy": ("http://localhost:5800", lambda config: config.models[0].proxy),
@@ -74,6 +79,23 @@ DEFAULTS: dict[str, tuple[Any, Callable[[Config], Any]]] = {
     "peers.*.filters.setParams": ({}, lambda config: config.nodes[0].filters.set_params),
 }
 
+# Names that are required where their section is, and what has a test of its own below.
+WITHOUT_DEFAULT = {
+    "macros",
+    "models.*.macros",
+    "models.*.cmd",
+    "selectors.*.strategy",
+    "selectors.*.targets",
+    "groups.*.members",
+    "matrix.sets",
+    "matrix.vars",
+    "matrix.evict_costs",
+    "routing.router.use",
+    "peers.*.proxy",
+    "peers.*.models",
+}
+NAMED = {("models",), ("selectors",), ("groups",), ("peers",)}  # sections whose keys are names
+
 
 def config_of(folder: Path, text: str) -> Config:
     path = folder / "config.yaml"
@@ -90,6 +112,26 @@ def test_key_that_is_left_out_has_the_default_of_llama_swap(tmp_path, key):
 def test_table_of_defaults_has_no_key_without_effect():
     without_effect = {".".join(pattern) for pattern, dropped in WITHOUT_EFFECT.items() if dropped}
     assert without_effect.isdisjoint(DEFAULTS)
+
+
+def keys_of(section: Any, path: tuple[str, ...] = ()) -> set[str]:
+    """Return the keys of a file down to those that are in a table of this module."""
+    if path == ("routing", "router", "settings"):
+        path = ()  # where groups and matrix are the same as at the top
+    key = ".".join(path)
+    if key in DEFAULTS or key in WITHOUT_DEFAULT or path in WITHOUT_EFFECT or not isinstance(section, dict):
+        return {key}
+    return {
+        found
+        for name, value in section.items()
+        for found in keys_of(value, (*path, "*" if path in NAMED else name))
+    }
+
+
+def test_tables_have_every_key_of_the_example_of_llama_swap():
+    example = yaml.safe_load(Path(__file__).with_name("llama_swap_example.yaml").read_text(encoding="utf-8"))
+    without_effect = {".".join(pattern) for pattern in WITHOUT_EFFECT}
+    assert keys_of(example) - DEFAULTS.keys() - WITHOUT_DEFAULT - without_effect == set()
 
 
 def test_losing_a_model_costs_one_unless_the_matrix_says_otherwise(tmp_path):

@@ -85,7 +85,7 @@ def _progress(status: ModelStatus | None, waiting: Waiting | None) -> str:
     parts = []
     if status is not None and status.state == "loading":
         parts.append(status.load_stage or "starting")
-        if status.kind == "engine":  # of a command nobody knows how much is left
+        if status.load_progress is not None:
             parts.append(f"{status.load_progress:.0%}")
     else:
         parts.append("waiting for room")
