@@ -1,8 +1,10 @@
 """`RequestQueue`: the list of tests of document 003 by name, then waiting, closing and racing."""
 
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -307,6 +309,21 @@ def test_task_whose_event_loop_has_ended_does_not_swallow_a_wake_up(queue):
             threading.Event().wait(0.001)
         queue.enqueue(1, "request")
         assert waiting.result() == "request"
+
+
+# What is documented ---------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs" / "queue.md").read_text(encoding="utf-8")
+
+
+def test_example_of_the_documentation_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(example, {})  # it asserts what it shows
+
+
+def test_every_public_method_is_documented():
+    public = [name for name in vars(RequestQueue) if not name.startswith("_")]
+    assert [name for name in public if not re.search(rf"`[^`]*\b{name}\b[^`]*`", PAGE)] == []
 
 
 # Against an account of the rules -------------------------------------------------------------------
