@@ -1,13 +1,19 @@
 """The goals for fairness, on short runs of the bench's simulations: the real scheduler in virtual time."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 import fairness
+from fairlead.config import QueueConfig
 from simulation.backlog import backlog
 from simulation.contention import flood, overload, share_after_idling
 from simulation.forecasts import forecasts
 from simulation.placing import by_old_reports, by_own_counts
 from simulation.swapping import BOUND_S, LOAD_S, LONGEST_S, swapping
+
+KEPT = Path(fairness.__file__).with_name("results") / "fairness.json"
 
 
 def test_by_tokens_the_gap_between_backlogged_tenants_stays_within_its_bound():
@@ -50,6 +56,17 @@ def test_the_quantile_estimate_is_right_and_knows_how_right(order):
     assert result.quantile <= 0.35
     assert result.quantile < result.by_fair_position < result.by_arrival
     assert 0.85 <= result.p90_coverage <= 0.95
+
+
+@pytest.mark.parametrize("order", ["roundRobin", "tokens"])
+def test_the_default_estimate_is_the_one_that_the_kept_measurement_finds_better(order):
+    rows = json.loads(KEPT.read_text(encoding="utf-8"))["rows"]
+    measured = {row["what"]: row["measured"] for row in rows}
+    errors = {
+        "mean": measured[f"{order}: wait, median error, mean by arrival | by fair position"],
+        "quantile": measured[f"{order}: wait, median error, mean by arrival | quantile"],
+    }
+    assert QueueConfig().estimate == min(errors, key=errors.__getitem__)
 
 
 def test_our_own_counts_always_find_the_idle_node():

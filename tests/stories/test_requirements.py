@@ -68,3 +68,9 @@ def test_every_story_is_named_by_the_document_that_it_is_of():
 def test_columns_that_the_batch_does_not_have_are_out_of_scope_with_a_reason(field):
     (line,) = [line for number, line in LINES if number == "001" and line["requirement"].startswith(field)]
     assert line["out_of_scope"].endswith(".")
+    absent = (
+        (TESTS.parent / "ARCHITECTURE.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Absent on purpose\n")[2]
+    )
+    assert f"`{field}`" in absent.partition("\n## ")[0]
