@@ -107,6 +107,19 @@ def test_a_registry_without_parts_knows_none():
         empty.find("x")
 
 
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("dispatch", ["JobScheduler", "SchedulerFactory", "SCHEDULERS", "fairlead.schedulers"]),
+        ("swap", ["eviction_for", "reason_for", "POLICIES", "fairlead.eviction_policies"]),
+        ("dispatch", ["ModelProcess", "ProcessFactory", "make_process"]),
+    ],
+)
+def test_pages_for_developers_name_the_interface_and_the_registry_of_each_part(page, names):
+    text = (Path(schedulers.__file__).parents[1] / page / "design.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
 # Settings -------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,26 @@ async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
     assert (await server.complete(model="k").done()).status == 200
 
 
+@behaviour(
+    {
+        "models": {"m": None} | {name: {"cmd": "model-server ${PORT}", "unloadTimeout": 4} for name in "abc"},
+        "groups": {"pair": {"members": ["a", "b"], "swap": False}, "other": {"members": ["c"]}},
+    }
+)
+async def models_that_make_room_stop_at_the_same_time(server: Served) -> None:
+    server.elsewhere.ignores_term = True  # each is killed after its four seconds
+    for model in "ab":
+        assert (await server.complete(model=model).done()).status == 200
+    pair = server.processes_of("model-server")
+    assert len(pair) == 2
+    job = server.complete(model="c")
+    await trio.sleep(3.5)
+    assert server.processes_of("model-server") == pair, "the next one starts when they are gone"
+    await trio.sleep(1)
+    assert not set(pair) & set(server.processes_of("model-server"))
+    assert (await job.done()).status == 200
+
+
 async def first_in_line_waits_for_the_rest(server: Served) -> None:
     """The first that waits for a busy model is promised what is left of its job, though others are idle."""
     for model in "mk":
