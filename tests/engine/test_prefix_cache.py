@@ -102,6 +102,17 @@ def test_the_least_recently_used_requests_go_when_the_threshold_is_passed():
     assert 321 == computed(tested, 6, [*text(2, 320), 6])
 
 
+def test_what_is_kept_never_exceeds_its_entries_between_two_cleanups():
+    tested = loop(max_entries=1000, eviction_threshold=0.9, cleanup_interval_s=1e6)
+    kept = []
+    for key in range(1, 12):
+        computed(tested, key, text(key, 320))
+        kept.append(tested.engine.statistics().cached_tokens)
+    assert kept[:3] == [320, 640, 960]
+    assert 0 < max(kept) <= 1000
+    assert 1 == computed(tested, 99, [*text(11, 320), 5]), "what was used last is kept"
+
+
 def test_requests_of_different_salt_never_share():
     tested = loop()
     computed(tested, 1, SYSTEM, salt=b"tenant A")

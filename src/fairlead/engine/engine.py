@@ -47,9 +47,10 @@ class Engine:
     `blocks_total` and `windows`: blocks and sliding window of each KV cache group. What sequences leave there
     for others (`prefix_cache`) is dropped, a request at a time, while more than `eviction_threshold` of the
     blocks or of `max_entries` tokens are in use: the least recently used request first, or with
-    `first_in_first_out` the one kept first. That is checked every `cleanup_interval_s`, and whenever blocks
-    are needed. A sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default)
-    keeps clients from making prompts that are found in each other's place.
+    `first_in_first_out` the one kept first. That is checked every `cleanup_interval_s`, whenever blocks are
+    needed, and when what is kept exceeds `max_entries`. A sequence has at most `max_entries` tokens, too.
+    `hash_key` (16 bytes, random by default) keeps clients from making prompts that are found in each other's
+    place.
 
     With `embeds`, a sequence is its prompt alone and ends with its vector (`Picks.vectors`). Every token
     goes through the model then, in chunks that do not depend on who shares the step: nor does the vector.

@@ -51,6 +51,7 @@ class Memory:
         self._block_size = block_size
         self._hash_key = hash_key
         self._prefix_cache = prefix_cache
+        self._max_entries = max_entries
         self._windows = tuple(windows)
         self._pools = tuple(
             BlockPool(
@@ -206,13 +207,18 @@ class Memory:
             self._redeem(sequence, group, -len(gone))
 
     def leave(self, sequence: Sequence, *, keep: bool) -> None:
-        """Give back all that it holds; with `keep`, what is indexed of it stays until the room is needed."""
+        """Give back all that it holds; with `keep`, what is indexed of it stays until the room is needed.
+
+        What is kept is never more than `max_entries`, however seldom `trim` is called.
+        """
         for group, (pool, blocks) in enumerate(
             zip(self._pools, self._batch.block_ids(sequence.slot), strict=True)
         ):
             self._table_entries[group] -= len(blocks) - blocks.count(-1)
             if keep and sequence.hashes is not None:
                 pool.retire(sequence.key, blocks)
+                if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
+                    pool.trim()
             else:
                 pool.free_blocks(blocks)
             if sequence.promised is not None:
