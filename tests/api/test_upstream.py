@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from api.conftest import Client
-from fairlead.config import ApiKey, Config, ConfigError, KeyLimits, UpstreamConfig
+from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, KeyLimits, UpstreamConfig
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.passthrough import AnswerHead, encode_head
@@ -135,6 +135,36 @@ async def test_page_of_another_server_cannot_have_a_model_loaded(client_of_comma
     assert (reply.status, client.gateway.jobs) == (403, [])
     for own in ("same-origin", "none"):
         assert (await client.get("/upstream/away/x", headers={"Sec-Fetch-Site": own})).status == 200
+
+
+@pytest.mark.parametrize("origins", [("https://chat.example",), ("*",)])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_page_of_a_configured_origin_is_let_in_if_the_browser_names_it(
+    client_of_command, origins, site
+):
+    client = client_of_command(config=Config(models=(), cors=CorsConfig(origins=origins)), state="stopped")
+    of_page = {"Host": "localhost", "Sec-Fetch-Site": site}
+    named = of_page | {"Origin": "https://chat.example"}
+    reply = await client.post("/upstream/away/x", b"{}", headers=named)
+    assert reply.status == (await client.get("/upstream/away/x", headers=named)).status == 200
+    assert reply.headers["access-control-allow-origin"] == origins[0]
+    asked = await client.send(
+        "OPTIONS", "/upstream/away/x", b"", headers=named | {"Access-Control-Request-Method": "PUT"}
+    )
+    assert (asked.status, "PUT" in asked.headers["access-control-allow-methods"]) == (204, True)
+    assert len(client.gateway.jobs) == 2
+    image = await client.get("/upstream/away/x", headers=of_page)  # of which page, no browser says
+    assert (image.status, image.error["param"], len(client.gateway.jobs)) == (403, "Sec-Fetch-Site", 2)
+
+
+async def test_page_of_no_configured_origin_is_refused(client_of_command):
+    config = Config(models=(), cors=CorsConfig(origins=("https://chat.example",)))
+    client = client_of_command(config=config)
+    for origin in ("https://evil.example", "null"):
+        headers = {"Host": "localhost", "Sec-Fetch-Site": "cross-site", "Origin": origin}
+        reply = await client.get("/upstream/away/x", headers=headers)
+        assert (reply.status, reply.error["param"]) == (403, "Origin")
+    assert client.gateway.jobs == []
 
 
 @pytest.mark.parametrize("state", ["stopped", "loading", "failed"])

@@ -30,7 +30,8 @@ Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are 
 strictly, it may be any if the browser says that the page comes from the address that it asked
 (`Sec-Fetch-Site: same-origin`): the proxy in between may have sent us another `Host`. `Origin: null`, which a
 sandboxed frame and a local file send, is refused. Routes that are not an operator's are open to the pages of
-the origins in `cors`, too.
+the origins in `cors`, too. Below `/upstream`, a request that a browser sends for a page of another server
+without `Origin`, as for an image, is refused (see `upstream`).
 """
 
 import ipaddress

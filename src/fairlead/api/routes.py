@@ -159,7 +159,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         Queue(edge),
         Admin(services),
         FleetRoutes(edge),
-        UpstreamRoute(edge),
+        UpstreamRoute(edge, cors),
         Metrics(services, overview, door.refusals),
         OpenApi(),
         Dashboard(),

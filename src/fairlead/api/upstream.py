@@ -12,6 +12,7 @@ from quart import Quart, Response, g, request
 
 from fairlead.api.body import told
 from fairlead.api.call import NO_SNIFFING, Call
+from fairlead.api.cors import Cors
 from fairlead.api.edge import Edge, waiting_headers
 from fairlead.api.exchange import CutStream
 from fairlead.api.schemas import Addressed
@@ -31,8 +32,9 @@ PATH_LETTERS = 2048
 class UpstreamRoute:
     """The route. `ignorePaths` of the configuration are for models that are loaded only."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, cors: Cors) -> None:
         self._edge = edge
+        self._cors = cors
         self._services = edge.services
         self._ignored = [re.compile(pattern) for pattern in edge.services.config.upstream.patterns]
 
@@ -74,9 +76,11 @@ class UpstreamRoute:
             )
         if call.api_key is not None and call.api_key.limits.tokens_per_minute is not None:
             raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
-        # A page needs no `Origin` for a GET, which may load a model here.
-        if call.api_key is None and call.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-            raise Forbidden("Sec-Fetch-Site: a page of another server may not send this request")
+        # For an image or a link of a page, a browser sends GET without `Origin`. Here it may load a model.
+        is_foreign = call.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+        if call.api_key is None and is_foreign and not self._cors.allows(call.headers):
+            message = "Sec-Fetch-Site: a page of another server may not send this request"
+            raise Forbidden(message, param="Sec-Fetch-Site")
 
     def _check_ignored(self, name: str, model: str, path: str) -> None:
         if len(path) > PATH_LETTERS:

@@ -108,8 +108,8 @@ class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Which web pages of other servers may use the API from a browser."""
 
     origins: tuple[str, ...] = ()
-    """The pages' origins, as https://chat.example.com; "*": any page. Routes that load, unload and change
-    nodes stay closed to them.
+    """The pages' origins, as https://chat.example.com; "*": any page. Routes that load and unload models,
+    show their logs, or show and change nodes stay closed to them.
     """
 
     def contradictions(self) -> Iterator[Fault]:
