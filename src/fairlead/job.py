@@ -105,6 +105,12 @@ class Job(msgspec.Struct, frozen=True):
         return self.relay is not None and self.relay.passthrough is not None
 
     @property
+    def method(self) -> str:
+        """The method of its request. Routes that make jobs are POST, except those below `/upstream`."""
+        passthrough = self.relay.passthrough if self.relay is not None else None
+        return "POST" if passthrough is None else passthrough.method
+
+    @property
     def may_be_repeated(self) -> bool:
         """Whether a node that failed may have begun it without effect (RFC 9110, 9.2.2)."""
         if self.relay is None or self.relay.passthrough is None:

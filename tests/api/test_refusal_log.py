@@ -2,10 +2,13 @@
 
 import pytest
 
+from api.raw_http import get, serving
 from fairlead.api.door import LOGGED_LENGTH
 from fairlead.api.paths import COMPARED_LENGTH, nearest_route
 from fairlead.config import ApiKey
 from fairlead.errors import QueueFull
+from fairlead.nodes.status import ModelStatus
+from fake_fleet import FakeFleet
 
 CHAT = "/v1/chat/completions"
 
@@ -69,6 +72,42 @@ async def test_job_knows_its_route_and_client_for_the_log(client, chat):
     client.gateway.refusal = QueueFull("full")
     await client.post(CHAT, chat())
     assert (client.gateway.job.path, client.gateway.job.client) == (CHAT, "192.0.2.7")
+
+
+BROKEN_BODY = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode()
+OF_LISTENER = {
+    get(CHAT + "?a=b", "Expect: more"): ("expectation_failed", 417, "GET", CHAT),
+    get(CHAT, "Upgrade: websocket"): ("invalid_request", 400, "GET", CHAT),
+    get("/" + "x" * 5000, *["A: b"] * 200): (
+        "headers_too_large",
+        431,
+        "GET",
+        ("/" + "x" * 5000)[:LOGGED_LENGTH],
+    ),
+    BROKEN_BODY: ("invalid_request", 400, "POST", CHAT),
+    b"nonsense\r\n\r\n": ("invalid_request", 400, None, None),
+}
+
+
+@pytest.mark.parametrize(("request_bytes", "expected"), OF_LISTENER.items(), ids=range(len(OF_LISTENER)))
+async def test_refusal_of_the_listener_is_logged_with_what_is_known_of_the_request(
+    client, log, request_bytes, expected
+):
+    async with serving(client.app) as server:
+        answer = await server.ask(request_bytes)
+    (line,) = [entry for entry in log if entry["event"] == "request refused"]
+    assert (line["outcome"], line["status"], line.get("method"), line.get("path")) == expected
+    assert (line["client"], line["reason"]) == ("127.0.0.1", answer.error["message"])
+    assert (answer.status, answer.error["code"]) == (line["status"], line["outcome"])
+
+
+async def test_long_path_of_a_job_is_cut_for_the_log(client_with):
+    far = ModelStatus(model="far", kind="command", node="command:far", state="ready")
+    client = client_with(fleet=FakeFleet(statuses=[far]))
+    client.gateway.refusal = QueueFull("full")
+    path = "/upstream/far/" + "x" * 1000
+    assert (await client.get(path)).status == 429
+    assert client.gateway.job.path == path[:LOGGED_LENGTH]
 
 
 def test_nearest_route_of_an_application_without_routes_is_none():

@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from fairlead.config import ApiKey, Config
+from fairlead.job import Passthrough, Relay
 from fairlead.telemetry import logs
 from fairlead.telemetry.journal import Journal
 from fairlead.telemetry.tenants import TenantNames
@@ -92,6 +93,13 @@ def test_refused_job_is_logged_with_method_path_and_client(write, outcome):
     told = journey(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
     said = json.loads(write(told, json=True))
     assert (said["method"], said["path"], said["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
+
+
+def test_refused_job_below_upstream_is_logged_with_its_own_method(write):
+    relay = Relay("/x", b"", passthrough=Passthrough("DELETE", ()))
+    told = journey(outcome="queue_full", path="/upstream/m/x", relay=relay)
+    said = json.loads(write(told, json=True))
+    assert (said["method"], said["path"]) == ("DELETE", "/upstream/m/x")
 
 
 def test_a_job_that_never_had_a_seat_waited_all_its_time_and_has_no_node(write):

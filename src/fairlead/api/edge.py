@@ -19,7 +19,7 @@ from fairlead.api import answers
 from fairlead.api.access import flag_of, owner_of, priority_of, tenant_of
 from fairlead.api.body import Body, parse, told
 from fairlead.api.call import Call, Reply
-from fairlead.api.door import MAX_REQUEST_ID_LENGTH
+from fairlead.api.door import LOGGED_LENGTH, MAX_REQUEST_ID_LENGTH
 from fairlead.api.encoding import packed
 from fairlead.api.limits import Charge, Quotas
 from fairlead.api.loading import LOADING_AFTER_S, LoadingProgress
@@ -211,7 +211,7 @@ class Edge:
             prompt_estimate=prompt_estimate,
             traceparent=call.headers.get("traceparent", ""),
             embed=embed,
-            path=call.path,
+            path=call.path[:LOGGED_LENGTH],
             client=call.address,
         )
 

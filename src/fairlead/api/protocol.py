@@ -30,8 +30,9 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.utils import suppress_body
 
 from fairlead.api.asgi import Disconnected, Inbox, Stream
+from fairlead.api.door import LOGGED_LENGTH
 from fairlead.api.framing import StrictConnection
-from fairlead.api.refusals import objection, path_of, refusal, with_host_of_target
+from fairlead.api.refusals import code_of, objection, path_of, refusal, with_host_of_target
 from fairlead.config import Limits
 
 logger = structlog.get_logger("fairlead.http")
@@ -186,14 +187,30 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         await self._close_stream()
         await self.send(Closed())
 
-    async def refuse(self, status: int, message: str) -> None:
-        """Answer in the app's place if nothing has been answered yet, and end the connection."""
+    async def refuse(self, status: int, message: str, request: h11.Request | None = None) -> None:
+        """Answer in the app's place if nothing has been answered yet, and end the connection.
+
+        `request`: the one that is refused, if the app has not seen it but its head could be read.
+        """
         unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         self.ended = True
+        if unanswered and status != 500:  # `_run` has logged our own failures
+            self._log_refusal(status, message, request)
         await self._close_stream()
         if unanswered:
             await self.send(RawData(refusal(status, message)))
         await self.send(Closed())
+
+    def _log_refusal(self, status: int, message: str, request: h11.Request | None) -> None:
+        """Write the line that `Door.refused` writes of other requests."""
+        line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
+        if request is not None:
+            path = path_of(request).partition(b"?")[0].decode("latin-1")
+            line |= {"method": request.method.decode(), "path": path[:LOGGED_LENGTH]}
+        elif self.stream is not None:
+            scope = self.stream.scope
+            line |= {"method": scope["method"], "path": scope["path"][:LOGGED_LENGTH]}
+        logger.info("request refused", **line, client=self.client[0])
 
     async def _begin(self, request: h11.Request) -> None:
         self._begun = False
@@ -203,7 +220,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         headers = list(request.headers)
         problem = objection(request, headers, self._limits)
         if problem:
-            await self.refuse(*problem)
+            await self.refuse(*problem, request)
             return
         self.stream = Stream(
             self.app,

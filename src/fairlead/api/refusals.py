@@ -35,13 +35,18 @@ _CODES = {
 def refusal(status: int, message: str) -> bytes:
     """Return a whole answer, in OpenAI's form of an error, after which the connection is closed."""
     kind = "server_error" if status in {500, 503} else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": _CODES.get(status, "invalid_request")}
+    error = {"message": message, "type": kind, "param": None, "code": code_of(status)}
     body = json.dumps({"error": error}).encode()
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\ndate: {format_date_time(time())}\r\n\r\n"
     )
     return head.encode() + body
+
+
+def code_of(status: int) -> str:
+    """Return the error's code in such an answer."""
+    return _CODES.get(status, "invalid_request")
 
 
 def objection(request: h11.Request, headers: list[Header], limits: Limits) -> Objection | None:

@@ -43,8 +43,8 @@ class Journal:
             logger.info("request", **line)
         elif journey.outcome in _FAILURES:
             logger.error("request", **line)
-        else:  # every route that makes jobs is a POST
-            logger.warning("request", **line, method="POST", path=job.path, client=job.client)
+        else:
+            logger.warning("request", **line, method=job.method, path=job.path, client=job.client)
 
 
 def _since(began_s: float, then_s: float | None) -> float | None:
