@@ -129,3 +129,8 @@ def test_what_has_a_reason_not_to_be_declared_is_imported():
 def test_reasons_are_of_dependencies():
     lines = [*PROJECT["dependencies"], *(line for extra in OPTIONAL.values() for line in extra)]
     assert REASONS.keys() - names(lines) == set()
+
+
+def test_models_of_the_hub_need_no_extra():
+    assert "huggingface-hub" in names(PROJECT["dependencies"])
+    assert "hub" not in OPTIONAL

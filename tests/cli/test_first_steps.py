@@ -64,6 +64,23 @@ def test_run_takes_a_single_word_for_the_model(server, capsys, name):
     assert server.bodies[0]["model"] == name
 
 
+def test_single_word_that_is_no_model_is_refused_with_how_to_ask_it(server, capsys):
+    assert main(["run", "hello", "--url", server.url]) == 1
+    said = "there is no model hello here. If it is a question: fairlead run --prompt hello"
+    assert capsys.readouterr().err == f"fairlead: {said}\n"
+    assert main(["run", "--prompt", "hello", "--url", server.url]) == 0
+    assert server.bodies[0]["messages"][0]["content"] == "hello"
+
+
+def test_single_word_without_a_server_is_refused_with_how_to_ask_it(nobody, capsys, monkeypatch):
+    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
+    assert main(["run", "hello"]) == 1
+    said = f"no server answers at {nobody}, and hello is no directory to serve a model from"
+    assert capsys.readouterr().err == (
+        f"fairlead: {said}. If it is a question: fairlead run --prompt hello\n"
+    )
+
+
 # Starting a server ----------------------------------------------------------------------------------
 
 
@@ -122,6 +139,17 @@ def test_gguf_path_without_a_server_to_run_it_on_is_refused_with_what_to_do(nobo
     monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
     assert main(["run", "small.gguf", "Hi"]) == 1
     assert capsys.readouterr().err.startswith(f"fairlead: small.gguf: {GGUF}")
+
+
+def test_gguf_path_that_a_server_does_not_serve_is_refused_with_what_to_do(server, capsys):
+    assert main(["run", "models/small.gguf", "Hi", "--url", server.url]) == 1
+    assert capsys.readouterr().err.startswith(f"fairlead: models/small.gguf: {GGUF}")
+
+
+def test_run_asks_a_model_that_is_served_under_the_name_of_a_gguf_file(server):
+    server.models = ["small.gguf"]
+    assert main(["run", "small.gguf", "Hi", "--url", server.url]) == 0
+    assert server.bodies[0]["model"] == "small.gguf"
 
 
 # Installing -----------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
@@ -18,6 +19,8 @@ from fairlead.cli import main
 from fairlead.configfile.read import read_config
 from fairlead.console import doctor
 from fairlead.console.announcer import Announcer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -217,6 +220,31 @@ def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():
         start = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[1])
         arguments = json.loads(re.search(r"^CMD (\[.*)$", text, re.MULTILINE)[1])
         assert ["fairlead", "serve"] == [*start, arguments[0]]
+
+
+def is_left_out(path: str) -> bool:
+    """Whether `.dockerignore` names a path or one of its folders; `**/` stands for any folder."""
+    at = PurePosixPath(path)
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
+    return any(
+        fnmatch(part.name if pattern.startswith("**/") else str(part), pattern.removeprefix("**/"))
+        for part in (at, *at.parents)
+        for pattern in patterns
+    )
+
+
+def test_an_image_is_built_from_the_source_alone():
+    needed = ["pyproject.toml", "setup.py", "README.md", "LICENSE"]
+    assert all((ROOT / name).exists() for name in needed)
+    for folder in ("src", "cext"):
+        files = (file.relative_to(ROOT) for file in (ROOT / folder).rglob("*") if file.is_file())
+        needed += [str(file) for file in files if file.suffix != ".so" and "__pycache__" not in file.parts]
+    assert [path for path in needed if is_left_out(path)] == []
+    for path in (
+        *(".git/config", ".venv/bin/python", "tests/check.py", "bench/results/a.json", "build/a.o"),
+        *("src/fairlead/_cext/fairqueue.so", "src/fairlead/__pycache__/a.pyc", ".pytest_cache/a"),
+    ):
+        assert is_left_out(path), path
 
 
 @pytest.mark.usefixtures("quick")

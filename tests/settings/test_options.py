@@ -6,6 +6,7 @@ key. `TESTS` names the tests of all others.
 
 import ast
 import inspect
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from fairlead.cli.program import commands
 from fairlead.cli.servers import node, serve
+from fairlead.config import Config
+from fairlead.console.options import ServeOptions
 from settings.play import (
     play_served_model_name,
     play_variable_in_a_file,
@@ -218,6 +221,26 @@ def test_a_variable_is_found_however_it_is_read(source):
 
 def test_each_variable_has_a_test():
     assert variables() == VARIABLES.keys() | {name[1:] for name in TESTS if name.startswith("$")}
+
+
+def test_help_names_the_defaults_that_the_configuration_has():
+    said = inspect.getdoc(ServeOptions)
+    assert said is not None
+    config = Config(models=())
+    queue = config.queue
+    defaults = {
+        "host": f"Default: {config.host}.",
+        "port": f"Default: {config.port}.",
+        "queue_capacity": f"Default: {queue.capacity}.",
+        "queue_timeout": f"Default: {queue.timeout_s:g}.",
+        "fairness": f"({queue.fairness}, the default)",
+        "estimate": f"({queue.estimate}, the default)",
+        "keep_alive": f"Default: {queue.keep_alive_s:g}.",
+        "request_timeout": f"Default: {config.request_timeout_s:g}.",
+        "drain_timeout": f"Default: {config.limits.drain_s:g}.",
+    }
+    helps = dict(re.findall(r"^(\w+)\n {4}(.*(?:\n {4}.*)*)", said, re.MULTILINE))
+    assert {name for name in defaults if defaults[name] not in helps[name]} == set()
 
 
 def test_a_node_has_the_options_of_a_server():

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -38,7 +39,7 @@ def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str
     _check_prompt(prompt if question is None else question)
     try:
         with ExitStack() as servers:
-            client, name = _connect(servers, None if question else model, url, api_key)
+            client, name = _connect(servers, None if question else model, prompt, url, api_key)
             if question is not None and question in client.models():
                 name = question  # a model may be called anything, after all
             elif question is not None:
@@ -66,7 +67,7 @@ def _is_question(text: str) -> bool:
 
 
 def _connect(
-    servers: ExitStack, model: str | None, url: str | None, api_key: str | None
+    servers: ExitStack, model: str | None, prompt: str | None, url: str | None, api_key: str | None
 ) -> tuple[Client, str]:
     """Find the server and the model's name there; start a server only where none was asked for by `url`."""
     path = Path(model) if model and Path(model).is_dir() else None
@@ -80,7 +81,8 @@ def _connect(
         if model and is_gguf(model):
             raise ServerError(gguf_advice(model)) from None
         if model and path is None:
-            raise ServerError(f"{absent}, and {model} is no directory to serve a model from") from None
+            missing = f"{absent}, and {model} is no directory to serve a model from"
+            raise ServerError(missing + _or_question(model, prompt)) from None
         served = []
     if name in served or (name is None and served):
         return client, name or served[0]
@@ -88,8 +90,18 @@ def _connect(
         return _connect_to_own(servers, path)
     if name is None:
         raise ServerError(f"{client.url} serves no model")
-    client.check_model(name)
+    try:
+        client.check_model(name)
+    except ServerError as error:
+        if is_gguf(name):
+            raise ServerError(gguf_advice(name)) from None
+        raise ServerError(f"{error}{_or_question(name, prompt)}") from None
     return client, name
+
+
+def _or_question(model: str, prompt: str | None) -> str:
+    """Return how to ask a word that was taken for the name of a model; nothing if there is a prompt."""
+    return "" if prompt is not None else f". If it is a question: fairlead run --prompt {shlex.quote(model)}"
 
 
 def _connect_to_own(servers: ExitStack, path: Path | None) -> tuple[Client, str]:
