@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.nodes.output import ProcessOutput
 from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
 from fairlead.text.model import TextModel
@@ -95,14 +95,20 @@ class FakeFleet:
         await self._ask("add", config)
 
     async def remove_node(self, node_id: str) -> None:
+        self._refuse_ours(node_id)
         await self._ask("remove", node_id)
 
     def drain_node(self, node_id: str) -> None:
+        self._refuse_ours(node_id)
         self._note("drain", node_id)
 
     async def reload(self, config: Config) -> Changes:
         await self._ask("reload", config)
         return Changes()
+
+    def _refuse_ours(self, node_id: str) -> None:
+        if node_id in (f"engine:{name}" for name in self.engines):
+            raise InvalidRequest(f"the node {node_id} is a model of ours: unload that", param="id")
 
     async def _ask(self, *what: object) -> None:
         await trio.lowlevel.checkpoint()

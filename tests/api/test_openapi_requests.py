@@ -161,6 +161,15 @@ def test_every_answer_to_a_request_of_the_document_is_documented(model, method, 
     assert statuses & good, f"no request succeeded: {statuses}"
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/nodes/{node_id}"), ("POST", "/nodes/{node_id}/drain")]
+)
+async def test_refusal_of_a_node_that_is_a_model_of_ours_is_documented(model, method, path):
+    reply = await client_for(model, path).send(method, path.replace("{node_id}", "engine:small"), b"")
+    assert (reply.status, reply.error["param"]) == (400, "id")
+    check_is_documented(method, path, reply)
+
+
 def documented(path: str) -> set[str]:
     """The methods that the document has for a path: more than one of its paths may be meant."""
     found = set()

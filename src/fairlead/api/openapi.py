@@ -216,7 +216,7 @@ OPERATIONS = (
         "fleet",
         "Take a node out of service; answered when its jobs are finished.",
         gives=shapes.RemovedNode,
-        errors=(403, 404),
+        errors=(400, 403, 404),
     ),
     Operation(
         "post",
@@ -224,7 +224,7 @@ OPERATIONS = (
         "fleet",
         "Give a node no more jobs.",
         gives=NodeStatus,
-        errors=(403, 404),
+        errors=(400, 403, 404),
     ),
     Operation(
         "get",
