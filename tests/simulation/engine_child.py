@@ -243,7 +243,7 @@ class EngineChild:
             return message
         failed = [wire.Output(key, [], error="the logits are not finite") for key in self._sequences]
         self._sequences.clear()
-        return msgspec.structs.replace(message, keys=b"", tokens=b"", outputs=[*message.outputs, *failed])
+        return self._frame({}, [*message.outputs, *failed])
 
     def _hear(self, number: int) -> bool:
         if number == signal.SIGUSR1:

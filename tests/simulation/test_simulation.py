@@ -116,12 +116,15 @@ def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iter
 
 
 def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]) -> Iterator[Verdict]:
-    """Pass the verdicts on, and say now and then how far it is."""
+    """Pass the verdicts on; print each that is bad at once, and now and then how far it is."""
     outcomes: Counter[str] = Counter()
     cpu_s = 0.0
     for number, verdict in enumerate(verdicts, 1):
         outcomes += verdict.outcomes
         cpu_s += verdict.cpu_s
+        if verdict.problems:
+            with capsys.disabled():
+                print(f"\n{verdict}", end="")  # noqa: T201
         if number % REPORT_EVERY == 0 or number == hours >= REPORT_EVERY:
             with capsys.disabled():
                 shown = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
