@@ -11,6 +11,7 @@ import trio
 from e2e.slow_motion import stopped
 from fairlead import app
 from fairlead.config import Config, ModelConfig, demonstration_model
+from fairlead.nodes.fleet import Fleet
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +27,12 @@ class Silent:
 async def server(monkeypatch, **model: object):
     """Serve the demonstration model on a free port; yield a client and a function for the child's pid."""
     fleets = []
-    make = app.Fleet
 
     def remembered(*arguments, **options):
-        fleets.append(make(*arguments, **options))
+        fleets.append(Fleet(*arguments, **options))
         return fleets[-1]
 
-    monkeypatch.setattr(app, "Fleet", remembered)
+    monkeypatch.setattr(app, "Composition", partial(app.Composition, make_fleet=remembered))
     card = ModelConfig(path=demonstration_model(), name="m", preload=True, **model)
     config = Config(models=(card,), port=0)
     async with trio.open_nursery() as nursery:
