@@ -63,7 +63,8 @@ def crowd(stage: Stage, trouble: Trouble) -> Undo:
 
 def out_of_descriptors(stage: Stage, trouble: Trouble) -> Undo:
     """Leave the server a few descriptors, or none."""
-    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    # A connection that cannot be accepted waits in the system's queue.
+    trouble.excuses = ENDS_OF_JOBS | {CUT, LATE}
     stage.machine.limit = len(stage.machine.descriptors) + stage.random.randrange(5)
 
     def undo() -> None:
