@@ -166,7 +166,7 @@ class Cancelled(FairleadError):
 
 
 class ModelUnloaded(FairleadError):
-    """Somebody unloaded the model for which it waited, or the model is not loaded and it does not load it.
+    """The model was unloaded while the request waited, or is not loaded and the request does not load it.
 
     Another request loads the model.
     """

@@ -1,4 +1,4 @@
-"""The log's line of a refused request: what was asked, by whom, and which route was probably meant."""
+"""The log line of a refused request: its method, path and client, and the nearest route."""
 
 import pytest
 

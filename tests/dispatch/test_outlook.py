@@ -8,7 +8,7 @@ import trio
 from dispatch.recorded import FakeNode, job, limits, scheduler
 from fairlead.config import QueueConfig
 from fairlead.dispatch.forecast import Forecast
-from fairlead.dispatch.outlook import Outlook
+from fairlead.dispatch.outlook import MODELS_AT_MOST, Outlook
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.seat import Waiter
 from fairlead.dispatch.ticket import TicketState
@@ -88,6 +88,13 @@ async def test_only_who_could_come_again_is_told_when():
         assert told.retry_after_s in range(1, 61)
         assert told.estimated_wait_s is not None
     assert subject.with_estimate(NodeFailed("gone"), "m").retry_after_s is None
+
+
+async def test_estimates_of_refusals_are_kept_for_a_bounded_number_of_models():
+    subject, _ = outlook()
+    for number in range(3 * MODELS_AT_MOST):
+        subject.with_estimate(QueueFull("full"), f"model-{number}")
+        assert len(subject._refusals_forecasts) <= MODELS_AT_MOST
 
 
 async def test_a_refusal_that_has_an_estimate_keeps_it_and_its_position():

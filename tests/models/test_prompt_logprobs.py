@@ -195,7 +195,7 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone(saved, served):
 
 
 class _Forward:
-    """A forward whose calls go to `call`."""
+    """A forward that passes its calls to `call`."""
 
     def __init__(self, forward, call):
         self._forward, self._call = forward, call

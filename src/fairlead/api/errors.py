@@ -27,7 +27,7 @@ from fairlead.errors import (
 
 logger = structlog.get_logger("fairlead.api")
 
-# 429, 503 and `unloaded` promise a Retry-After even when who raised them had no estimate.
+# 429, 503 and `unloaded` have a Retry-After header even where the error has no estimate.
 DEFAULT_RETRY_AFTER_S = 2
 
 _encode = msgspec.json.Encoder().encode

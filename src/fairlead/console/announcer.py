@@ -125,7 +125,7 @@ class TerminalAnnouncer(Announcer):
         self._bars: dict[str, TaskID] = {}
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """Move the model's bar, which pulses as long as nobody knows how far it is."""
+        """Update the model's progress bar, which pulses while the progress is unknown."""
         if self._progress is None:
             self._progress = _progress()
             self._progress.start()

@@ -20,6 +20,7 @@ from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job
 
+MODELS_AT_MOST = 256  # that have such an estimate at a time
 SAME_FORECAST_S = 0.1  # for so long, refusals are given the same estimate
 
 
@@ -125,6 +126,8 @@ class Outlook:
         made_at, made = self._refusals_forecasts.get(model, (0.0, None))
         if made is None or made.position != waiting + 1 or now - made_at >= SAME_FORECAST_S:
             made = self._foretell(model, waiting, self._scheduler.waiting_jobs)
+            if len(self._refusals_forecasts) >= MODELS_AT_MOST:  # nodes elsewhere may change their models
+                self._refusals_forecasts.clear()
             self._refusals_forecasts[model] = now, made
         return made
 

@@ -137,7 +137,7 @@ class SchedulerQuestions(Protocol):
 
 
 class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQuestions, Protocol):
-    """Decides which job runs where, and which models are loaded for whom. `Scheduler` is the default."""
+    """Decides on which node each job runs and which models are loaded. `Scheduler` is the default."""
 
 
 class SchedulingOptions(msgspec.Struct, frozen=True):

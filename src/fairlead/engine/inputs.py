@@ -66,7 +66,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def logit_tokens(self) -> np.ndarray:
-        """Where the tokens are whose logits are wanted: those that sample, then those scored, [S + P]."""
+        """Indices of the tokens whose logits are computed: sampled ones, then scored ones, [S + P]."""
         if not len(self.scored_tokens):
             return self.sample_tokens
         return np.concatenate([self.sample_tokens, self.scored_tokens])

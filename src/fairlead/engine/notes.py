@@ -1,4 +1,4 @@
-"""What an engine tells of a sequence after a step beside its token. Pure: knows no runner and no memory."""
+"""What an engine reports of a sequence after a step besides its token. Pure: uses no runner and no memory."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fairlead.worker.wire import Output
 
 
 class Note(msgspec.Struct):
-    """What is to be told of a sequence. `error`: it has failed, and nothing else is told."""
+    """What is reported of a sequence. `error`: it has failed, and nothing else is reported."""
 
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
@@ -51,7 +51,7 @@ class Notes(NamedTuple):
 def take_notes(
     step: Step, picks: Picks, committed: Committed, scheduler: Scheduler, sequences: Mapping[int, Sequence]
 ) -> Notes:
-    """Return the notes of a committed step, each to be told once; none of sequences that are gone."""
+    """Return the notes of a committed step, each reported once; none of sequences that have ended."""
     of_tokens: defaultdict[int, Note] = defaultdict(Note)
     of_prompts: dict[int, Note] = {}
     cached = scheduler.cached

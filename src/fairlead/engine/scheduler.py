@@ -59,7 +59,7 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_tokens = 0
-        self.cached: dict[int, int] = {}  # what prompts found in the cache, by key, until it is told
+        self.cached: dict[int, int] = {}  # cached tokens of prompts, by key, until they are reported
         self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
         # A small budget bounds the sequences too, so decodes never leave a prefill without a token.

@@ -17,7 +17,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `load_progress`
     (0…1; None: not known) and `load_stage` say how far its load is, and `memory_bytes` what its processes
-    take (0 if there are none, or where nobody can tell). A failed model has a `problem`, and is tried
+    take (0 if there are none, or if it is unknown). A failed model has a `problem`, and is tried
     again by the next job.
 
     Then counts of the node itself: `sequences` running and, of them, `waiting` for a slot, for a command and
