@@ -20,6 +20,8 @@ if not Path("/dev/nvidiactl").exists():
 
 settings.register_profile(
     "nightly",
+    # Said in full: where a variable `CI` is set, Hypothesis has other defaults.
+    derandomize=False,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),

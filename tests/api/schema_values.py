@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 KEYWORDS = {
     *("$ref", "anyOf", "type", "enum", "properties", "required", "additionalProperties", "items", "default"),
     *("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems"),
-    *("maxProperties", "title", "description", "discriminator"),
+    *("maxProperties", "title", "description", "discriminator", "format", "propertyNames"),
 }
 LONGEST = 6
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=LONGEST)

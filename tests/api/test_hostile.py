@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import Decoder
 
-from fairlead.api.body import parse
+from fairlead.api.body import MAX_REWRITTEN_BYTES, parse
 from fairlead.api.schemas import ChatCompletionRequest
 from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
@@ -245,6 +245,42 @@ def outcome(body: bytes) -> ChatCompletionRequest | InvalidRequest:
         return parse(body, decoder, Limits())
     except InvalidRequest as error:
         return error
+
+
+def whole_numbers_as_floats(**more) -> bytes:
+    """A good body with 5.0 for 5, in a field, in a list and in what is not ours."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"minimum": 1.0}}}]
+    messages = [{"role": "user", "content": "hello"}]
+    fields = {"messages": messages, "max_tokens": 5.0, "stop_token_ids": [1, 2.0], "tools": tools}
+    return json.dumps(fields | more).encode()
+
+
+def test_a_whole_number_may_be_written_with_a_fraction_of_zero():
+    request = outcome(whole_numbers_as_floats(temperature=1.0, seed=-3e2))
+    assert (request.max_tokens, request.stop_token_ids, request.temperature) == (5, [1, 2], 1.0)
+    assert (type(request.max_tokens), request.seed) == (int, -300)
+    assert type(request.tools[0].function.parameters["minimum"]) is float  # the template's, which prints it
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": 0.0}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
+        ({"stop_token_ids": [1.0, 2.5]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [[1.0]]}, "stop_token_ids[0]"),
+        ({"stop": 1.0}, "stop"),
+    ],
+)
+def test_another_fraction_is_refused_by_name(more, param):
+    error = outcome(whole_numbers_as_floats(**more))
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+
+
+def test_in_a_large_body_whole_numbers_have_no_fraction():
+    assert outcome(whole_numbers_as_floats(user="x" * MAX_REWRITTEN_BYTES)).param == "max_tokens"
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))

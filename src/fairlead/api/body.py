@@ -25,8 +25,10 @@ TOKEN_LISTS = (b"prompt", b"input", b"tokens")
 # A body has at most this many values a byte ("1.," counts as four), so most need not be counted.
 _MOST_VALUES_A_BYTE = 2
 
-# The second reading holds up every other request, so it has a bound; beyond it the message is less precise.
+# The second reading holds up every other request, so it has bounds. Beyond the first the message is less
+# precise; beyond the other a whole number may not be written as 5.0.
 MAX_DIAGNOSED_BYTES = 64 * 1024
+MAX_REWRITTEN_BYTES = 1024 * 1024
 # What a client wrote is not told back to it at any length.
 MAX_TOLD_CHARS = 200
 MAX_TOLD_NAME_CHARS = 100
@@ -53,13 +55,33 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> B
             check_counts(body, limits)
         else:
             str(body, "utf-8")  # msgspec does not look into the strings of fields it ignores
-        return decoder.decode(body)
+        return _decode(body, decoder)
     except msgspec.ValidationError as error:
         raise _misfit(str(error)) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(body, error) from None
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """Decode a body. A whole number may be written 5.0, as JSON Schema allows, which msgspec refuses."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error) or len(body) > MAX_REWRITTEN_BYTES:
+            raise
+    document = msgspec.json.decode(body)
+    if isinstance(document, dict):
+        document = {name: _with_whole_numbers(value) for name, value in document.items()}
+    return decoder.decode(msgspec.json.encode(document))
+
+
+def _with_whole_numbers(value: object) -> object:
+    """Return a number, or numbers in lists, with 5.0 as 5. Objects stay as they are: they are not ours."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return list(map(_with_whole_numbers, value)) if isinstance(value, list) else value
 
 
 def check_counts(body: bytes, limits: Limits) -> None:

@@ -133,7 +133,7 @@ OPERATIONS = (
         "/tokenize",
         "models",
         "A text, or messages, as token ids.",
-        schemas.TokenizeRequest,
+        schemas.DescribedTokenizeRequest,
         shapes.Tokenized,
         (*_READING, 403, 404),
         refuses=unserved.TOKENIZE,
@@ -207,7 +207,7 @@ OPERATIONS = (
         "Take a server elsewhere into service.",
         schemas.NodeRequest,
         NodeStatus,
-        (*_READING, 403),
+        (*_READING, 403, 404),
         status=201,
     ),
     Operation(

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.config import SpecialTokens
+from fairlead.config.fleet import LONGEST_ID
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
@@ -23,6 +24,11 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 VllmPriority = Annotated[int, Meta(ge=-(2**31), le=_MAX_INT32)]
 UserName = Annotated[str, Meta(max_length=64 * 1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+# What is checked elsewhere, with messages of our own, is said here for `/openapi.json` only.
+NonEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+_OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]}
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -67,6 +73,12 @@ class Relayed(Addressed, frozen=True, kw_only=True):
     prompt: msgspec.Raw = msgspec.Raw()
 
 
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+]
+
+
 class Generation(Addressed, frozen=True, kw_only=True):
     """The fields that chat completions and completions share.
 
@@ -86,9 +98,7 @@ class Generation(Addressed, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     # Further out, float32 logits overflow and the sequence would fail in the engine.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: (
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
-    ) = None
+    logit_bias: LogitBias | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
@@ -199,6 +209,7 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
 # Completions ---------------------------------------------------------------------------------------
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+Texts = list[NonEmpty | TokenId | TokenIds]
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
@@ -208,7 +219,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     the answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
     """
 
-    prompt: str | list[str | TokenId | TokenIds]
+    prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **_OF_ONE_KIND})]
     max_tokens: Count | None = None
     special_tokens: SpecialTokens | None = None
     suffix: str | None = None
@@ -226,7 +237,7 @@ class EmbeddingRequest(Addressed, frozen=True, kw_only=True):
     `dimensions` cuts each vector to its first numbers, for models that were trained for that.
     """
 
-    input: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    input: NonEmpty | Annotated[Texts, Meta(min_length=1, extra_json_schema=_OF_ONE_KIND)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveCount | None = None
 
@@ -249,6 +260,20 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+
+
+# As `/openapi.json` describes it: one of the two must be there.
+DescribedTokenizeRequest = Annotated[
+    TokenizeRequest,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": kind}}}
+                for name, kind in (("prompt", "string"), ("messages", "array"))
+            ]
+        }
+    ),
+]
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,14 +299,18 @@ class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
     force: bool | None = None
 
 
+NodeId = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LONGEST_ID})]
+HttpUrl = Annotated[str, Meta(extra_json_schema={"format": "uri"})]
+
+
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /nodes`: a server elsewhere, as `nodes` of a configuration file has one (`NodeConfig`).
 
     What is not known is refused: a key that is spelled otherwise would be a node that nobody may use.
     """
 
-    id: str
-    url: str
+    id: NodeId
+    url: HttpUrl
     api_key: str | None = None
     seats: PositiveCount | None = None
     models: tuple[str, ...] | None = None

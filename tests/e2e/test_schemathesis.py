@@ -1,0 +1,31 @@
+"""A stranger's tool finds nothing: schemathesis, with what it makes of `/openapi.json`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.real_server import real_server
+
+HERE = Path(__file__).parent
+FUZZING = ("--phases=fuzzing", "--max-examples=20")
+COVERAGE = ("--phases=coverage",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", [FUZZING, pytest.param(COVERAGE, marks=pytest.mark.nightly)])
+def test_schemathesis_finds_nothing(phases, tmp_path):
+    with real_server() as server:
+        program = [sys.executable, "-m", "schemathesis.cli", f"--config-file={HERE / 'schemathesis.toml'}"]
+        ended = subprocess.run(
+            [*program, "run", f"{server.url}/openapi.json", *phases],
+            cwd=tmp_path,  # it leaves a folder there
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "generated" in ended.stdout
