@@ -25,7 +25,7 @@ CANARY = {"prompt": "Count from 1 to 30.", "max_tokens": 40, "temperature": 0}
 
 # Refusals that say that there is no room, and codes that a request for a model that was harmed may end with.
 NO_ROOM = frozenset({"queue_full", "displaced", "rate_limited", "no_queue", "queue_timeout"})
-OF_HARM = frozenset({"engine_failed", "node_failed", "load_failed", "no_node", "model_loading"})
+OF_HARM = frozenset({"engine_failed", "node_failed", "load_failed", "no_node", "model_loading", "unloaded"})
 
 DIALECTS = ("/v1/chat/completions", "/v1/completions")
 RELAYED = (*DIALECTS, "/v1/messages", "/v1/responses")
