@@ -66,7 +66,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def logit_tokens(self) -> np.ndarray:
-        """Indices of the tokens whose logits are computed: sampled ones, then scored ones, [S + P]."""
+        """Indices of the tokens with logits: sampled tokens, then scored tokens, [S + P]."""
         if not len(self.scored_tokens):
             return self.sample_tokens
         return np.concatenate([self.sample_tokens, self.scored_tokens])
