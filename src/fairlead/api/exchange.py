@@ -77,6 +77,8 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
                 await self._send_response(send, await self._error_page(request, failure))
             elif failure is not None and not isinstance(failure, CutStream):
                 raise failure
+            # A route that was not found is an exception whose frames refer to the request: a reference cycle.
+            request.routing_exception = None
 
     async def _send_response(self, send: Any, response: Any) -> None:
         """Send the answer. It may take as long as it wants to, if only the client reads."""

@@ -41,7 +41,10 @@ class HotRoutes:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer the request, or return without an answer if its client leaves first."""
         request = _Request(self._door, self._body_memory, scope, receive, send)
-        await request.answer(self._routes[scope["path"]])
+        try:
+            await request.answer(self._routes[scope["path"]])
+        finally:
+            request.dispose()
 
 
 class _Request:
@@ -91,6 +94,10 @@ class _Request:
             raise failure
         if unended is not None:
             await self._end(unended)
+
+    def dispose(self) -> None:
+        """Break the reference cycle of request and call, which only the garbage collector would free."""
+        del self._call
 
     async def _reply(self, route: Route) -> Reply:
         try:

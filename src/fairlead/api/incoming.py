@@ -71,6 +71,7 @@ class IncomingBody:
         """Stop counting the body: the request does not need it any more."""
         if self._shares is not None and self._holding is not None:
             self._shares.leave(self._holding)
+            self._holding.owner = None  # the two would be a reference cycle
 
     async def watch(self) -> None:
         """Cancel the request when its client leaves."""

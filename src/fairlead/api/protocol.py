@@ -268,6 +268,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             pass
         except* Exception as group:
             logger.exception("request failed", path=scope["path"], exc_info=group)
+        finally:
+            scope["extensions"].pop("fairlead", None)  # or each request would be a reference cycle
         if stream.closed:
             return
         if stream.state is ASGIHTTPState.REQUEST:
