@@ -35,6 +35,7 @@ MODEL = "fairlead-demo"
 SPARE = "spare"
 READY = re.compile(r"ready: http://([\w.]+):(\d+)")
 OUR_BUGS = re.compile(r"Traceback|unexpected error|request failed")
+ATTACKER = "127.0.0.2" if sys.platform == "linux" else None  # requests of different addresses take turns
 LIMITS = {"bodyTimeout": "2s"}  # some requests announce more than they have
 
 
@@ -87,7 +88,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> Address:
 async def attack(address: Address, options: argparse.Namespace) -> Findings:
     """Attack, as the other process."""
     grammar = await grammar_of(address, models=(MODEL,), spare=SPARE)
-    attack = Attack(address, grammar, at_once=options.at_once)
+    attack = Attack(address, grammar, at_once=options.at_once, source=ATTACKER)
     if options.replay:
         kind, _, seed = options.replay.partition(":")
         await attack.send_again(kind, int(seed))

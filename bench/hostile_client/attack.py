@@ -57,16 +57,26 @@ class Findings:
 
 
 class Attack:
-    """Sends what `grammar` makes to a server, `at_once` clients at a time, until there are `max_faults`."""
+    """Sends what `grammar` makes to a server, `at_once` clients at a time, until there are `max_faults`.
+
+    `source`: the address that the clients have; None leaves the choice to the system.
+    """
 
     def __init__(
-        self, address: Address, grammar: Grammar, *, at_once: int = 8, max_faults: int = MAX_FAULTS
+        self,
+        address: Address,
+        grammar: Grammar,
+        *,
+        at_once: int = 8,
+        max_faults: int = MAX_FAULTS,
+        source: str | None = None,
     ) -> None:
         self.findings = Findings()
         self._address = address
         self._grammar = grammar
         self._at_once = at_once
         self._max_faults = max_faults
+        self._source = source
 
     async def run(self, *, requests: range, connections: range) -> None:
         """Send the requests and open the connections of these seeds."""
@@ -96,6 +106,8 @@ class Attack:
     async def _connect(self) -> Wire:
         sock = trio.socket.socket()
         try:
+            if self._source is not None:
+                await sock.bind((self._source, 0))
             await sock.connect(self._address)
         except BaseException:
             sock.close()

@@ -4,12 +4,13 @@ import socket
 from collections import Counter
 
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.raw_http import get, serving
 from fairlead.api import server as listener
-from fairlead.api.arrivals import Arrival, Arrivals
+from fairlead.api.arrivals import Arrival, Arrivals, RequestTurns
 
 
 def arrival(address: str, port: int) -> Arrival:
@@ -70,3 +71,55 @@ async def test_a_newcomer_need_not_wait_for_all_of_a_crowd_that_came_before(monk
         for client in crowd:
             client.close()
     assert ["127.0.0.9"] == [address for address in served[:40] if address != "127.0.0.1"]
+
+
+async def test_requests_of_one_address_begin_one_per_pass_in_their_order():
+    turns = RequestTurns()
+    came, begun = [], []
+
+    async def request(address: str, number: int) -> None:
+        came.append((address, number))
+        await turns.wait(address)
+        begun.append((address, number))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(request, "crowd", number)
+        nursery.start_soon(request, "newcomer", 0)
+        for passes in range(1, 12):
+            await trio.lowlevel.checkpoint()
+            assert sum(address == "crowd" for address, _ in begun) <= passes
+    assert ("newcomer", 0) in begun[:2]
+    assert [each for each in begun if each[0] == "crowd"] == [each for each in came if each[0] == "crowd"]
+
+
+@given(
+    addresses=st.lists(st.sampled_from("ab"), min_size=1, max_size=8),
+    cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=6),
+)
+def test_a_cancelled_request_passes_its_turn_on(addresses, cancels):
+    begun: list[int] = []
+
+    async def request(turns: RequestTurns, number: int, scope: trio.CancelScope) -> None:
+        with scope:
+            await turns.wait(addresses[number])
+            begun.append(number)
+
+    async def main() -> None:
+        turns = RequestTurns()
+        scopes = [trio.CancelScope() for _ in addresses]
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for number, scope in enumerate(scopes):
+                    nursery.start_soon(request, turns, number, scope)
+                for passes in range(10):
+                    for number, at in cancels:
+                        if at == passes and number < len(scopes):
+                            scopes[number].cancel()
+                    await trio.lowlevel.checkpoint()
+        uncancelled = set(range(len(addresses))) - {number for number, _ in cancels}
+        assert uncancelled <= set(begun)
+        assert len(begun) == len(set(begun))
+        assert turns.idle
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -5,6 +5,7 @@ Knows no framework and no route.
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from math import inf
 from secrets import token_hex
 
 import structlog
@@ -20,6 +21,8 @@ from fairlead.errors import FairleadError, NotFound
 
 MAX_REQUEST_ID_LENGTH = 128
 LOGGED_LENGTH = 200  # characters of a path
+# Finding the nearest route takes longer than the rest of a refusal: not for each path of a flood.
+NEAREST_ROUTE_EVERY_S = 0.05
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -34,6 +37,7 @@ class Door:
         self._cors = cors or Cors()
         self._refusals: Counter[str] = Counter()
         self.rules: Collection[str] = ()  # the application's, in Quart's notation
+        self._next_nearest_route = -inf
 
     def enter(
         self,
@@ -72,9 +76,17 @@ class Door:
             "path": call.path[:LOGGED_LENGTH],
             "client": call.address,
         }
-        if error.code == NotFound.code and (route := nearest_route(call.path, self.rules)):
+        if error.code == NotFound.code and (route := self._nearest_route(call.path)):
             line["nearest_route"] = route
         logger.info("request refused", **line)
+
+    def _nearest_route(self, path: str) -> str | None:
+        """Return the route that a path resembles most, unless the last one was asked for just now."""
+        now = trio.current_time()
+        if now < self._next_nearest_route:
+            return None
+        self._next_nearest_route = now + NEAREST_ROUTE_EVERY_S
+        return nearest_route(path, self.rules)
 
     def refusals(self) -> Mapping[str, int]:
         """Return how many requests were refused before they became jobs, by the error's code."""

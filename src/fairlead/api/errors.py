@@ -30,6 +30,8 @@ logger = structlog.get_logger("fairlead.api")
 # 429, 503 and `unloaded` have a Retry-After header even where the error has no estimate.
 DEFAULT_RETRY_AFTER_S = 2
 
+NO_ROUTE = "there is no such route"
+
 _encode = msgspec.json.Encoder().encode
 _TYPES = {
     401: "authentication_error",
@@ -122,7 +124,7 @@ def public_error(raised: Exception) -> FairleadError:
         case FairleadError():
             return raised
         case werkzeug.NotFound():
-            return NotFound("there is no such route")
+            return NotFound(NO_ROUTE)
         case werkzeug.MethodNotAllowed():
             return MethodNotAllowed("this route has other methods")
         case werkzeug.RequestEntityTooLarge():

@@ -40,9 +40,20 @@ class HotRoutes:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer the request, or return without an answer if its client leaves first."""
+        await self._answer(self._routes[scope["path"]], scope, receive, send)
+
+    async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request with this error, after the checks that precede every route."""
+
+        async def fail(_call: Call) -> Reply:
+            raise error
+
+        await self._answer(fail, scope, receive, send)
+
+    async def _answer(self, route: Route, scope: Any, receive: Any, send: Any) -> None:
         request = _Request(self._door, self._body_memory, scope, receive, send)
         try:
-            await request.answer(self._routes[scope["path"]])
+            await request.answer(route)
         finally:
             request.dispose()
 

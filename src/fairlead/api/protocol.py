@@ -13,7 +13,7 @@ request it does not wait for any more runs; so it is refused, together with that
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from time import time
@@ -29,6 +29,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.utils import suppress_body
 
+from fairlead.api.arrivals import RequestTurns
 from fairlead.api.asgi import Disconnected, Inbox, Stream
 from fairlead.api.door import LOGGED_LENGTH
 from fairlead.api.framing import StrictConnection
@@ -53,6 +54,7 @@ class Shared:
     context: Any
     state: dict[str, Any]
     limits: Limits
+    turns: RequestTurns = field(default_factory=RequestTurns)
 
 
 class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
@@ -86,6 +88,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         )
         self.connection = StrictConnection(shared.limits.header_bytes)
         self._limits = shared.limits
+        self._turns = shared.turns
         self._start_soon = start_soon
         self._wake = wake
         self._writable = writable
@@ -262,7 +265,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
         try:
             # Who left in the same moment as this request came is unwound before the request sees anything.
-            await trio.lowlevel.checkpoint()
+            await self._turns.wait(self.client[0])
             await app(scope, receive, stream.app_send)
         except* Disconnected:
             pass

@@ -11,6 +11,7 @@ from typing import Any, cast
 from quart import Response, g, request
 from quart.globals import request_ctx
 from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
 
 from fairlead.api.access import Access
 from fairlead.api.admin import Admin
@@ -20,7 +21,7 @@ from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
 from fairlead.api.door import Door
 from fairlead.api.edge import Edge
 from fairlead.api.embeddings import Embeddings
-from fairlead.api.errors import error_reply, public_error
+from fairlead.api.errors import NO_ROUTE, error_reply, public_error
 from fairlead.api.events import Events
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
 from fairlead.api.fleet import FleetRoutes
@@ -46,11 +47,15 @@ _OPEN_RULES = OPEN_RULES | _PROBE_RULES
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart, with an exchange and a request of our own, and a way around it for the hot routes."""
+    """Quart, with an exchange and a request of our own, and a way around it for the hot routes.
+
+    Requests without a route take the same way, since a flood of them would cost more in Quart.
+    """
 
     asgi_http_class = Exchange
     request_class = FairleadRequest
     hot: HotRoutes
+    past_quart: bool
     limits: Limits
     paths: Paths
     change_keys: Callable[[Iterable[ApiKey]], None]
@@ -62,8 +67,23 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         ):  # not our own listener
             scope = without_root(scope) if scope.get("root_path") else scope
             scope = {**scope, "state": {**scope.get("state", {}), "limits": self.limits}}
-        answer = self.hot if self.hot.serves(scope) and self.has_path(scope) else super().__call__
-        await answer(scope, receive, send)
+        if self.hot.serves(scope) and self.has_path(scope):
+            await self.hot(scope, receive, send)
+        elif self.past_quart and scope["type"] == "http" and (error := self._routing_error(scope)):
+            await self.hot.refuse(error, scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _routing_error(self, scope: Any) -> Exception | None:
+        """Return why there is no route for this request, if there is none."""
+        try:
+            self.url_map.bind("localhost").match(scope["path"], scope["method"])
+        except HTTPException as error:
+            if not self.has_path(scope):
+                return NotFound(NO_ROUTE)
+            error.__context__ = error.__traceback__ = None  # their frames refer to it: a reference cycle
+            return error
+        return None
 
     def create_url_adapter(self, request: Any) -> Any:
         """Route by method and path. Quart's own reads `Host` too, and fails if DNS could not have it."""
@@ -79,7 +99,8 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
 def create_app(services: Services, *, past_quart: bool = True) -> Application:
     """Return the ASGI application. It holds nothing that must be closed.
 
-    `past_quart`: whether the routes that generate are answered past Quart. They are Quart's in any case.
+    `past_quart`: whether the routes that generate, and requests without a route, are answered past Quart. The
+    routes are Quart's in any case.
     """
     app = Application("fairlead", static_folder=None)
     app.config["RESPONSE_TIMEOUT"] = None  # the gateway's clocks are the only ones
@@ -123,7 +144,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
             is_probe=rule in _PROBE_RULES,
         )
         if not app.has_path(current.scope):  # Quart would route some of these
-            raise NotFound("there is no such route")
+            raise NotFound(NO_ROUTE)
         current.body_memory, current.tenant = edge.body_memory, edge.tenant(g.call)
         if is_question:
             methods = app.create_url_adapter(current).allowed_methods()
@@ -150,6 +171,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
     hot = {**generating, **without_version(generating), **Tokens(edge).routes()}
     app.change_keys = change_keys
+    app.past_quart = past_quart
     app.hot = HotRoutes(door, hot if past_quart else {}, edge.body_memory)
     for path, route in hot.items():
         app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
