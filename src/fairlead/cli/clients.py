@@ -1,4 +1,4 @@
-"""The commands that talk to a server, whoever runs it: each has something of `console` ask and show."""
+"""The commands that connect to a server, local or remote. Each calls a function of `console`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,33 +21,33 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Which server a command talks to.
+    """The server that a command connects to.
 
     Parameters
     ----------
     url
         Address of the server. Default: http://127.0.0.1:8000.
     api_key
-        The key to send.
+        API key to send.
     """
 
     url: Annotated[str | None, Parameter(env_var="FAIRLEAD_URL")] = None
     api_key: Annotated[str | None, Parameter(env_var="FAIRLEAD_API_KEY")] = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no URL."""
+        """Raise `ConfigError` unless the URL begins with http:// or https://."""
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--url: must begin with http:// or https://, not {self.url!r}")
 
     @property
     def key(self) -> str | None:
-        """The key alone: what the environment has may be for a server, with users and several."""
+        """The first key, without its user: FAIRLEAD_API_KEY may hold a server's keys, USER=KEY each."""
         if not self.api_key or not self.api_key.strip():
             return None
         return parse_api_keys(self.api_key.split()[:1])[0].key
 
     def ask(self, show: Callable[["Client"], int]) -> int:
-        """Have something asked and shown; return the exit code, which is 1 if the server will not answer."""
+        """Call `show` with a client; return its exit code, or 1 after reporting a `ServerError`."""
         from fairlead.console.announcer import complain
         from fairlead.console.client import Client, ServerError
 
@@ -68,16 +68,16 @@ def run(
     """Ask a question, or chat with a model in the terminal. Ctrl-C stops the answer, not the program.
 
     `fairlead run "Why is the sky blue?"` asks the first model, `fairlead run MODEL PROMPT` another one.
-    Talks to the server at --url. When none is given and none runs at http://127.0.0.1:8000, one is started
-    for as long as the chat lasts. There is no --json: `POST /v1/chat/completions` answers in JSON.
+    Connects to the server at --url. Without --url, and without a server at http://127.0.0.1:8000, a server is
+    started for the duration of the chat. There is no --json: `POST /v1/chat/completions` answers in JSON.
 
     Parameters
     ----------
     model
-        Name of a served model, or the directory of one. Default: the first one the server has. If it comes
-        alone and has a space or anything else that names of models do not have, it is the prompt.
+        Name of a served model, or directory of a model. Default: the server's first model. If it is the only
+        argument and cannot be a model's name (it has a space, for example), it is the prompt.
     prompt
-        Ask this and end. Without it standard input is the prompt, or the chat when it is a terminal.
+        Answer this prompt and exit. Default: standard input, or a chat if that is a terminal.
     """
     from fairlead.console.chat import chat
 
@@ -85,12 +85,12 @@ def run(
 
 
 def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
-    """Show what `top` shows, once: the queue, the models and the nodes of a server.
+    """Show the queue, the models and the nodes of a server once; `top` shows them continuously.
 
     Parameters
     ----------
     json
-        Answer in JSON.
+        Print JSON.
     """
     from fairlead.console.status import ps as show
 
@@ -98,12 +98,12 @@ def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
 
 
 def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
-    """Watch a server work, until q or Ctrl-C.
+    """Show the queue, the models and the nodes of a server continuously, until q or Ctrl-C.
 
     Parameters
     ----------
     json
-        Write each picture as a line of JSON.
+        Print each snapshot as a line of JSON.
     """
     from fairlead.console.top import top as watch
 
@@ -117,16 +117,16 @@ def logs(
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="")] = False,
     server: ServerOptions = ServerOptions(),
 ) -> int:
-    """Show the last lines that a model's processes have printed: a command's output, an engine's errors.
+    """Show the last output of a model's processes: a command's output, an engine's errors.
 
-    There is no --json: the output is those lines, without control characters.
+    There is no --json: the output is plain lines, without control characters.
 
     Parameters
     ----------
     model
         Name of the model.
     follow
-        Go on with what they print from now on, until Ctrl-C.
+        Keep printing new lines, until Ctrl-C.
     """
     from fairlead.console.status import logs as show
 
@@ -140,16 +140,16 @@ def stop(
     force: Flag = False,
     server: ServerOptions = ServerOptions(),
 ) -> int:
-    """Unload a model, so that all of its memory comes back. The next request for it loads it again.
+    """Unload a model and free all of its memory. The next request for it loads it again.
 
-    There is no --json: the exit code says all.
+    There is no --json: the exit code is the result.
 
     Parameters
     ----------
     model
         Name of the model.
     force
-        Do not let it finish the answers it is at.
+        Do not wait for its running jobs; they fail.
     """
     from fairlead.console.status import stop as unload
 
@@ -165,16 +165,16 @@ def bench(
     plot: Path | None = None,
     server: ServerOptions = ServerOptions(),
 ) -> int:
-    """Put a load on any OpenAI-compatible server; report throughput, latencies and errors.
+    """Run a load test against any OpenAI-compatible server; report throughput, latencies and errors.
 
     Parameters
     ----------
     model
-        Name of the model. Default: the first one the server has.
+        Name of the model. Default: the server's first model.
     json
-        Write everything measured to this file.
+        Write all measurements to this file, as JSON.
     plot
-        Draw the distributions into this PNG (needs fairlead[bench]).
+        Plot the distributions to this PNG file (needs fairlead[bench]).
     """
     from fairlead.console.bench import bench as measure
 

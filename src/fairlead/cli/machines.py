@@ -1,4 +1,4 @@
-"""The commands that look at files and at the machine, or write files; none needs a server."""
+"""The commands that check files and the machine, or write files; none needs a server."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,16 +9,16 @@ from fairlead.console.options import File, Flag, Port
 
 
 def check(file: File, /, *, json: Flag = False) -> int:
-    """Say whether a file is a configuration, naming file, line and key of everything that is wrong.
+    """Check a configuration file, and print the file, line and key of every error.
 
-    Settings that are understood but have no effect are named, too.
+    Settings that are valid but have no effect are listed, too.
 
     Parameters
     ----------
     file
         The configuration file.
     json
-        Answer in JSON.
+        Print JSON.
     """
     from fairlead.console.configuration import check as check_file
 
@@ -26,7 +26,7 @@ def check(file: File, /, *, json: Flag = False) -> int:
 
 
 def schema() -> int:
-    """Print the JSON Schema of configuration files, with which editors complete and explain them."""
+    """Print the JSON Schema of configuration files, for completion and help in editors."""
     from fairlead.console.configuration import print_schema
 
     print_schema()
@@ -36,18 +36,18 @@ def schema() -> int:
 def doctor(
     *, config: File | None = None, host: str | None = None, port: Port | None = None, json: Flag = False
 ) -> int:
-    """Look whether a server would run here, and say what to do where it would not.
+    """Check whether a server would run on this machine, and suggest fixes.
 
     Parameters
     ----------
     config
-        A configuration file to look at, too.
+        A configuration file to check, too.
     host
-        Address that the server is to listen on. Default: the configuration's, or 127.0.0.1.
+        Address that the server would listen on. Default: the configuration's, or 127.0.0.1.
     port
-        Port that the server is to listen on. Default: the configuration's, or 8000.
+        Port that the server would listen on. Default: the configuration's, or 8000.
     json
-        Answer in JSON.
+        Print JSON.
     """
     from fairlead.console.doctor import doctor as look
 
@@ -61,19 +61,19 @@ def deploy(
     folder: Annotated[Path, Parameter(name=("--folder", "-o"))] = Path(),
     force: Flag = False,
 ) -> int:
-    """Write out the files that run Fairlead as a service, and name each.
+    """Write the files that run Fairlead as a service, and print their paths.
 
-    There is no --json: the output is the files' names, one a line.
+    There is no --json: the output is one path per line.
 
     Parameters
     ----------
     target
-        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead and Open WebUI,
-        whose users share fairly. grafana: a dashboard over /metrics.
+        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead with Open WebUI,
+        whose users get fair shares. grafana: a dashboard of /metrics.
     folder
-        Where to write them.
+        Folder to write to.
     force
-        Write over what is there.
+        Overwrite existing files.
     """
     from fairlead.console.deploy import deploy as write
 

@@ -1,9 +1,9 @@
-"""The program: which commands there are, and how outcomes become exit codes.
+"""The `fairlead` program: registers the commands and maps outcomes to exit codes.
 
-The commands are functions, by subject: `servers` are what serves, `clients` talk to a server, `machines` look
-at files and at the machine. Knows nothing of how anything is served (`app`) or shown (`console`).
+The commands are functions in three modules: `servers` run a server, `clients` connect to one, `machines`
+check files and the machine. Serving itself is in `app`, printing in `console`.
 
-Exit codes: 0 good, 1 failed, 2 bad usage or configuration, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 130 interrupted.
 """
 
 import os
@@ -35,12 +35,12 @@ configuration.command(schema)
 
 @commands.command
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
-    """Print the completion script for a shell. `fairlead --install-completion` puts it in its place.
+    """Print the completion script for a shell. `fairlead --install-completion` installs it.
 
     Parameters
     ----------
     shell
-        The shell.
+        Name of the shell.
     """
     sys.stdout.write(commands.generate_completion(prog_name="fairlead", shell=shell))
     return 0
@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     from fairlead.telemetry.logs import log_streams
 
-    # A server's output must not block it, from the first line on, and with --log-json every line is JSON.
+    # From the first line on, output must not block the server, and with --log-json every line is JSON.
     with log_streams(json="--log-json" in words):
         try:
             return _run(words)
-        except Exception:  # noqa: BLE001  # the interpreter would print it past the log
+        except Exception:  # noqa: BLE001  # the interpreter would bypass the log
             import structlog
 
             structlog.get_logger("fairlead").critical("crashed", exc_info=True)
@@ -73,7 +73,7 @@ def _run(words: list[str]) -> int:
         complain(f"{error}\nTry 'fairlead --help'.")
         return 2
     except BrokenPipeError:
-        # Whoever read our output has left. The interpreter must not fail again when it flushes the rest.
+        # The reader of our output is gone. The interpreter must not fail again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

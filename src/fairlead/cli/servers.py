@@ -1,4 +1,4 @@
-"""The commands that are a server: arguments become a `Config`, and `app` runs it."""
+"""The commands that run a server: arguments become a `Config`, which `app` runs."""
 
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,9 @@ def serve(
         Directory of the model, or its name on the Hugging Face hub (organization/name). Without it and
         without --config, the small demonstration model is served.
     config
-        A configuration file (fairlead.yaml, or llama-swap's). What is given here as well wins over it.
+        Configuration file (fairlead.yaml, or llama-swap's). Options on the command line override it.
     watch_config
-        Read the file again whenever it has changed, as SIGHUP does. Models that did not change run on.
+        Reload the file whenever it changes, as on SIGHUP. Unchanged models keep running.
     """
     if watch_config and config is None:
         raise ConfigError("--watch-config: needs --config")
@@ -50,9 +50,9 @@ def node(
     *,
     options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Serve a model for another Fairlead: what has no free seat here is refused at once, never queued.
+    """Serve a model for another Fairlead server. A job without a free seat is refused at once, not queued.
 
-    The same program as `serve`, with --queue-capacity 0: the server in front of it holds the one queue.
+    The same as `serve` with --queue-capacity 0, because the server in front of it has the queue.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the program is told, as plain frozen values with defaults. Reads no file and no environment.
+"""The settings of the program, as frozen structs with defaults. Reads no file and no environment.
 
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """

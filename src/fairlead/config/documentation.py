@@ -1,7 +1,7 @@
-"""What each setting is for, as its type says it: the text that stands below a field in the source.
+"""Extracts the documentation of settings: the docstrings below the fields of a struct.
 
-Python throws such a text away, so it is read from the source of the class. That is for whoever makes
-documents (`fairlead config schema`, the README); no server does.
+Python discards these docstrings, so they are read from the source of the class. Only the generation of
+documents (the JSON Schema, the README) needs them; a server does not.
 """
 
 import ast
@@ -14,7 +14,7 @@ import msgspec
 
 @cache
 def documentation_of(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text of each field that has one, in one line. What a base class says holds here too."""
+    """Return the docstring of each field that has one, on one line, including those of base classes."""
     texts: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         if issubclass(owner, msgspec.Struct) and owner is not msgspec.Struct:
@@ -23,7 +23,7 @@ def documentation_of(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def summary_of(kind: type[msgspec.Struct]) -> str:
-    """Return the first paragraph of what the type says about itself, without what it raises."""
+    """Return the first paragraph of the struct's docstring, without what it raises."""
     first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     return _on_one_line(first).partition(" Raises ")[0]
 

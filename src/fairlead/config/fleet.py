@@ -1,4 +1,4 @@
-"""Where jobs can go besides models of our own, and which models may be loaded at the same time."""
+"""Settings of remote nodes, and of which models may be loaded at the same time."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,33 +12,33 @@ LONGEST_ID = 128
 
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A server elsewhere that speaks OpenAI's dialect. Raises `ConfigError`."""
+    """A remote server with an OpenAI-compatible API. Raises `ConfigError`."""
 
     id: str
-    """Its name here."""
+    """Its name on this server."""
     url: str
-    """Where it answers, without /v1."""
+    """Its URL, without /v1."""
     api_key: str | None = None
-    """The key that it wants."""
+    """The API key that is sent to it."""
     seats: AtLeastOne = 1
-    """Jobs that it runs at once."""
+    """Maximum number of jobs that it runs at a time."""
     models: tuple[str, ...] | None = None
-    """The models it is used for, by the names clients call them; by default it is asked for its list."""
+    """The models it is used for, by their names in requests. Default: the list that it reports."""
     model_names: dict[str, str] = {}
-    """Its own names for some of them."""
+    """Its own names for some models, by their names in requests."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     answer_bytes: AtLeastOne = ANSWER_BYTES
-    """Bytes of an answer that comes whole, and of one event of a streamed answer; a larger one fails."""
+    """Maximum size in bytes of a response, or of one event of a streamed response; a larger one fails."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, in the configuration's names."""
+        """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "nodes", self.id)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what no server could be reached with."""
+        """Yield faults of settings with which no server could be reached."""
         if not self.id.strip() or not self.id.isprintable() or len(self.id) > LONGEST_ID:
-            # It stands in paths, logs and labels.
+            # It is part of paths, log lines and metric labels.
             yield Fault(("id",), f"must be 1 to {LONGEST_ID} printable characters")
         if not is_http_url(self.url):
             yield Fault(("url",), f"must be {HTTP_URL}; the key that it wants goes into apiKey")
@@ -51,41 +51,41 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """When a node gets no more jobs."""
+    """Health checks of nodes, and of the servers that commands start."""
 
     interval_s: Seconds = 5.0
-    """How often each node is asked how it is."""
+    """Probe interval."""
     failures: AtLeastOne = 3
-    """After so many in a row it gets no more jobs, until an answer is good. A command that is silent so often
-    and computes nothing meanwhile is ended and started again."""
+    """Number of consecutive failures after which a node gets no more jobs, until a probe succeeds. A command
+    that fails to answer as many probes, and computes nothing meanwhile, is restarted."""
     timeout_s: Seconds = 5.0
-    """No answer within this time is a failure."""
+    """Probe timeout: no response within this time is a failure."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Models that belong together, by name."""
+    """A group of models."""
 
     members: tuple[str, ...] = ()
-    """Its models."""
+    """The names of its models."""
     swap: bool = True
-    """Whether only one member runs at a time."""
+    """Whether only one member is loaded at a time."""
     exclusive: bool = True
-    """Whether loading a member stops the members of all other groups, but for persistent ones."""
+    """Whether loading a member unloads the members of all other groups, except persistent ones."""
     persistent: bool = False
-    """Whether no other group's models make it stop."""
+    """Whether its members are never unloaded for models of other groups."""
 
 
 class KeepSwap(msgspec.Struct, frozen=True, tag="keep"):
-    """There is room for all models: none makes room for another."""
+    """No eviction: all models fit at the same time."""
 
 
 class GroupSwap(msgspec.Struct, frozen=True, tag="group"):
-    """Groups decide. A model of no group is in a group of the rest, one at a time and exclusive."""
+    """Eviction by groups. Models of no group form one of their own: exclusive, one model at a time."""
 
     groups: dict[str, GroupConfig] = {}
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say which model is in two places."""
+        """Yield faults of models that are in two groups."""
         seen: set[str] = set()
         for name, group in self.groups.items():
             for index, member in enumerate(group.members):
@@ -95,10 +95,10 @@ class GroupSwap(msgspec.Struct, frozen=True, tag="group"):
 
 
 class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
-    """Expressions say which models may run together (`swap/matrix.py`).
+    """Eviction by expressions of models that may be loaded together (`swap/matrix.py`).
 
-    `sets` are the expressions by name, `variables` short names for models in them; losing a running model
-    costs what `evict_costs` says, or 1.
+    `sets` are the expressions by name, `variables` short names for models in them. `evict_costs` are the
+    costs of evicting a running model, by default 1.
     """
 
     sets: dict[str, str]
@@ -106,15 +106,15 @@ class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
     evict_costs: dict[str, AtLeastOne] = {}
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say that nothing is allowed."""
+        """Yield a fault if there are no expressions."""
         if not self.sets:
             yield Fault(("sets",), "must be one or more")
 
 
 class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
-    """At most `max_loaded` models, in at most `memory_mb` MiB together; who was used longest ago makes room.
+    """At most `max_loaded` models, in at most `memory_mb` MiB together. Evicts the least recently used.
 
-    None: no such limit; without any, nobody makes room.
+    None: no such limit. Without any limit, no model is evicted.
     """
 
     max_loaded: AtLeastOne | None = None
@@ -122,7 +122,7 @@ class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
 
 
 class NamedSwap(msgspec.Struct, frozen=True, tag="named"):
-    """The eviction policy of another package decides: the entry point `policy`, which is given `settings`."""
+    """Eviction by the policy of another package: the entry point `policy`, which gets `settings`."""
 
     policy: str
     settings: dict[str, Any] = {}

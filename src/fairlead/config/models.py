@@ -1,4 +1,4 @@
-"""What a model is told: ours (a folder, run by the engine) or a command's (a server that we start)."""
+"""Settings of models: the built-in engine's (a folder), or a command's (a server that we start)."""
 
 import re
 from collections.abc import Iterator
@@ -29,82 +29,83 @@ HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """The KV cache of one model, and what of ended sequences it keeps for those that begin alike."""
+    """The KV cache of one model, with its prefix cache: the blocks of ended sequences, kept for reuse."""
 
     max_entries: AtLeastOne | None = 4 * 1024 * 1024
-    """Tokens that one request may take, and that what is kept may take together; null: as many as fit."""
+    """Maximum number of tokens of one request, and of the whole prefix cache; null: as many as fit."""
     max_memory_mb: AtLeastOne | None = None
-    """Its memory in MiB. By default 1024 on a CPU; on a GPU 90 % of what is free, or of what gpuMemory leaves
-    beside the weights, which it never exceeds."""
+    """Its memory in MiB. Default: 1024 on a CPU; on a GPU 90 % of the free memory, or of what gpuMemory
+    leaves beside the weights. The latter is also its maximum."""
     eviction_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
-    """The part of either bound (0 to 1) up to which what is kept for reuse may fill it."""
+    """Fraction of either bound (0 to 1) above which cached requests are evicted."""
     cleanup_interval_s: Seconds = 1.0
-    """How often that is checked, also while nothing runs. A CPU's free memory is given back then."""
+    """How often that is checked, also while idle. While idle, free memory on a CPU is released, too."""
     eviction_policy: Literal["lru", "fifo"] = "lru"
-    """Which request is dropped first: the one used least recently, or the one kept first."""
+    """Which cached request is evicted first: the least recently used (lru) or the oldest (fifo)."""
     isolate_tenants: bool = False
-    """Whether nobody's prompts are answered faster because of another tenant's."""
+    """Whether tenants share no cached prefixes, so that response times do not reveal others' prompts."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A model of ours: a folder, run by the engine. None: what the model or the machine allows.
+    """A model that the built-in engine runs. Limits that are not set are those of the model or the machine.
 
     Raises `ConfigError`.
     """
 
     path: Path
-    """The model's folder, in Hugging Face's layout; from the folder of the configuration file if relative."""
+    """The model's folder, in Hugging Face's layout, or its name on the hub (organization/name). A relative
+    path begins at the folder of the configuration file."""
     name: str
     aliases: tuple[str, ...] = ()
-    """Other names that clients may call it by."""
+    """Other names for it in requests."""
     device: Annotated[str, Meta(pattern=f"^({DEVICE})$")] = "auto"
-    """Where it runs: auto, cpu, cuda or cuda:N."""
+    """The device that it runs on: auto, cpu, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The type of its weights and of its KV cache."""
+    """The data type of its weights and of its KV cache."""
     quantization: Literal["fp8", "int8"] | None = None
-    """Keep weights in 8 bits instead of those of their type: fp8 on a Hopper GPU, int8 on a CPU."""
+    """Quantize the weights to 8 bits: fp8 on a Hopper GPU, int8 on a CPU."""
     slots: AtLeastOne | None = None
-    """Sequences that run at once: its seats. By default 8 on a CPU, and on a GPU what the cache allows."""
+    """Maximum number of concurrent sequences: its seats. Default: 8 on a CPU; on a GPU by its cache."""
     max_batch: AtLeastOne | None = None
-    """Sequences that one step computes; at most slots."""
+    """Maximum number of sequences in one step; at most slots."""
     max_batched_tokens: AtLeastOne | None = None
-    """Tokens that one step computes: longer prompts take several. By default 512 on a CPU, 2048 on a GPU."""
+    """Maximum number of tokens in one step; longer prompts take several. Default: 512 (CPU) or 2048 (GPU)."""
     max_input_tokens: AtLeastOne | None = None
-    """Tokens that a prompt may have."""
+    """Maximum length of a prompt, in tokens."""
     max_output_tokens: AtLeastOne | None = None
-    """Tokens that an answer may have."""
-    max_model_len: Annotated[int, Meta(ge=2)] | None = None  # a token of the prompt and one of the answer
-    """Tokens that prompt and answer may have together; by default the model's own limit."""
+    """Maximum length of an answer, in tokens."""
+    max_model_len: Annotated[int, Meta(ge=2)] | None = None  # one token each of prompt and answer
+    """Maximum length of prompt and answer together, in tokens. Default: the model's own limit."""
     special_tokens: SpecialTokens = "text"
-    """What becomes of a control token (`<|im_end|>`, `</s>`) that a client writes in a message, a tool or
-    chat_template_kwargs. text: it stays text. parse: it becomes that token, with which a client can end its
-    message and begin one of another role. The template's own are always parsed, and so are `<think>`,
-    `<tool_call>` and others that answers show. Raw prompts are parsed unless a request says otherwise.
+    """How control tokens (`<|im_end|>`, `</s>`) in a client's messages, tools and chat_template_kwargs are
+    treated. text: they remain text. parse: they become those tokens, with which a client can end its message
+    and begin one of another role. The template's own are always parsed, and so are `<think>`, `<tool_call>`
+    and others that appear in answers. Raw prompts are parsed unless a request says otherwise.
     """
     kv_cache: KvCacheConfig = KvCacheConfig()
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
-    """What it may take of its GPU's memory, weights and cache together: a share of the whole up to 1, as 0.9,
-    or MiB. By default what is free. Without effect on a CPU."""
+    """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,
+    or MiB. Default: the free memory. No effect on a CPU."""
     watchdog_s: Seconds = 30.0
-    """How long a step may take before the model's process is ended and started again."""
+    """How long a step may take before the model's process is killed and restarted."""
     threads: AtLeastOne | None = None
-    """Threads that compute, on a CPU."""
+    """Number of compute threads, on a CPU."""
     ttl_s: SecondsOrNone = 0.0
-    """How long it stays loaded without a job; 0: for ever."""
+    """How long it stays loaded without a job; 0: no limit."""
     memory_mb: AtLeastOne | None = None
-    """What it takes, in MiB, where room for it has to be made: of the GPU's memory if it is on one. By
-    default that is gpuMemory, or measured."""
+    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU. Default:
+    gpuMemory, or measured."""
     preload: bool = False
-    """Whether it is loaded at the start, not by its first job."""
+    """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
 
     def __post_init__(self) -> None:
-        """Refuse limits that cannot be, in the configuration's names."""
+        """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "models", self.name)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what cannot be together."""
+        """Yield faults of settings that contradict each other."""
         if not re.fullmatch(DEVICE, self.device):
             yield Fault(("device",), "must be auto, cpu, cuda or cuda:N")
         if self.slots is not None and self.max_batch is not None and self.max_batch > self.slots:
@@ -118,88 +119,88 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class TimeoutsConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """How long a node may keep us waiting; 0: as long as it wants."""
+    """Timeouts of requests to a node; 0: no limit."""
 
     connect_s: SecondsOrNone = 30.0
-    """For a connection."""
+    """For a connection to be established."""
     first_byte_s: SecondsOrNone = msgspec.field(default=0.0, name="responseHeader")
-    """For the first byte of an answer."""
+    """For the first byte of a response."""
     between_bytes_s: SecondsOrNone = 300.0
-    """From one piece of an answer to the next."""
+    """Between two pieces of a response."""
     idle_s: SecondsOrNone = msgspec.field(default=90.0, name="idleConn")
-    """A connection that nobody has used for so long is closed."""
+    """How long an unused connection is kept open."""
 
 
 class FiltersConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """What is changed in a request's body before a node gets it, in this order; `model` never is."""
+    """Changes to a request's body before it is sent to a node, in this order. They never change `model`."""
 
     strip_params: Names = ()
-    """Parameters that are taken out."""
+    """Parameters to remove."""
     set_params: dict[str, Any] = {}
-    """Parameters that are put in, with their values."""
+    """Parameters to set, with their values."""
     set_params_by_id: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict, name="setParamsByID")
-    """The same, for each name by which clients call the model."""
+    """Further parameters to set, for each name of the model in requests."""
 
 
 class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A model that somebody else's server serves, which we start when it is wanted. Raises `ConfigError`."""
+    """A model that another program serves, which is started when it is needed. Raises `ConfigError`."""
 
     name: str = msgspec.field(name="id")
     cmd: Command
-    """The command line that starts the server; ${PORT} is a free port. No shell is involved. A command that
-    does not use it, and has no proxy, finds its port in the variable PORT.
+    """The command line that starts the server, without a shell; ${PORT} is its port, from startPort on. A
+    command without ${PORT} and without proxy gets its port in the environment variable PORT.
     """
     aliases: tuple[str, ...] = ()
-    """Other names that clients may call it by."""
+    """Other names for it in requests."""
     cmd_stop: Command = ()
-    """The command line that stops it, where ${PID} is its process; by default it is sent SIGTERM."""
+    """The command line that stops it, where ${PID} is its process id. Default: it is sent SIGTERM."""
     env: Environment = {}
-    """Variables of its environment, as NAME=value."""
+    """Environment variables, as NAME=value."""
     proxy: str = "http://localhost:5800"
-    """Where the server answers."""
+    """The URL of the server."""
     check_endpoint: str = "/health"
-    """The path that answers 200 as soon as it is ready; none: there is no such path."""
+    """Path of its health check, which answers 200 once it is ready; none: there is no such path."""
     health_check_timeout_s: Seconds = 120.0
-    """How long it may take to be ready; at least 15 s."""
+    """How long it may take to become ready; at least 15 s."""
     progress_pattern: str | None = None
-    """A regular expression that finds in what it prints how far its load is: one group with a percentage, or
-    two with how much is done and of how much. Without it the progress of a load is not known.
+    """A regular expression that finds the progress of its load in its output: one group with a percentage, or
+    two with the amount done and the total. Without it the progress is unknown.
     """
     unload_timeout_s: Seconds = 10.0
     """How long it may take to stop before it is killed."""
     ttl_s: SecondsOrNone = 0.0
-    """How long it stays loaded without a job; 0: for ever."""
+    """How long it stays loaded without a job; 0: no limit."""
     memory_mb: AtLeastOne | None = None
-    """What it takes, in MiB, where room for it has to be made; by default that is measured."""
+    """Its memory use in MiB, for the choice of models to evict. Default: measured."""
     preload: bool = False
-    """Whether it is loaded at the start, not by its first job."""
+    """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
     concurrency_limit: AtLeastOne = 10
-    """Requests that it handles at once: its seats."""
+    """Maximum number of concurrent requests: its seats."""
     use_model_name: str | None = None
-    """What the server calls the model; by default, as here."""
+    """The server's name for the model. Default: the name here."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     answer_bytes: AtLeastOne = ANSWER_BYTES
-    """Bytes of an answer that comes whole, and of one event of a streamed answer; a larger one fails."""
+    """Maximum size in bytes of a response, or of one event of a streamed response; a larger one fails."""
     unlisted: bool = False
-    """Whether it is left out of the list of models."""
+    """Whether it is omitted from the list of models."""
     title: str = msgspec.field(default="", name="name")
-    """What people call it."""
+    """Display name."""
     description: str = ""
-    """What people should know of it."""
+    """Description for users."""
     metadata: dict[str, Any] = {}
-    """Whatever else is to be told of it."""
+    """Further information, shown in the list of models."""
     capabilities: dict[str, Any] = {}
-    """What it can do."""
+    """Its capabilities, shown in the list of models."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, in the configuration's names."""
+        """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "models", self.name)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what no server could be started or reached with."""
+        """Yield faults of settings with which no server could be started or reached."""
         if not self.cmd:
             yield Fault(("cmd",), "must not be empty")
         if not is_http_url(self.proxy):
@@ -223,13 +224,13 @@ def _faults_of_pattern(pattern: str) -> Iterator[Fault]:
 
 
 def is_http_url(text: str) -> bool:
-    """Whether requests can be sent there. A name or a password in it would be shown wherever it is."""
+    """Return whether the text is an HTTP URL without user and password, which would be shown with it."""
     try:
         parts = urlsplit(text)
         if "@" in parts.netloc:
             return False
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, an unclosed bracket
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a selector is told: a name that stands for several models, of which each job gets one."""
+"""Settings of selectors: names that stand for several models, of which each job gets one."""
 
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Literal
@@ -9,39 +9,39 @@ from fairlead.config.spelling import AtLeastOne, Fault, spelled
 
 
 class SelectorSettings(msgspec.Struct, frozen=True, rename=spelled):
-    """What only some strategies have."""
+    """Settings that only some strategies have."""
 
     spillover: AtLeastOne = 1
-    """Jobs of this selector that a target has before the next one is begun with, where they spill over."""
+    """With spillover: the number of this selector's jobs on each target before the next target is used."""
 
 
 class SelectorConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """A name that stands for several models: each job for it gets one of them, and is then one for that."""
+    """A name that stands for several models. Each job that names it is sent to one of them."""
 
     strategy: Literal["warm", "pin", "spillover"]
-    """Which target a job gets: one that is loaded, else the first (warm), the first (pin), or one after the
-    other as they fill up (spillover).
+    """Which target a job gets. warm: one that is loaded, else the first. pin: always the first. spillover:
+    one that is in use, or the next one when those have their number of jobs.
     """
     targets: tuple[str, ...]
-    """The models, by name or alias, of this server or of others; who is not served is passed over."""
+    """Names or aliases of models on this server or on nodes. Models that are not served are skipped."""
     settings: SelectorSettings = SelectorSettings()
     title: str = msgspec.field(default="", name="name")
-    """What people call it."""
+    """Display name."""
     description: str = ""
-    """What people should know of it."""
+    """Description for users."""
     unlisted: bool = False
-    """Whether it is left out of the list of models."""
+    """Whether it is omitted from the list of models."""
     metadata: dict[str, Any] = {}
-    """Whatever else is to be told of it."""
+    """Further information, shown in the list of models."""
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say that it stands for nothing."""
+        """Yield a fault if there are no targets."""
         if not self.targets:
             yield Fault(("targets",), "must be one name or more")
 
 
 def faults_of_names(selectors: Mapping[str, SelectorConfig], taken: Container[str]) -> Iterator[Fault]:
-    """Say which selectors have a name that cannot be, or stand for others; `taken` are names of models."""
+    """Yield faults of names, and of targets that are selectors. `taken` has the names of models."""
     for name, selector in selectors.items():
         if not name.strip():
             yield Fault((name,), "the name of a selector must not be empty")

@@ -1,4 +1,4 @@
-"""What the server as a whole is told: who may use it, who waits how long, what one client can hold."""
+"""Settings of the server as a whole: access, the queue, and limits of requests."""
 
 import ipaddress
 import re
@@ -30,74 +30,75 @@ _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
-    """What one API key may use; None: as much as it wants."""
+    """Rate limits of one API key; not set: no limit."""
 
     requests_per_minute: AtLeastOne | None = None
-    """Requests in any minute."""
+    """Maximum number of requests in any minute."""
     tokens_per_minute: AtLeastOne | None = None
-    """Tokens in any minute, of prompts and answers together."""
+    """Maximum number of tokens in any minute, of prompts and answers together."""
     concurrent: AtLeastOne | None = None
-    """Jobs at a time, waiting or running."""
+    """Maximum number of jobs at a time, queued or running."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
-    """A key, whose it is and what it may do."""
+    """An API key, its user and its permissions."""
 
     key: str
-    """What a client sends, as `Authorization: Bearer KEY`."""
+    """The key itself, which a client sends as `Authorization: Bearer KEY`."""
     user: str | None = None
-    """Whose it is: the tenant. By default each key is a tenant of its own."""
+    """The key's user, which is the tenant. Default: each key is a tenant of its own."""
     trusted: bool = False
-    """Whether it may speak for other users, in X-OpenWebUI-User-Id or the field user."""
+    """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
-    """The highest class that it may ask for; by default the default class."""
+    """The highest priority class that requests may have. Default: the default class."""
     models: tuple[str, ...] = ()
-    """The models that it may use, and sees in /nodes, /running, /events and /metrics; none named: all."""
+    """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
     limits: KeyLimits = KeyLimits()
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what no client could send."""
+        """Yield a fault for a key that no client could send."""
         if not self.key or any(letter.isspace() for letter in self.key):
             yield Fault(("key",), "must not be empty, and have no spaces")
 
 
 class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Who waits, for how long, and in which order."""
+    """The queue: its limits, its timeouts and its order."""
 
     capacity: AtLeastNone = 100
-    """Jobs that may wait, over all tenants and models; the next one is answered 429."""
+    """Maximum number of queued jobs, over all tenants and models; further ones are refused with 429."""
     waiting_bytes: AtLeastOne = 256 * 1024 * 1024
-    """Bytes of the requests that wait to be passed on elsewhere; the next large one is answered 429."""
+    """Maximum bytes of queued requests for remote servers; further large ones are refused with 429."""
     timeout_s: Seconds = 60.0
-    """How long a job may wait for a seat, and a stream for its first token, before it is answered 504."""
+    """How long a job may wait for a seat, and a stream for its first token, before it fails with 504."""
     max_estimated_wait_s: SecondsOrNone = 0.0
-    """A job that would wait longer than this, by the estimate, is answered 429 at once; 0: it may wait."""
+    """A job with a longer estimated wait is refused with 429 at once; 0: no limit."""
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
-    """What tenants get equal shares of: turns, or tokens."""
+    """What tenants get equal shares of: turns or tokens."""
     estimate: Literal["mean", "quantile"] = "quantile"
-    """How waits are estimated: from the mean service time, or from predicted lengths, with a 90 % bound."""
+    """How waits are estimated: from the mean service time, or (quantile) from predicted lengths, with a 90 %
+    bound."""
     keep_alive_s: SecondsOrNone = 15.0
-    """After so much waiting a stream is answered, and told its place now and then; 0: never."""
+    """How long a stream is queued before its response begins, and reports its queue position; 0: never."""
     classes: tuple[str, ...] = ("high", "normal", "low")
-    """Names of the classes of priority, the first to be served first."""
+    """Names of the priority classes, the highest first."""
     min_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """The part of all grants (0 to 1) that a lower class is sure of while it waits."""
+    """Minimum share (0 to 1) of job starts for each lower class that has queued jobs."""
     prompt_weight: Annotated[float, Meta(ge=0)] = 1.0
-    """What a token of a prompt counts, where tokens are shared."""
+    """Cost of a prompt token, with fairness: tokens."""
     output_weight: Annotated[float, Meta(ge=0)] = 2.0
-    """What a token of an answer counts there."""
+    """Cost of an output token, with fairness: tokens."""
     tenant_weights: dict[str, Annotated[float, Meta(gt=0)]] = {}
-    """Tenants that get more than others there, or less: one with weight 2 gets twice as much."""
+    """Weights of tenants, with fairness: tokens. A tenant with weight 2 gets twice as much; 1 by default."""
     starvation_bound_s: Seconds = 60.0
-    """No job waits longer than this because of later ones for models that are loaded."""
+    """How long a job may be queued because of later jobs for models that are already loaded."""
 
     @property
     def default_class(self) -> int:
-        """The index of the class of whoever asks for none: the middle one, of an even number the lower."""
+        """The index of the class of jobs that request none: the middle one, of an even number the lower."""
         return len(self.classes) // 2
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what cannot be together."""
+        """Yield faults of settings that contradict each other."""
         if not self.classes or len(set(self.classes)) < len(self.classes):
             yield Fault(("classes",), "must be one name or more, all different")
         if self.prompt_weight == self.output_weight == 0:
@@ -105,41 +106,41 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Which web pages of other servers may use the API from a browser."""
+    """Which web pages of other origins may use the API from a browser."""
 
     origins: tuple[str, ...] = ()
-    """The pages' origins, as https://chat.example.com; "*": any page. Routes that load and unload models,
-    show their logs, or show and change nodes stay closed to them.
+    """The pages' origins, such as https://chat.example.com; "*": any page. Routes that load and unload
+    models, show their logs, or show and change nodes remain forbidden to them.
     """
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what no browser could send."""
+        """Yield faults of origins that no browser could send."""
         for index, origin in enumerate(self.origins):
             if origin != "*" and not _is_origin(origin):
                 yield Fault(("origins", index), f'must be "*" or {_ORIGIN_FORM}')
 
 
 class Limits(msgspec.Struct, frozen=True, rename=spelled):
-    """What one client can make us hold."""
+    """Limits of requests and connections."""
 
     body_bytes: AtLeastOne = 16 * 1024 * 1024
-    """Bytes of a request's body."""
+    """Maximum size of a request's body, in bytes."""
     body_values: AtLeastOne = 128 * 1024
-    """JSON values in a body, however deep; a number with a fraction counts as four. Not counted are the
-    numbers in `prompt`, `input` and `tokens`.
+    """Maximum number of JSON values in a body, at any depth; a number with a fraction counts as four. The
+    numbers in `prompt`, `input` and `tokens` are not counted.
     """
     request_tokens: AtLeastOne = 1024 * 1024
-    """Tokens in all prompts or texts of a request together."""
+    """Maximum number of tokens in all prompts or texts of a request together."""
     bodies_bytes: AtLeastOne = 256 * 1024 * 1024
-    """Bytes of all bodies in memory, of all clients. When they are more, the tenant with most of them is
-    answered 429.
+    """Maximum size in bytes of all bodies in memory, of all clients. When it is exceeded, the newest
+    request of the tenant with the most is refused with 429.
     """
     header_bytes: AtLeastOne = 64 * 1024
-    """Bytes of its headers."""
+    """Maximum size of a request's headers, in bytes."""
     headers: AtLeastOne = 100
-    """How many headers it may have."""
+    """Maximum number of a request's headers."""
     connections: AtLeastOne = 4096
-    """Connections at a time, of all clients."""
+    """Maximum number of connections at a time, of all clients."""
     body_timeout_s: Seconds = 60.0
     """How long a body may take to arrive."""
     header_timeout_s: Seconds = 20.0
@@ -147,32 +148,32 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     idle_timeout_s: Seconds = 75.0
     """How long a connection may stay open without a request."""
     stall_s: Seconds = 30.0
-    """How long a client may not read, or not send, its part."""
+    """How long a client may stop reading the response, or sending the request."""
     drain_s: SecondsOrNone = 30.0
-    """How long running jobs are given when the server is told to stop."""
+    """How long running jobs may take to finish when the server is stopped."""
     sequences: AtLeastOne = 64
-    """Answers that one request may ask for."""
+    """Maximum number of answers of one request: prompts times n."""
 
 
-# Files of a page: a browser that has one open does not load a model with them.
+# Files of a web page. A browser that requests them for an open page must not load a model.
 _STATIC_FILES = r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$"
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """What holds for requests below /upstream/MODEL/, which go to the model's own server."""
+    """Settings of requests below /upstream/MODEL/, which are forwarded to the model's own server."""
 
     ignore_paths: tuple[str, ...] = ()
-    """Regular expressions: a request to a path behind the model's name in which one of them is found does not
-    load the model, but is answered 409. By default common files of web pages are ignored.
+    """Regular expressions, searched in the path after the model's name. A request with a match does not load
+    the model; if it is not loaded, the answer is 409. Default: common files of web pages.
     """
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The expressions that hold."""
+        """The expressions in effect."""
         return self.ignore_paths or (_STATIC_FILES,)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what is no regular expression."""
+        """Yield faults of invalid regular expressions."""
         for index, pattern in enumerate(self.ignore_paths):
             try:
                 re.compile(pattern)
@@ -181,61 +182,61 @@ class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 
 def read_key(said: object) -> object:
-    """Return a key as an object, which may be given as nothing but its text."""
+    """Return a key as a mapping; a file may also have its text alone."""
     return {"key": said} if isinstance(said, str) else said
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
-    """All but the models, as a file says it too. Raises `ConfigError`."""
+    """All settings except the models, in the form of a configuration file. Raises `ConfigError`."""
 
     host: str = "127.0.0.1"
     """The address to listen on."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names besides its own that clients may call it by, as those of a proxy before it; without a port.
-    Without API keys, requests to any other name that a public server could have are refused.
+    """Further host names in requests to it, such as those of a reverse proxy; without a port. Without API
+    keys, requests to any other name that a public server could have are refused.
     """
     cors: CorsConfig = CorsConfig()
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    """The port to listen on; 0 takes a free one."""
+    """The port to listen on; 0 picks a free one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
-    """Keys that clients must send, each as text or as a mapping; none: everybody may call."""
+    """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     upstream: UpstreamConfig = UpstreamConfig()
     request_timeout_s: Seconds = 600.0
-    """How long a job may run, from its seat to its last token, before it is answered 408."""
+    """How long a job may run, from its seat to its last token, before it fails with 408."""
     log_json: bool = False
-    """Whether the log is JSON, one object a line."""
+    """Whether the log is JSON, one object per line."""
     log_level: Literal["debug", "info", "warn", "error"] = "info"
-    """What is logged: this and what is worse."""
+    """The lowest severity that is logged."""
     tenant_names: Literal["hashed", "plain"] = "hashed"
     """How tenants are shown in logs, metrics and traces."""
     otlp_endpoint: str | None = None
-    """Where OpenTelemetry's collector listens, as http://localhost:4318: traces and metrics go there. Needs
-    the extra otel.
+    """URL of an OpenTelemetry collector, such as http://localhost:4318, for traces and metrics. Needs the
+    extra otel.
     """
     nodes: tuple[NodeConfig, ...] = ()
-    """Servers elsewhere that jobs can go to."""
+    """Remote servers that jobs can be sent to."""
     selectors: dict[str, SelectorConfig] = {}
     """Names that stand for several models each."""
     health_check: HealthConfig = HealthConfig()
     scheduler: str = "default"
-    """What decides which job runs where and which models are loaded: default, or the name of an entry point
-    `fairlead.schedulers` of an installed package.
+    """The scheduler, which decides where jobs run and which models are loaded: default, or the name of an
+    entry point in the group `fairlead.schedulers` of an installed package.
     """
     while_loading: Literal["wait", "reject"] = "wait"
-    """Whether a job for a model that is not loaded waits, or is rejected with 503 while it is loaded."""
+    """Whether a job for a model that is not loaded is queued, or refused with 503 while the model loads."""
     send_loading_state: bool = False
     """Whether a streamed chat completion reports the progress of its model's load as reasoning content."""
     include_aliases_in_list: bool = False
     """Whether GET /v1/models lists aliases as models of their own."""
 
     def __post_init__(self) -> None:
-        """Check each setting, and what depends on two at once; in the configuration's names."""
+        """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what cannot be together."""
+        """Yield faults of settings that contradict each other."""
         if not self.host.strip():
             yield Fault(("host",), "must not be empty")
         if self.otlp_endpoint is not None and not is_http_url(self.otlp_endpoint):
@@ -252,9 +253,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
 
 
 class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
-    """Everything `fairlead serve` needs to know. `swap`: which models make room for which.
+    """All settings of `fairlead serve`. `swap`: which models are evicted for which.
 
-    `priorities`: of models that are wanted, those with the higher number are loaded first; 0 by default.
+    `priorities`: of the models to load, those with a higher number are loaded first; 0 by default.
     """
 
     models: tuple[AnyModelConfig, ...]
@@ -262,7 +263,7 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     priorities: dict[str, int] = {}
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what cannot be together, in this and among the models."""
+        """Yield faults of settings that contradict each other, also among the models."""
         yield from ServerConfig.contradictions(self)
         yield from _twice((("models", model.name), model.name) for model in self.models)
         names = {model.name for model in self.models}
@@ -280,7 +281,7 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
+    """Return whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -295,7 +296,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _twice(found: Iterator[tuple[tuple[str | int, ...], str]]) -> Iterator[Fault]:
-    """Say what is there a second time, without showing it: it may be a secret."""
+    """Yield a fault for each duplicate, without its value, which may be a secret."""
     seen: set[str] = set()
     for path, name in found:
         if name in seen:

@@ -1,7 +1,7 @@
-"""How settings are spelled in a configuration file, and what is said when one is wrong.
+"""How settings are spelled in a configuration file, and the errors for invalid ones.
 
-A type carries both in its `Meta`: bounds (`ge`, `gt`, `le`), and in `extra` the function that reads what a
-file has (`read`) and the words for what it must be (`must`). Knows no file, no YAML, no setting.
+A type has a `Meta` with bounds (`ge`, `gt`, `le`). Its `extra` has the function that parses the file's value
+(`read`) and the wording of the constraint (`must`). Independent of files, YAML and particular settings.
 """
 
 import math
@@ -26,24 +26,24 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Fault(NamedTuple):
-    """What is wrong with the setting at `path`."""
+    """An error in the setting at `path`."""
 
     path: KeyPath
     message: str
 
     def under(self, *path: Key) -> "Fault":
-        """Return the same fault, seen from further out."""
+        """Return the same fault with `path` before its own path."""
         return Fault((*path, *self.path), self.message)
 
     def __str__(self) -> str:
-        """Return 'models.qwen.slots: must be at least 1'."""
+        """Return text such as 'models.qwen.slots: must be at least 1'."""
         return f"{dotted(self.path)}: {self.message}" if self.path else self.message
 
 
 class ConfigError(ValueError):
-    """Settings are wrong; the message names them, one a line.
+    """Settings are invalid; the message names them, one per line.
 
-    `faults` are seen from the value that was being made, the message from the outermost.
+    Paths in `faults` are relative to the value under construction, those in the message are complete.
     """
 
     def __init__(self, message: str, faults: Iterable[Fault] = ()) -> None:
@@ -52,18 +52,18 @@ class ConfigError(ValueError):
 
 
 def dotted(path: KeyPath) -> str:
-    """Return the path as it is shown: `apiKeys[1].limits`."""
+    """Return the path as displayed: `apiKeys[1].limits`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def spelled(name: str) -> str:
-    """Return a setting's name as a configuration file has it: camelCase, and time without its unit."""
+    """Return a setting's name in a configuration file: camelCase, and without the `_s` of times."""
     first, *others = name.removesuffix("_s").split("_")
     return first + "".join(map(str.capitalize, others))
 
 
 def written(value: str | float) -> str:
-    """Return a value as a file would have it: 1.0 is '1', as in Go, whose macros these are."""
+    """Return a value as text for a file. 1.0 is '1', as in Go and so in the macros of llama-swap."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
@@ -71,11 +71,11 @@ def written(value: str | float) -> str:
     return str(value)
 
 
-# What a file may say -------------------------------------------------------------------------------
+# Values in a file ----------------------------------------------------------------------------------
 
 
 def read_time(said: object) -> object:
-    """Return seconds of '5m', '1h30m', '250ms' or '60'; anything but text unchanged. Raises `ValueError`."""
+    """Parse '5m', '1h30m', '250ms' or '60' to seconds. Return other types unchanged. Raises `ValueError`."""
     if not isinstance(said, str):
         return said
     text = said.strip()
@@ -87,9 +87,9 @@ def read_time(said: object) -> object:
 
 
 def read_command(said: object) -> object:
-    """Return the words of a command line; lines that begin with # are left out. Raises `ValueError`.
+    """Split a command line into words, without lines that begin with #. Raises `ValueError`.
 
-    A line may end in a backslash, as in a shell. Quoting is a shell's too, but no shell is involved.
+    Backslashes at the ends of lines and quotes work as in a shell, but no shell is involved.
     """
     if not isinstance(said, str):
         return said
@@ -102,7 +102,7 @@ def read_command(said: object) -> object:
 
 
 def read_environment(said: object) -> object:
-    """Return a mapping of what is a list of NAME=value. Raises `ValueError`."""
+    """Parse a list of NAME=value to a mapping. Return other types unchanged. Raises `ValueError`."""
     if not isinstance(said, list):
         return said
     variables = {}
@@ -115,7 +115,7 @@ def read_environment(said: object) -> object:
 
 
 def read_names(said: object) -> object:
-    """Return the names in 'a, b', each once."""
+    """Parse 'a, b' to a list of unique names. Return other types unchanged."""
     if not isinstance(said, str):
         return said
     return list(dict.fromkeys(name.strip() for name in said.split(",") if name.strip()))
@@ -137,12 +137,12 @@ Environment = Annotated[dict[str, str], _text("A list of NAME=value.", read_envi
 Names = Annotated[tuple[str, ...], _text("A list, or names with commas between them.", read_names)]
 
 
-# What the types say about themselves -----------------------------------------------------------------
+# Shapes of types --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A type hint, taken apart: `kind` without `None` and `Meta`; `item` is that of what it holds."""
+    """A parsed type hint: `kind` without `None` and `Meta`; `item` is the shape of a collection's items."""
 
     kind: Any
     optional: bool
@@ -150,12 +150,12 @@ class Shape:
     item: "Shape | None"
 
     def told(self, name: str) -> Any:
-        """Return what the metas say under this name, or None."""
+        """Return the value of this name in the `extra` of the metas, or None."""
         return next((meta.extra[name] for meta in self.metas if meta.extra and name in meta.extra), None)
 
 
 class Setting(NamedTuple):
-    """A field of a struct: its name here, its spelling in a file, and its shape."""
+    """A field of a struct: its Python name, its spelling in a file, and its shape."""
 
     name: str
     spelling: str
@@ -171,7 +171,7 @@ def settings_of(kind: type[msgspec.Struct]) -> tuple[Setting, ...]:
 
 
 def shape_of(hint: Any) -> Shape:
-    """Take a type hint apart."""
+    """Parse a type hint."""
     metas: tuple[Meta, ...] = ()
     if get_origin(hint) is Annotated:
         hint, *others = get_args(hint)
@@ -188,14 +188,14 @@ def shape_of(hint: Any) -> Shape:
     return Shape(hint, optional, metas, item)
 
 
-# What cannot be --------------------------------------------------------------------------------------
+# Validation ------------------------------------------------------------------------------------------
 
 
 def faults_of(settings: msgspec.Struct) -> Iterator[Fault]:
-    """Say what is out of bounds or contradicts itself, in the settings and all they hold.
+    """Yield faults of the settings and all nested ones: values out of bounds, and contradictions.
 
-    Contradictions come from the struct's own method of that name. What checks itself when it is made is not
-    checked again.
+    Contradictions come from the struct's method of that name. Nested structs that validate themselves in
+    `__post_init__` are not checked again.
     """
     for setting in settings_of(type(settings)):
         for fault in _faults_in(getattr(settings, setting.name), setting.shape):
@@ -206,7 +206,7 @@ def faults_of(settings: msgspec.Struct) -> Iterator[Fault]:
 
 
 def refuse_faults(settings: msgspec.Struct, *path: Key) -> None:
-    """Raise `ConfigError` if anything is wrong with settings that stand at `path`."""
+    """Raise `ConfigError` if the settings, which belong at `path`, have a fault."""
     faults = tuple(faults_of(settings))
     if faults:
         raise ConfigError("\n".join(str(fault.under(*path)) for fault in faults), faults)

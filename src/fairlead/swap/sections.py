@@ -1,6 +1,6 @@
-"""What a configuration file has besides models: our settings, and llama-swap's sections as types.
+"""The configuration file without its models: our settings, and llama-swap's sections as types.
 
-Knows how things are spelled and which cannot be together, not what becomes of them (`llama_swap`).
+Knows how settings are spelled and which exclude each other, not what they do (`llama_swap`).
 """
 
 from collections.abc import Iterator
@@ -33,18 +33,18 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
     """Another server, and the models it is used for."""
 
     proxy: str
-    """Where it answers, without /v1."""
+    """Its URL, without /v1."""
     models: tuple[str, ...]
     """The models it is used for."""
     api_key: str | None = None
-    """The key that it wants."""
+    """The API key to send to it."""
     seats: AtLeastOne = 10
-    """Requests that it is sent at once. llama-swap has no limit for peers."""
+    """Requests sent to it at the same time. llama-swap has no limit for peers."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig(first_byte_s=FIRST_BYTE_OF_PEER_S)
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what no server could be reached with."""
+        """Yield a fault for each value with which no server could be reached."""
         if not is_http_url(self.proxy):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
         if not self.models:
@@ -52,14 +52,14 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class Startup(msgspec.Struct, frozen=True, rename=spelled):
-    """What is done first: these models are loaded."""
+    """What happens at the start."""
 
     preload: tuple[str, ...] = ()
     """Models that are loaded at the start."""
 
 
 class Hooks(msgspec.Struct, frozen=True, rename=spelled):
-    """What is done when."""
+    """Actions on events."""
 
     on_startup: Startup = msgspec.field(default=Startup(), name="on_startup")
 
@@ -70,54 +70,54 @@ class Matrix(msgspec.Struct, frozen=True, rename=spelled):
     sets: dict[str, str]
     """Expressions by name: each says which models may run together, as "a & (b | c)"."""
     variables: dict[str, str] = msgspec.field(default_factory=dict, name="vars")
-    """Short names for models in these."""
+    """Short names for models in `sets`."""
     evict_costs: dict[str, AtLeastOne] = msgspec.field(default_factory=dict, name="evict_costs")
-    """What losing a running model costs; 1 by default."""
+    """The cost of evicting a running model; 1 by default."""
 
 
 class Lru(msgspec.Struct, frozen=True, rename=spelled):
-    """Who was used longest ago makes room: `LruSwap` as a file spells it. Not llama-swap's."""
+    """The least recently used models are evicted: `LruSwap` as a file spells it. Not in llama-swap."""
 
     max_loaded: AtLeastOne | None = None
     """Models that may be loaded at the same time."""
     memory_mb: AtLeastOne | None = None
-    """Memory in MiB that they may take together."""
+    """Memory in MiB that the loaded models may take together."""
 
 
 class RouterSettings(msgspec.Struct, frozen=True, rename=spelled):
-    """The settings of each way to make room; only those of the one in use count."""
+    """The settings of each eviction policy; only those of the one in use count."""
 
     groups: dict[str, GroupConfig] = {}
-    """As at the top."""
+    """As `groups` at the top level."""
     matrix: Matrix | None = None
-    """As at the top."""
+    """As `matrix` at the top level."""
     lru: Lru | None = None
-    """As at the top."""
+    """As `lru` at the top level."""
     policy: dict[str, Any] = {}
-    """What the policy of another package is given."""
+    """The settings of another package's policy."""
 
 
 class Router(msgspec.Struct, frozen=True, rename=spelled):
-    """Which way to make room is in use; `lru` and `keep` (make none) are not llama-swap's."""
+    """Which eviction policy is in use; `lru` and `keep` (evict nothing) are not in llama-swap."""
 
     use: str | None = None
-    """Which of them is in use: group, matrix, lru or keep, or the name of an entry point
+    """The policy in use: group, matrix, lru or keep, or the name of an entry point
     `fairlead.eviction_policies` of an installed package.
     """
     settings: RouterSettings = RouterSettings()
 
 
 class Fifo(msgspec.Struct, frozen=True, rename=spelled):
-    """Which models are loaded first, of those that are wanted. Who starves comes before them all the same."""
+    """Which of the requested models are loaded first. Models with a starving job come before all others."""
 
     priority: dict[str, int] = {}
-    """Numbers of models, by name: the higher, the earlier; 0 by default. The turns of jobs that wait for one
-    model are no matter of this.
+    """Numbers by model: a higher one is loaded first; 0 by default. They do not affect the order of jobs that
+    wait for the same model.
     """
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, rename=spelled):
-    """Settings of the only scheduler."""
+    """The settings of the only scheduler."""
 
     fifo: Fifo = Fifo()
 
@@ -129,37 +129,37 @@ class Scheduler(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class Routing(msgspec.Struct, frozen=True, rename=spelled):
-    """How room is made for a model."""
+    """How models are evicted for others."""
 
     router: Router = Router()
     scheduler: Scheduler = Scheduler()
 
 
 class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
-    """All that a file has, but for models and macros."""
+    """All settings of a file but its models and macros."""
 
     start_port: Annotated[int, Meta(ge=1, le=65535)] = 5800
-    """The first port that ${PORT} of a command may be."""
+    """The first port for ${PORT} in commands."""
     health_check_timeout_s: Seconds = 120.0
-    """How long commands may take to be ready, unless they say something else."""
+    """How long a command may take to become ready, unless it has its own setting."""
     global_ttl_s: SecondsOrNone = msgspec.field(default=0.0, name="globalTTL")
-    """How long models stay loaded without a job, unless they say something else; 0: for ever."""
+    """How long a model stays loaded without a job, unless it has its own setting; 0: for ever."""
     unload_timeout_s: SecondsOrNone = 10.0
-    """How long commands may take to stop, unless they say something else."""
+    """How long a command may take to stop, unless it has its own setting."""
     groups: dict[str, GroupConfig] = msgspec.field(default_factory=dict)
-    """Groups of models, by name: members swap with each other. Models of no group are one of their own."""
+    """Groups of models, by name: the members replace each other. Models of no group form one of their own."""
     matrix: Matrix | None = None
-    """Expressions of which models may run together, instead of groups."""
+    """Expressions that say which models may run together, instead of groups."""
     lru: Lru | None = None
-    """How many models, or how much of them, may be loaded, instead of groups: least recently used out."""
+    """Bounds on loaded models or their memory, instead of groups: the least recently used are evicted."""
     routing: Routing = Routing()
-    """llama-swap's newer place for the same."""
+    """llama-swap's newer section for the same."""
     hooks: Hooks = Hooks()
     peers: dict[str, Peer] = msgspec.field(default_factory=dict)
-    """Servers elsewhere, as llama-swap has them, by name; nodes can say more."""
+    """Remote servers in llama-swap's form, by name; `nodes` has more settings."""
 
     def choices(self) -> Iterator[tuple[tuple[str, ...], SwapConfig]]:
-        """Yield each way to make room that the file asks for, and where it does."""
+        """Yield each eviction policy that the file selects, and the path of the setting."""
         router, settings = self.routing.router, self.routing.router.settings
         at = ("routing", "router", "settings")
         if router.use == "keep":
@@ -180,7 +180,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
                 yield (path, LruSwap(lru.max_loaded, lru.memory_mb))
 
     def idle(self) -> Iterator[tuple[str, ...]]:
-        """Yield where there are settings of ways to make room that are not in use."""
+        """Yield the paths of settings for policies that are not in use."""
         at, settings = ("routing", "router", "settings"), self.routing.router.settings
         used = [path for path, _ in self.choices()]
         for name, there in (("groups", settings.groups), ("matrix", settings.matrix), ("lru", settings.lru)):
@@ -190,7 +190,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
             yield (*at, "policy")
 
     def contradictions(self) -> Iterator[Fault]:
-        """Say what cannot be together: two ways to make room, or one without its settings."""
+        """Yield faults for settings that exclude each other: two policies, or one without its settings."""
         yield from ServerConfig.contradictions(self)
         if "" in self.peers:
             yield Fault(("peers", ""), "the name of a peer must not be empty")
