@@ -1,29 +1,28 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""The pages of one KV cache group: who needs which, what lies in them, and which can be had.
+"""The block allocator and prefix cache of one KV cache group.
 
-Owns reference counts, the free list, the index from content to block, and the requests that have ended and
-whose blocks are kept in case the same tokens come again. Knows block ids, not what they are ids of: no tensor,
-no sequence, no clock.
+Owns reference counts, the free list, the index from content to block, and the kept requests. A kept request
+has ended, and its blocks stay cached in case the same tokens come again. The pool handles block ids only: it
+has no tensors, no sequences and no clock.
 
-A block is in one of three states. *Referenced*: running sequences read it. *Evictable*: none does, but a kept
-request holds it. *Free*: neither; its content is forgotten. The three add up to `total`.
+A block is in one of three states. *Referenced*: running sequences read it. *Evictable*: no sequence reads it,
+but a kept request holds it. *Free*: neither; its content is lost. The three add up to `total`.
 
 Promises:
 
-- A referenced block is never given out, whatever is evicted.
-- Content is told by a chain of keyed 128-bit hashes, each over the tokens of a block and the hash of the block
-  before it, so equal hashes mean equal tokens from the start of the sequence. A hash maps to one block that holds
-  it. A second block of the same content stays as it is, out of the index; when its request ends, the first one
-  is kept in its stead.
-- Requests that have ended are dropped a whole one at a time, the least recently used first; of its blocks those
-  stay that others need. Nothing is dropped as long as the free list suffices, and no more than suffices.
-- A kept request that another one covers is dropped at once: so there are never more of them than blocks. They
-  hold blocks at most 256 times as often as there are blocks, or the oldest are evicted.
-- No method takes longer when more requests are kept. Evicting one takes time in proportion to its blocks, and
-  is paid for by the `retire` before it.
+- A referenced block is never allocated again, whatever is evicted.
+- A chain of keyed 128-bit hashes identifies content. Each covers a block's tokens and the hash of the block
+  before, so equal hashes mean equal tokens from the start of the sequence. The index maps a hash to one
+  block. A second block of the same content is not indexed; when its request ends, the indexed one is kept.
+- Eviction drops whole kept requests, the least recently used first. Blocks that others need stay. Nothing is
+  evicted while the free list suffices, and then only as much as needed.
+- A kept request that another one covers is dropped at once, so there are never more of them than blocks.
+  Together they hold at most 256 × `total` references to blocks; beyond that the oldest are evicted.
+- No method takes longer when more requests are kept. Evicting a request takes time in proportion to its
+  blocks, amortized by the `retire` before it.
 - In a list of block ids, −1 stands for a block that has slid out of a window, and is skipped.
-- A method that raises has changed nothing, but that `cache_full_blocks` may have hashed the tokens.
+- A method that raises has changed nothing, except that `cache_full_blocks` may have hashed the tokens.
 """
 
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from libc.string cimport memcpy
 cimport cython
 
 cdef extern from "Python.h":
-    # As they are, without the references that `object` would take and give back for each element.
+    # Declared with `PyObject *`, so that Cython counts no references for each element.
     PyObject *PyList_GET_ITEM(PyObject *list, Py_ssize_t index)
     void PyList_SET_ITEM(PyObject *list, Py_ssize_t index, PyObject *item)
     list PyList_New(Py_ssize_t length)
@@ -59,15 +58,15 @@ cdef extern from *:
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks could be had than were asked for; nothing has changed."""
+    """Fewer blocks are available than were requested; nothing has changed."""
 
 
 class Statistics(NamedTuple):
-    """What the blocks are used for now, and what happened since the beginning.
+    """The current use of the blocks, and counters since the pool was created.
 
-    total = free + evictable + referenced. `cached_tokens`: of blocks that are kept, each counted once.
-    `queries`, `hits`: tokens that `match_prefix` was asked for and found. `evicted_requests`: dropped to make
-    room, not because another covers or replaces them.
+    total = free + evictable + referenced. `cached_tokens`: tokens of the blocks that kept requests hold, each
+    block counted once. `queries`, `hits`: tokens that `match_prefix` searched for and found.
+    `evicted_requests`: kept requests dropped to make room, not those that another one covered or replaced.
     """
 
     total: int
@@ -83,13 +82,13 @@ class Statistics(NamedTuple):
 
 cdef enum:
     NONE = -1            # no block, no request; ends every list
-    IN_FREE_LIST = -1    # in place of a count of references
+    IN_FREE_LIST = -1    # instead of a reference count
     BLOCKS_AT_MOST = 1 << 28
     BLOCK_SIZE_AT_MOST = 1 << 16
-    HOLDS_A_BLOCK = 256  # bounds the memory of kept requests: 1 KiB a block, where a block itself has 100
+    HOLDS_A_BLOCK = 256  # bounds the memory of kept requests to 1 KiB a block; a block itself takes 100 B
     ROOM_AT_FIRST = 16
-    PLACES_A_BLOCK = 2   # so that a lookup seldom meets another
-    AHEAD = 8            # how many blocks before its turn a block is fetched
+    PLACES_A_BLOCK = 2   # index places per block, so that collisions are rare
+    AHEAD = 8            # prefetch distance, in blocks
 
 
 cdef struct Hash:
@@ -98,18 +97,18 @@ cdef struct Hash:
 
 
 cdef struct Block:
-    # 32 bytes, so that whatever is asked about a block is in one line of the cache.
+    # 32 bytes, so that all fields of a block are in one cache line.
     Hash hash           # of its content, once it is full
     int32_t references  # IN_FREE_LIST: none, and not kept
     int32_t kept        # how often kept requests hold it
-    int32_t owner       # the kept request that was the last to hold it; NONE once that one is dropped
+    int32_t owner       # the kept request that held it last; NONE once that request is dropped
     int32_t tip_of      # the kept request whose last block it is
 
 
 cdef struct Place:
-    # Of the index: open addressing with linear probing, at most half full. All that a lookup needs, so that it
-    # is one miss of the cache for each block of a prefix.
-    Hash hash           # its low bits say where it belongs; none: an empty place
+    # An entry of the index: open addressing with linear probing, at most half full. It holds all that a
+    # lookup needs, so that each block of a prefix costs one cache miss.
+    Hash hash           # its low bits select the place; none: an empty place
     PyObject *number    # the block as an int, borrowed from BlockPool.numbers
     int64_t block
 
@@ -129,21 +128,21 @@ include "blockpool/hashes.pxi"
 
 
 @cython.final
-@cython.no_gc  # it refers to numbers only, so no cycle can pass through it
+@cython.no_gc  # it refers to ints only, so it cannot be part of a reference cycle
 cdef class BlockPool:
-    """Block ids 0 … `blocks` − 1 of `block_size` tokens each.
+    """The allocator of block ids 0 … `blocks` − 1, of `block_size` tokens each.
 
-    `max_entries`, tokens, and `threshold`, a fraction of that and of all blocks, say when `trim` evicts. With
-    `first_in_first_out` the request kept first is evicted first; otherwise the least recently used one.
+    `max_entries`, in tokens, and `threshold`, a fraction of it and of all blocks, decide when `trim` evicts.
+    With `first_in_first_out` the request kept first is evicted first; otherwise the least recently used one.
     """
 
     cdef Block *blocks
-    cdef int32_t *free_list   # the last one is given out first
+    cdef int32_t *free_list   # a stack: the last one is allocated first
     cdef Place *places
     cdef int64_t mask         # places in the index − 1
-    cdef int32_t *scratch     # the block ids of the call under way
+    cdef int32_t *scratch     # the block ids of the current call
     cdef PyObject **found     # the blocks that a lookup has found
-    cdef Py_ssize_t scratch_room  # of both
+    cdef Py_ssize_t scratch_room  # the capacity of both
     cdef Request *requests
     cdef int32_t requests_room
     cdef int32_t free_request
@@ -156,8 +155,8 @@ cdef class BlockPool:
     cdef readonly int32_t block_size
     cdef readonly int32_t free
     cdef int32_t referenced
-    cdef int32_t kept         # blocks that kept requests hold
-    cdef int64_t holds        # how often they do
+    cdef int32_t kept         # distinct blocks that kept requests hold
+    cdef int64_t holds        # the same, each block counted once for each request that holds it
     cdef double used_at_most
     cdef double entries_at_most
     cdef bint first_in_first_out
@@ -220,25 +219,25 @@ cdef class BlockPool:
 
     @property
     def evictable(self) -> int:
-        """How many blocks nobody reads, but kept requests hold."""
+        """The number of blocks that no sequence reads, but kept requests hold."""
         return self.total - self.free - self.referenced
 
     @property
     def available(self) -> int:
-        """How many `get_new_blocks` could give out now: the free and the evictable."""
+        """The number of blocks that `get_new_blocks` could allocate now: the free and the evictable."""
         return self.total - self.referenced
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks that many tokens fill, the last one perhaps partly."""
+        """Return how many blocks `tokens` tokens need; the last one may be partly full."""
         cdef int64_t count = counted(tokens)
         return count // self.block_size + (count % self.block_size != 0)
 
     # Running sequences
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Gives out `count` blocks, each referenced once: of the free list, after evicting what is missing there.
+        """Allocate `count` blocks, each with one reference; evict kept requests if too few are free.
 
-        `OutOfBlocks` when fewer are free or evictable.
+        Raise `OutOfBlocks` if fewer are free or evictable.
         """
         cdef int64_t wanted = counted(count)
         cdef PyObject *number
@@ -263,10 +262,10 @@ cdef class BlockPool:
         return given
 
     def touch(self, block_ids: Sequence[int]) -> None:
-        """Adds a reference to each: another sequence reads them. ValueError if one is free.
+        """Add a reference to each block, for another sequence that reads them. ValueError if one is free.
 
-        The kept request that was the last to hold the last of them becomes the most recently used one; if that
-        request has been dropped since, the last before it counts of which the request is still there.
+        The most recent kept request that holds the last block becomes the most recently used one. If that
+        request has been dropped since, the block before decides, and so on.
         """
         cdef Py_ssize_t count = read_blocks(self, block_ids)
         cdef Py_ssize_t i
@@ -285,9 +284,9 @@ cdef class BlockPool:
                 break
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Takes a reference from each. One that nobody needs any more is free, the first the next to be taken.
+        """Remove a reference from each block, and free those that nothing needs; the first is reused first.
 
-        ValueError if one has no reference left to take.
+        ValueError if one has no reference left.
         """
         cdef Py_ssize_t count = read_blocks(self, block_ids)
         drop_references(self, count)
@@ -298,11 +297,11 @@ cdef class BlockPool:
     def cache_full_blocks(
         self, block_ids: Sequence[int], token_ids: Buffer, first: int, last: int, hashes: BlockHashes
     ) -> None:
-        """Blocks `first` … `last` − 1 of a sequence are full: from now on `match_prefix` finds them.
+        """Index blocks `first` … `last` − 1 of a sequence, which are full, so that `match_prefix` finds them.
 
-        `block_ids`: all blocks of the sequence, or at least the first `last`. `token_ids`: int32, all its tokens;
-        read only if `hashes` does not reach as far as `last`. Saying it again is no harm. ValueError when there
-        are fewer blocks or tokens, a block is not referenced, or it held other tokens when it became full.
+        `block_ids`: all blocks of the sequence, or at least the first `last`. `token_ids`: int32, all its
+        tokens; read only if `hashes` has fewer than `last` blocks. Idempotent. ValueError if there are fewer
+        blocks or tokens, a block is not referenced, or it held other tokens when it became full.
         """
         cdef BlockHashes chain = own_hashes(self, hashes)
         cdef Py_ssize_t begin = counted(first)
@@ -333,11 +332,11 @@ cdef class BlockPool:
                 index_add(self, id)
 
     def match_prefix(self, hashes: BlockHashes, limit: int, *, window: int | None = None) -> list[int]:
-        """The blocks that hold the longest prefix of a sequence that is there: at most `limit`, all full.
+        """Return the blocks of the longest cached prefix of a sequence: at most `limit`, all full.
 
-        With `window`, a number of blocks, only that many at the end of the prefix need to be there, because
-        nothing later looks at those before them: they are −1 in the answer. No reference is taken: `touch` them
-        before anything else can evict them.
+        With `window`, a number of blocks, only the last `window` blocks of the prefix must be cached, because
+        later tokens do not attend to those before; these are −1 in the result. No reference is added: call
+        `touch` before anything else can evict them.
         """
         cdef BlockHashes chain = own_hashes(self, hashes)
         cdef int64_t longest = min(counted(limit), chain.count)
@@ -356,11 +355,11 @@ cdef class BlockPool:
     # Requests that have ended
 
     def retire(self, key: int, block_ids: Sequence[int]) -> None:
-        """A request has ended: takes a reference from each block, and keeps those whose content is known.
+        """Remove a reference from each block of an ended request, and keep the blocks whose hash is known.
 
-        They are kept as one request under `key`, the most recently used. A request kept under the same key is
-        replaced; so is one that this one covers. With nothing to keep, what was kept stays as it was. ValueError
-        if a block has no reference left to take.
+        They are kept as one request under `key`, the most recently used. It replaces a request kept under the
+        same key, and every one that it covers. If no block has a hash, the kept requests do not change.
+        ValueError if a block has no reference left.
         """
         cdef Py_ssize_t count = read_blocks(self, block_ids)
         cdef Py_ssize_t hashed = 0
@@ -389,10 +388,10 @@ cdef class BlockPool:
             evict_row(self, self.oldest)
 
     def trim(self) -> list[int]:
-        """Evicts kept requests, in their order, until the cache is no fuller than it may be.
+        """Evict kept requests in order until the cache is within its limits; return the keys of the evicted.
 
-        That is: the blocks in use are at most `threshold` of all, and the tokens they have room for at most
-        `threshold` of `max_entries`. Ends as well when nothing is evictable. Returns the keys of the evicted.
+        The limits: blocks in use are at most `threshold` of all, and their capacity in tokens is at most
+        `threshold` of `max_entries`. Stop as well when nothing is evictable.
         """
         evicted = []
         while is_over(self) and self.total - self.free - self.referenced > 0:
@@ -401,12 +400,12 @@ cdef class BlockPool:
         return evicted
 
     def free_ids(self) -> list[int]:
-        """The blocks that nobody reads and no kept request holds, ascending. Their content is lost."""
+        """Return the free blocks, ascending. Their content is lost."""
         cdef int32_t i
         return sorted([self.free_list[i] for i in range(self.free)])
 
     def evict(self, key: int) -> bool:
-        """Drops one kept request. False, and no change, if none is kept under this key."""
+        """Drop one kept request. Return False, and change nothing, if none is kept under this key."""
         row = self.rows.get(key)
         if row is None:
             return False
@@ -416,7 +415,7 @@ cdef class BlockPool:
     # Questions
 
     def statistics(self) -> Statistics:
-        """A frozen summary."""
+        """Return a frozen summary."""
         return Statistics(
             total=self.total,
             free=self.free,
@@ -430,7 +429,7 @@ cdef class BlockPool:
         )
 
     def reference_count(self, block: int) -> int:
-        """How many references a block has. ValueError if there is no such block."""
+        """Return the reference count of a block. ValueError if there is no such block."""
         return max(self.blocks[number_of_block(self, <PyObject *>block)].references, 0)
 
     def __sizeof__(self) -> int:

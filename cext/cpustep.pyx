@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""The whole step of a dense decoder in one call, on a CPU: token ids in, logits out.
+"""The CPU kernel of a dense decoder: a whole step, from token ids to logits, in one call.
 
-Owns the packed weights and the KV cache's pages; `cpustep/cpustep.h` has their layouts. Knows no checkpoint,
-sequence, sampler or torch. Every argument that becomes an address is checked; what is wrong raises ValueError
-before anything has changed. The GIL is not held while a step runs, and a model runs one step at a time.
+Owns the packed weights and the pages of the KV cache; `cpustep/cpustep.h` has their layouts. It does not use
+checkpoints, sequences, samplers or torch. Every argument that becomes an address is checked: a wrong one
+raises ValueError before anything has changed. A step runs without the GIL; a model runs one step at a time.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint16_t
@@ -152,7 +152,7 @@ DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
 def variants(dtype):
-    """The instruction sets that this processor has kernels of `dtype` for, the fastest first."""
+    """Return the instruction sets with kernels of `dtype` that this processor can run, the fastest first."""
     cdef const Kernels *kernels
     cdef int number = _dtype(dtype), index = 0
     names = []
@@ -165,7 +165,7 @@ def variants(dtype):
 
 
 def read_rate(size, threads, tries=3):
-    """Bytes a second that so many threads read of `size` bytes of memory together, the best of some tries."""
+    """Return the bandwidth of reading `size` bytes on `threads` threads, in bytes/s; the best of `tries`."""
     cdef size_t amount = _integer("size", size, 1 << 20, 1 << 40)
     cdef int count = _integer("threads", threads, 1, THREADS_AT_MOST), passes = _integer("tries", tries, 1, 1000)
     cdef double rate
@@ -178,14 +178,15 @@ def read_rate(size, threads, tries=3):
 
 def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, *, greedy_below, threads=1,
            variant=None):
-    """Choose the next token of each row of float32 `logits` [S, V]: `tokens` (int64) and `highest` (float32) [S].
+    """Choose the next token of each row of `logits` [S, V]; write `tokens` (int64) and `highest` (float32).
 
-    `highest` is the row's highest logit, NaN if there is a NaN in the row; then, or when it is −inf, the token means
-    nothing. Rows of a temperature (float32) below `greedy_below` get the first of their highest. For the others scores
-    are logits less the highest, over the temperature; a score stays if it reaches `least` (float32), the `top_k`th
-    (int32; 0: off), and then the last of the likeliest that weigh `top_p` (float64; 1: off) of what is left. The token
-    is where the sum of what stays, in the vocabulary's order, passes the part `numbers` (float64, 0 to 1) of it. Rows
-    are done on `threads` threads and have no effect on one another. ValueError: arrays of another length.
+    `logits` is float32. All other arrays have length S, else ValueError. `highest` is the row's highest
+    logit, or NaN if the row has a NaN; the token is undefined if `highest` is NaN or −inf. A row whose
+    temperature (float32) is below `greedy_below` gets the first of its highest logits. Otherwise a score is
+    (logit − highest) / temperature. These filters apply in order: at least `least` (float32), among the
+    `top_k` highest (int32; 0: off), and in the nucleus with the fraction `top_p` (float64; 1: off) of the
+    remaining weight. The token is where the cumulative weight, in vocabulary order, exceeds the fraction
+    `numbers` (float64, 0 to 1) of the rest. Rows run on `threads` threads and are independent.
     """
     cdef const float[:, ::1] rows = logits
     cdef const float[::1] heat = temperatures, floors = least
@@ -224,17 +225,17 @@ def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, 
 cdef class CpuModel:
     """A decoder's weights, KV cache and step.
 
-    First `pack` everything that `missing` names, then `allocate_cache`, then `run` as often as wanted.
-    `windows`: tokens a layer of each KV cache group looks back, its own included; None for all of them.
-    `ropes`: for each variant its radians a position by pair of channels, float32, and the factor of cosine and
-    sine; a head turns its first 2 · len channels. `layer_groups` and `layer_ropes` say which of them a layer has.
-    `quantization`: "int8" to keep matrices in 8 bits, each output of one with a scale; all else is as without.
+    First `pack` everything that `missing` names, then `allocate_cache`, then call `run` for each step.
+    `windows`: by KV cache group, the tokens that a query attends to, its own included; None: all.
+    `ropes`: by rotary variant, the radians a position of each channel pair, float32, and a factor of cosine
+    and sine; the first 2 · len channels of a head rotate. `layer_groups`, `layer_ropes`: indices by layer.
+    `quantization`: "int8" keeps matrices in 8 bits, with one scale for each output; the rest is unchanged.
     """
 
     cdef Model model
     cdef Step step
     cdef bint busy, complete
-    cdef dict packed          # (layer or None, name): rows so far
+    cdef dict packed          # (layer or None, name): rows packed so far
     cdef readonly str variant, dtype
     cdef readonly int threads
 
@@ -338,48 +339,48 @@ cdef class CpuModel:
 
     @property
     def weight_bytes(self):
-        """Bytes of the packed weights, their padding included."""
+        """The bytes of the packed weights, padding included."""
         return self.model.weights_bytes
 
     @property
     def cache_bytes(self):
-        """Bytes of the KV cache as allocated; the system gives them when they are first written."""
+        """The bytes reserved for the KV cache; the system provides them when they are first written."""
         return self.model.cache_bytes
 
     @property
     def work_bytes(self):
-        """Bytes of the buffers between the layers."""
+        """The bytes of the buffers between the layers."""
         return self.model.work_bytes
 
     @property
     def block_size(self):
-        """Tokens a block."""
+        """The number of tokens in a block."""
         return BLOCK
 
     def block_bytes(self, group):
-        """What a block of this KV cache group costs over all its layers."""
+        """Return the bytes of one block of this KV cache group, over all its layers."""
         cdef int layer, count = 0
         for layer in range(self.model.shape.layers):
             count += self.model.layers[layer].group == group
         return count * self.model.shape.kv_heads * 2 * self.model.page_bytes
 
     def missing(self):
-        """What is still to be packed: [(layer or None, name)]."""
+        """Return the tensors still to be packed: [(layer or None, name)]."""
         return [name for name, rows in self.packed.items() if rows < self._rows(name[1])]
 
     def rows(self, name):
-        """(outputs, inputs) of the matrix, or (size,) of the vector, that `pack` wants under this name."""
+        """Return the shape that `pack` expects: (outputs, inputs) of a matrix, (size,) of a vector."""
         inputs = self._inputs(name)
         if inputs:
             return self._rows(name), inputs
         return (self._rows(name),)
 
     def pack(self, name, buffer, *, layer=None):
-        """Take a matrix's next rows, [rows, inputs], or a whole vector, [size]; `buffer` is not kept.
+        """Copy the next rows of a matrix, [rows, inputs], or a whole vector, [size]; `buffer` is not kept.
 
-        A matrix is in the model's dtype (bfloat16 as uint16), in any number of pieces, from the first row on; a
-        vector is in float32. ValueError: not a name of this model's, more rows than are missing, another shape,
-        a number that is infinite or NaN.
+        A matrix is in the model's dtype (bfloat16 as uint16) and may come in several pieces, from the first
+        row on; a vector is float32. ValueError: a name that this model does not have, more rows than are
+        missing, another shape, or a number that is infinite or NaN.
         """
         cdef const uint16_t[:, ::1] halves
         cdef const float[:, ::1] floats
@@ -422,7 +423,7 @@ cdef class CpuModel:
             self.busy = False
 
     def allocate_cache(self, blocks):
-        """Make a new KV cache, all zero, of so many blocks of each group. Memory comes as it is written."""
+        """Create a new KV cache, all zero, with `blocks[g]` blocks of group g. Memory is used on write."""
         cdef int counts[8]
         cdef Shape *shape = &self.model.shape
         if len(blocks) != shape.groups:
@@ -437,9 +438,9 @@ cdef class CpuModel:
             self.busy = False
 
     def release(self, group, blocks):
-        """Give the memory of these blocks of a group back to the system. They read as zero until written again.
+        """Return the memory of these blocks of a group to the system. They read as zero until written again.
 
-        `blocks`: ascending; neighbours go together, for only whole pages can be given back.
+        `blocks`: ascending. Adjacent blocks are released together, because only whole pages can be returned.
         """
         cdef int own = _integer("group", group, 0, self.model.shape.groups - 1)
         cdef int block, first = -1, count = 0
@@ -462,12 +463,12 @@ cdef class CpuModel:
 
     def run(self, input_ids, positions, slot_mapping, query_starts, sequence_lengths, slots, block_tables,
             sample_rows, logits):
-        """Run all tokens through all layers; float32 `logits` [S, vocab] are written, a row for each that samples.
+        """Run all tokens through all layers; write float32 `logits` [S, vocab], a row for each that samples.
 
-        int32: `input_ids`, `positions` [T]; `slot_mapping`, by group, [T], block · 16 + offset; `query_starts`
-        [B + 1]; `sequence_lengths` [B], this step's tokens included; `slots` [B], the rows of `block_tables`, by
-        group, [slots, blocks]; `sample_rows` [S], ascending. Raises ValueError and changes nothing when an
-        argument is wrong; a block that was handed to two sequences is not noticed.
+        int32: `input_ids`, `positions` [T]; `slot_mapping`, by group, [T], block · 16 + offset;
+        `query_starts` [B + 1]; `sequence_lengths` [B], this step's tokens included; `slots` [B], the rows of
+        `block_tables`, by group, [slots, blocks]; `sample_rows` [S], ascending. Raise ValueError and change
+        nothing if an argument is wrong. A block that belongs to two sequences is not detected.
         """
         cdef char reason[256]
         cdef Shape *shape = &self.model.shape
@@ -477,7 +478,7 @@ cdef class CpuModel:
         cdef const int32_t[:, ::1] table
         cdef float[:, ::1] out = logits
         cdef int group, failed
-        kept = []  # the buffers must outlive the step, whoever else holds them
+        kept = []  # keeps the buffers alive until the step has ended
         if self.model.cache_memory == NULL:
             raise ValueError("there is no KV cache yet")
         if not self.complete:
@@ -544,7 +545,7 @@ cdef class CpuModel:
         return shape.hidden
 
     cdef int _inputs(self, str name):
-        # 0: a vector
+        # The number of columns of a matrix, or 0 for a vector.
         cdef Shape *shape = &self.model.shape
         if name == "output":
             return shape.heads * shape.head_dim
@@ -582,7 +583,7 @@ cdef class CpuModel:
         return pack_vector(vector, &source[0], <int> len(source), first, half)
 
     cdef int _fused(self, str name):
-        # The first row of these in the matrix of queries, keys and values.
+        # The first row of `name` in the fused matrix of queries, keys and values.
         cdef Shape *shape = &self.model.shape
         if name == "key":
             return shape.heads * shape.head_dim

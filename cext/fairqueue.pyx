@@ -1,33 +1,33 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
 # cython: binding=False, embedsignature=True, embedsignature.format=clinic
-"""Whose turn it is: tenants take turns, and a tenant's own entries leave first in, first out.
+"""The fair queue: tenants take turns, and a tenant's own entries are first in, first out.
 
-Owns the order of what waits, its bound, and nothing else: an entry is a handle, and the caller keeps what
-the handle stands for. Knows no job, clock, node or thread; every method is one step under the GIL, but for
-`pop(fits)`, which asks the caller and looks again at what it finds afterwards.
+Owns the order and the bound of the waiting entries. An entry is a handle, and the caller stores what the
+handle stands for. The queue has no notion of jobs, clocks, nodes or threads. Each method is atomic under the
+GIL, except `pop(fits)`, which calls back and then validates its entries again.
 
 Promises:
 
-- A class (`priority`, 0 first) is empty before the next one is asked; with `min_share`, each lower class that
-  waits gets at least that fraction of the pops, as long as those fractions add up to no more than 1.
-- Round robin: within a class the tenants form a ring, and turns come in rounds: the one just served goes to
-  the back, an empty one leaves, and one that joins comes before those this round has served and after those
-  it has not. So A, who was served a moment ago, goes after B, who was not, even if A's line was empty in
-  between; and nobody gains a turn by coming and going.
-- Tokens: the tenant with the least counter goes first, of several the least recently served. A counter is
-  service in units of cost ÷ weight, one for all classes. Who joins is lifted to the least counter of those in
-  line, so idling earns nothing; only a refund makes a counter fall. Counters, and so the lift, hold what was
-  charged for entries whose true cost is not known yet, as in VTC with predicted lengths [Sheng et al.,
-  OSDI'24]: what is given back later favours those who were charged, by no more than that.
-- A retried entry was paid for when it first left. It leaves before the others of its class, the latest first,
-  and costs neither a turn nor a charge; it is never refused and never displaced.
-- `push`, `push_front`, `pop` and `discard` take the same time however many entries wait; under tokens the
-  logarithm of the tenants that wait. (What was discarded is gone at once; up to 64 in a row are taken out of
-  their lines together, by the 64th or by whatever is called next.)
-- A handle is never given out twice, so one kept too long is recognised and can do no harm.
-- A method that raises has changed nothing (but `push` counts whom it refused).
-- Memory follows the most entries that ever waited at once, not the entries or tenants that ever came.
+- A class (`priority`, 0 first) is served before the classes below it. With `min_share`, each lower class that
+  waits gets at least that fraction of the pops, as long as the fractions sum to at most 1.
+- Round robin: within a class the tenants form a ring, and turns come in rounds. The tenant just served goes
+  to the back, and an empty one leaves. One that joins goes before those that this round has served, or last
+  if it was served itself. So A, just served, goes after B, not yet served, even if A's line was empty in
+  between: a tenant gains no turn by leaving and rejoining.
+- Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is
+  service in units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are
+  not retried. When it joins, its counter is lifted to the smallest in line, so idling earns nothing; only a
+  refund lowers a counter. Counters, and so the lift, include estimates for entries whose true cost is not
+  known yet, as in VTC with predicted lengths [Sheng et al., OSDI'24]. A later refund favors the tenants that
+  were charged, by no more than the refund.
+- A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
+  and takes neither a turn nor a charge; it is never refused and never displaced.
+- `push`, `push_front`, `pop` and `discard` take constant time, or under tokens the logarithm of the waiting
+  tenants. (A discarded entry is invalid at once; up to 64 are unlinked together, or at the next other call.)
+- A handle is never reused, so a stale one is recognized and harmless.
+- A method that raises has changed nothing, except that `push` counts refusals.
+- Memory grows with the most entries that ever waited at once, not with all entries or tenants ever seen.
 """
 
 from typing import NamedTuple
@@ -44,11 +44,11 @@ cimport cython
 
 
 class Full(Exception):
-    """The queue holds `capacity` entries already."""
+    """The queue has `capacity` entries already."""
 
 
 class Statistics(NamedTuple):
-    """What waits, and what happened since the beginning: pushed = length + popped + discarded + displaced."""
+    """The length and counters since creation: pushed = length + popped + discarded + displaced."""
 
     length: int
     capacity: int
@@ -64,16 +64,16 @@ include "fairqueue/state.pxi"
 
 
 @cython.final
-@cython.no_gc  # it refers to strings and numbers only, so no cycle can pass through it
+@cython.no_gc  # it refers to strings and numbers only, so it cannot be part of a reference cycle
 cdef class FairQueue:
-    """At most `capacity` waiting entries (0: every push is refused), given back one tenant at a time.
+    """A queue of at most `capacity` entries (0: every push is refused), popped in turn by tenant.
 
-    `fairness` is "roundRobin" or "tokens". `bypass` bounds how often an entry that does not fit is passed.
-    `slack` is how many more entries than the newcomer's tenant another must have to have one displaced.
+    `fairness` is "roundRobin" or "tokens". `bypass` bounds how often an entry that does not fit is passed
+    over. `slack`: how many entries longer than the newcomer's a line of its class must be to lose one.
     """
 
     cdef State state
-    cdef dict rows  # tenant -> its row, for those that wait or are remembered
+    cdef dict rows  # tenant -> its row, for tenants that wait or are remembered
     cdef dict weights
     cdef int64_t capacity
     cdef int64_t slack
@@ -116,29 +116,29 @@ cdef class FairQueue:
         state_end(&self.state)
 
     def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
-        """Puts an entry at the end of its tenant's line and returns its handle.
+        """Add an entry at the end of its tenant's line and return its handle.
 
         `cost` is what its pop charges under tokens, `size` what it takes of a memory budget, in any unit.
-        `Full` when the queue holds `capacity` entries; TypeError unless `tenant` is exactly a str or an int;
+        `Full` if the queue has `capacity` entries; TypeError unless `tenant` is exactly a str or an int;
         ValueError unless `cost` is finite and not negative, `priority` is in 0...7 and `size` in 0...2⁴⁸ - 1.
         """
         return self.enter(tenant, cost, priority, size, False)
 
     def push_front(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
-        """As `push`, for one that left in vain: before all others of its class, and never refused as `Full`.
+        """Add a retried entry before all others of its class, like `push`, but never raise `Full`.
 
-        It was given its turn and charged when it first left, and is not again.
+        The entry took its turn and was charged when it first left; neither happens again.
         """
         return self.enter(tenant, cost, priority, size, True)
 
     def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
-        """Makes room in a full queue for a newcomer of this tenant and class, at the cost of who has most.
+        """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
-        Takes out the newest entry of the longest line (of several, the one whose turn is furthest away) in the
-        lowest class, and returns its handle. In the newcomer's own class only if that line is at least `slack`
-        longer than all that the newcomer's tenant has waiting; never in a higher class, never a retried entry.
-        None, and no change, if there is no such entry. Whether there is room is for the caller to know. Takes
-        time in proportion to the tenants.
+        Remove the newest entry of the longest line in the lowest class (of several, the line whose turn is
+        furthest away), and return its handle. In the newcomer's own class that line must be at least `slack`
+        longer than all that the newcomer's tenant has waiting. Entries of higher classes and retried entries
+        are never removed. Return None, and change nothing, if there is no such entry. The caller checks first
+        whether the queue is full. Takes time in proportion to the tenants.
         """
         check_tenant(tenant)
         cdef int32_t own_priority = priority_of(priority)
@@ -159,16 +159,16 @@ cdef class FairQueue:
         return None
 
     def pop(self, fits=None) -> int:
-        """Takes out the entry whose turn it is and returns its handle, now stale. IndexError when there is none.
+        """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 
-        `fits(handle)` says of an entry whether it may leave: True: it does. None: it cannot now, for a reason of
-        its own, and is skipped. False: it does not fit now, and is passed. The entries are asked class by class,
-        tenant by tenant, a tenant's own from first to last. The first that answers False may be passed by
-        `bypass` pops altogether; after that nobody behind it leaves until it does. The turn, and the charge, are
-        the tenant's whose entry left.
+        `fits(handle)` decides about an entry. True: it leaves. None: it cannot leave now, for a reason of its
+        own, and is skipped. False: it does not fit now, and is passed over. Entries are tried class by class,
+        tenant by tenant, a tenant's own from first to last. The first with False may be passed by `bypass`
+        pops in total; after that no entry behind it leaves before it does. The turn and the charge go to the
+        tenant whose entry left.
 
-        `fits` may raise: nothing has changed then. It may change the queue, as may other threads meanwhile:
-        what left is not asked or taken, what came may not be asked, and some may be asked twice.
+        If `fits` raises, nothing has changed. `fits` and other threads may change the queue meanwhile: an
+        entry that has left is not tried or returned, a new one may not be tried, and some may be tried twice.
         """
         cdef int32_t entry
         if fits is not None:
@@ -182,11 +182,11 @@ cdef class FairQueue:
         return handle
 
     def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
-        """Takes out up to `max_count` entries whose sizes add up to `memory_budget` at most, in fair order.
+        """Remove up to `max_count` entries with a total size of at most `memory_budget`, in fair order.
 
-        As that many `pop(fits)` with `fits` being: its size is at most what is left. So one that does not fit is
-        passed, but no more than `bypass` times over all calls; after that, those behind it wait until a call's
-        budget is enough for it, or it is discarded. One that no budget will ever hold should not be pushed.
+        Like `pop(fits)` where an entry fits if its size is within the rest of the budget. One that does not
+        fit is passed over, at most `bypass` times over all calls. Then those behind it wait until a call's
+        budget is enough for it, or it is discarded. Do not push an entry larger than any budget.
         """
         cdef int64_t count = counted(max_count)
         cdef int64_t budget = counted(memory_budget)
@@ -215,7 +215,7 @@ cdef class FairQueue:
         return handles
 
     def discard(self, handle: int, /) -> bool:
-        """Takes out one entry, wherever it waits. False, and no change, if the handle is not waiting here."""
+        """Remove one entry from any position. Return False, and change nothing, if the handle is stale."""
         cdef int32_t entry = entry_of(&self.state, handle)
         if entry == NONE:
             return False
@@ -226,16 +226,16 @@ cdef class FairQueue:
         return True
 
     def clear(self) -> None:
-        """Discards every entry, and forgets who was served and what was charged. Weights stay."""
+        """Discard every entry, and reset rounds and counters. Weights stay."""
         self.settle()
         self.discarded += self.state.length
         state_clear(&self.state)
         self.rows.clear()
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
-        """From now on what is charged to this tenant is divided by `weight`: finite, above 0, at first 1.
+        """Divide the future charges of this tenant by `weight`: finite and above 0; 1 by default.
 
-        It stays until it is 1 again. ValueError for one weight more than 65,536.
+        The weight stays until it is set to 1. ValueError if 65,536 other tenants have a weight already.
         """
         check_tenant(tenant)
         cdef double value = cost_of(weight)
@@ -252,7 +252,7 @@ cdef class FairQueue:
             self.state.tenants[row].weight = value
 
     def charge(self, tenant: str | int, cost: float) -> None:
-        """Adds to a tenant's counter what it used beyond what its pops charged. No effect under round robin."""
+        """Charge a tenant for what it used beyond the charges of its pops. No effect under round robin."""
         check_tenant(tenant)
         cdef double value = cost_of(cost)
         cdef int32_t row
@@ -268,10 +268,10 @@ cdef class FairQueue:
             self.forget_idle()
 
     def refund(self, tenant: str | int, cost: float) -> None:
-        """Takes back what was charged and not used. No effect under round robin.
+        """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
 
-        A counter in line falls no lower than the level at which its tenant joined, and one out of line no lower
-        than the level now: just as if the refund had come before. (The level is the least counter in line.)
+        The level is the smallest counter in line. A counter in line falls at most to the level at which its
+        tenant joined, and one out of line at most to the current level, as if the refund had come before.
         """
         check_tenant(tenant)
         cdef double value = cost_of(cost)
@@ -283,7 +283,7 @@ cdef class FairQueue:
                 self.forget_idle()
 
     def counter(self, tenant: str | int) -> float:
-        """Its service in units of cost ÷ weight; out of line, what it would join with. 0 under round robin."""
+        """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
         check_tenant(tenant)
         if not self.state.by_tokens:
             return 0.0
@@ -292,10 +292,10 @@ cdef class FairQueue:
         return level(&self.state) if row == NONE else counter_of(&self.state, row)
 
     def position(self, handle: int) -> int:
-        """How many entries would leave before this one if none came or went (0: the next). KeyError if stale.
+        """Return how many entries leave before this one if nothing changes (0: the next). KeyError if stale.
 
         Under round robin without `min_share`, takes time in proportion to the tenants in its class and the
-        entries before it in its own line; otherwise plays through what will happen on a copy of the queue.
+        entries before it in its own line. Otherwise the pops are simulated on a copy of the queue.
         """
         cdef int32_t entry = self.waiting_entry(handle)
         self.settle()
@@ -304,41 +304,41 @@ cdef class FairQueue:
         return entries_before(&self.state, entry)
 
     def ahead(self, handle: int) -> list[int]:
-        """The handles that would leave before this one if none came or went, the next first. KeyError if stale.
+        """Return the handles that leave before this one if nothing changes, in order. KeyError if stale.
 
-        Plays through what will happen on a copy of the queue: takes as long as it takes to copy that, and then
-        time in proportion to the entries before it; under tokens times the logarithm of the tenants that wait.
+        Simulates the pops on a copy of the queue. Takes the time of the copy, and then time in proportion to
+        the entries before it; under tokens times the logarithm of the waiting tenants.
         """
         cdef int32_t entry = self.waiting_entry(handle)
         self.settle()
         return handles_before(&self.state, entry)
 
     def tenant(self, handle: int) -> str | int:
-        """Whose entry it is. KeyError if stale."""
+        """Return the tenant of an entry. KeyError if stale."""
         cdef int32_t entry = self.waiting_entry(handle)
         return <object>self.state.tenants[self.state.entries[entry].tenant].name
 
     def cost(self, handle: int) -> float:
-        """What it was pushed with. KeyError if stale."""
+        """Return the cost that the entry was pushed with. KeyError if stale."""
         return self.state.loads[self.waiting_entry(handle)].cost
 
     def size(self, handle: int) -> int:
-        """What it was pushed with. KeyError if stale."""
+        """Return the size that the entry was pushed with. KeyError if stale."""
         return self.state.loads[self.waiting_entry(handle)].size
 
     def priority(self, handle: int) -> int:
-        """What it was pushed with. KeyError if stale."""
+        """Return the priority that the entry was pushed with. KeyError if stale."""
         return self.state.entries[self.waiting_entry(handle)].priority
 
     def waiting(self, tenant: str | int) -> int:
-        """How many entries of this tenant wait, over all classes."""
+        """Return how many entries of this tenant wait, over all classes."""
         check_tenant(tenant)
         self.settle()
         cdef int32_t row = self.known(tenant)
         return 0 if row == NONE else self.state.tenants[row].waiting
 
     def statistics(self) -> Statistics:
-        """A frozen summary."""
+        """Return a frozen summary."""
         self.settle()
         return Statistics(
             length=self.state.length,
@@ -358,15 +358,15 @@ cdef class FairQueue:
         return entry_of(&self.state, handle) != NONE
 
     def __sizeof__(self) -> int:
-        """Bytes, with the arrays behind it and without the dicts of tenants."""
+        """Return the bytes, including the arrays but not the dicts of tenants."""
         cdef size_t an_entry = sizeof(Entry) + sizeof(Load) + sizeof(uint8_t)
         cdef size_t a_tenant = sizeof(Tenant) + heaps_in_use(&self.state) * sizeof(int32_t)
         cdef size_t arrays = self.state.entries_room * an_entry + self.state.tenants_room * a_tenant
         return object.__sizeof__(self) + arrays + blocks(self.state.entries_room) * sizeof(int32_t)
 
-    # What can fail comes before what cannot. Checks, memory and every Python object first, then the links:
-    # so an exception finds nothing to undo. No foreign code runs in between either, for the names are
-    # exactly str or int, whose hashing and comparing nobody can override.
+    # Steps that can fail come first: checks, memory and every Python object, and only then the links. So an
+    # exception leaves nothing to undo. No foreign code runs in between, because tenants are exactly str or
+    # int, whose hashing and comparison cannot be overridden.
 
     cdef object enter(self, tenant, cost, priority, size, bint retried):
         check_tenant(tenant)
@@ -386,8 +386,8 @@ cdef class FairQueue:
         return handle
 
     cdef object pop_fitting(self, fits):
-        # The order is written down as far as it is likely to be needed, for while `fits` runs, it may change.
-        # So a handle is looked up again before each question and after each answer.
+        # Copy the order as far as it is likely to be needed, because it may change while `fits` runs. For the
+        # same reason each handle is validated before and after the call.
         cdef int64_t *order = NULL
         cdef int64_t head = NONE
         cdef int64_t changes = 0
@@ -430,7 +430,7 @@ cdef class FairQueue:
             PyMem_Free(order)
 
     cdef int32_t fitting(self, int64_t budget, int64_t *order) noexcept:
-        # The entry that `pop_many` takes next, the one that it passes counted already; or NONE.
+        # Return the entry that `pop_many` takes next, or NONE. If that passes over another, count it.
         cdef int32_t entry = entry_next(&self.state)
         cdef int32_t head
         cdef int64_t count, i = 0, limit = ASKED_AT_FIRST
@@ -476,11 +476,11 @@ cdef class FairQueue:
         return 0
 
     cdef inline int settle(self) except -1:
-        # To be called before anything that looks at more than one entry.
+        # Unlink discarded entries. Call this before reading more than one entry.
         return 0 if self.state.gone_count == 0 else self.settle_gone()
 
     cdef int settle_gone(self) except -1:
-        # Nothing but `discard` came in between, so all is as if each had left when it was discarded.
+        # Only `discard` was called in between, so the result is the same as if each had left at once.
         cdef int32_t count = self.state.gone_count
         cdef int32_t i, entry, tenant
         for i in range(max(count - GONE_ALONE, 0), count):
@@ -494,7 +494,7 @@ cdef class FairQueue:
         return 0
 
     cdef inline int remember(self, int32_t tenant) except -1:
-        # A tenant of whom nothing waits any more is kept in mind as long as that makes a difference.
+        # Remember a tenant without waiting entries as long as that affects the order.
         if self.state.tenants[tenant].waiting == 0:
             heap_add(&self.state, IDLE, tenant)
             self.forget_idle()
@@ -560,7 +560,7 @@ cdef inline int64_t size_of(size) except -1:
 
 
 cdef int64_t counted(number) except -1:
-    # A count or a budget: beyond what 64 bits hold, it is no bound at all.
+    # Convert a count or a budget; one beyond 64 bits is no bound at all.
     cdef int overflow = 0
     cdef int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow)
     if overflow > 0:
@@ -570,7 +570,7 @@ cdef int64_t counted(number) except -1:
     return value
 
 
-# The rest is plain functions on `State`, by concern.
+# The rest is plain functions on `State`, grouped by concern.
 
 include "fairqueue/entries.pxi"
 include "fairqueue/order.pxi"

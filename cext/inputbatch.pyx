@@ -1,38 +1,38 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""The persistent batch: what the sequences that hold KV cache need for a step, kept where only changes are written.
+"""The persistent batch: the step inputs of the sequences that hold KV cache, updated only where they change.
 
 Owns, by slot: token counts, the block tables of every KV cache group, the sampling columns; the order of the
-slots in use; and the arenas in which steps are handed to the device. A sequence keeps its slot as long as it is
-in the batch, so its columns never move: `condense` compacts an order of 4 bytes a row. Knows no block pool, no
-scheduler's reasons, no device; token ids it reads through a pointer to the sequence's own.
+slots in use; and the arenas in which steps go to the device. A sequence keeps its slot while it is in the
+batch, so its columns never move: `condense` compacts an order of 4 bytes a row. The batch has no notion of
+block pools, scheduling policies or devices. It reads token ids through a pointer to the sequence's buffer.
 
 Promises:
 
-- A method that raises has changed nothing, but for memory that nobody sees. One Python call is one step under
-  the GIL; nothing here runs code of the caller's between its checks and its changes.
-- Nothing is cleared when a sequence leaves: what is stale is not read.
+- A method that raises has changed nothing, except memory that is not visible. A Python call is atomic under
+  the GIL; no code of the caller runs between its checks and its changes.
+- Nothing is cleared when a sequence leaves: stale data is not read.
 - After `condense`, rows 0 … num_reqs − 1 hold one slot each; rows and slots map to each other both ways.
-- A step's rows: first those of one token that sample (decodes), then the others; both in the order of rows.
-- A step is one run of int32 words in one arena, views included, so that one copy takes it to a device. It
+- A step's rows: first the decodes (one token, which samples), then the others; both in the order of rows.
+- A step is one range of int32 words in one arena, views included, so that one copy takes it to a device. It
   begins with a header of 16 words: tokens, rows, decodes, samples, words of block writes, number of block
-  writes, groups, then the nine `Offsets`, in words from the arena's beginning. Where all rows sample, their slots
-  are the samples' slots, and are there once.
-- Block table changes are staged and travel with the next step, at most one write a (group, slot); who replays
-  them has every entry that a token can still see. A step that was cancelled may not have arrived, so after it
-  all rows are staged again.
-- Two steps may be under way. A token that is not known yet is a placeholder: it counts, and its id in the next
-  step is −1 − (its index among the samples of the step before). Results go to the stay in the slot that the
-  step was prepared for, never to the slot's next occupant.
-- What has ended (finished, failed, cancelled) takes no part in any later step, nor gets late results; it is for
-  the caller to remove it.
-- A step writes only what changed. A row that is in every step as a decode rides along: its counts follow from
-  how many steps there were, and are written down when somebody asks, or when it gets off.
-- Of a rider's tokens, the latest few may be beside those of its neighbours only; they are in its own buffer as soon
-  as somebody asks for them, and when it gets off.
-- What a commit answers stays as it is for as long as anybody keeps it; its memory is used again after that.
-- Memory is touched when it is used: long tables and arenas cost address space until then. What is touched at
-  every step anyway is on large pages, where the system has them.
+  writes, groups, then the nine `Offsets`, in words from the arena's beginning. If all rows sample, `slots`
+  and `sample_slots` are the same words.
+- Block table changes are staged and sent with the next step, at most one write for each (group, slot). A
+  device that replays them has every entry that a token can still attend to. A cancelled step may not have
+  arrived, so after it all rows are staged again.
+- Two steps may be under way. A token that is not known yet is a placeholder: it counts, and its id in the
+  next step is −1 − (its index among the samples of the previous step). Results go to the sequence that the
+  step was prepared for, never to a later one in the same slot.
+- A sequence that has ended (finished, failed, cancelled) takes no part in later steps and gets no late
+  results. The caller must remove it.
+- A step writes only what changed. A steady decode is a row that is in every step as a decode: its counts
+  follow from the number of steps, and are written only when they are read or when it stops being one.
+- The latest few tokens of a steady decode may be only in a ring that all rows share. They are copied to its
+  own buffer when they are read, or when it stops being one.
+- The arrays that a commit returns do not change while anything refers to them; then their memory is reused.
+- Memory is touched when it is used: long tables and arenas cost only address space until then. Memory that
+  every step touches is on large pages, where the system has them.
 """
 
 import contextlib
@@ -68,24 +68,24 @@ include "inputbatch/step.pxi"
 
 
 @cython.final
-@cython.no_gc  # no cycle passes through it; and it must not be emptied before `__dealloc__` has let all states go
+@cython.no_gc  # it is in no reference cycle, and must not be cleared before `__dealloc__` releases all states
 cdef class InputBatch:
-    """At most `slots` sequences, each of at most `max_model_len` tokens, in blocks of `block_size`.
+    """A batch of at most `slots` sequences of at most `max_model_len` tokens, in blocks of `block_size`.
 
-    `windows`: one a KV cache group: None for full attention, else how many tokens a token sees, itself
+    `windows`: by KV cache group, None for full attention, else how many tokens a token attends to, itself
     included. `eos_token_ids` end every sequence that does not ignore them. `arenas`: writable buffers of at
-    least `arena_size(...)` bytes each, or how many to make; with only one, only one step can be under way.
+    least `arena_size(...)` bytes each, or their number; with only one, only one step can be under way.
     """
 
     cdef Stay *stays
     cdef PyObject **states          # by slot; each holds a reference
     cdef Columns columns
-    cdef int32_t *occupied          # by slot: 1, or 0 where nobody is
+    cdef int32_t *occupied          # by slot: 1, or 0 if it is empty
     cdef int32_t *rows              # slot by row
     cdef uint64_t *holes            # bits by row
     cdef int32_t rows_end           # rows in use, holes included
     cdef int32_t hole_count
-    cdef int32_t hole_hint          # no hole in a word before this one
+    cdef int32_t hole_hint          # words before this one have no hole
     cdef int32_t need_counts[NEEDS]
     # Block tables
     cdef int32_t groups
@@ -99,7 +99,7 @@ cdef class InputBatch:
     # Sizes
     cdef readonly int32_t slots
     cdef readonly int32_t num_reqs
-    cdef int32_t slots_end                  # beyond all that were ever in use
+    cdef int32_t slots_end                  # above all slots that were ever in use
     cdef int32_t max_batched_tokens
     cdef int32_t max_model_len
     cdef int32_t block_size
@@ -116,14 +116,14 @@ cdef class InputBatch:
     cdef int32_t steps_at_once
     cdef Step oldest
     cdef Step newest                        # the other one under way
-    cdef c_array keys_lent                  # of the latest commit's answer; others may still be looking at it
-    cdef c_array tokens_lent                # also that
-    cdef object all_samples                 # 0, 1, 2 …: as many as the latest step that was committed had
+    cdef c_array keys_lent                  # of the latest commit's result; the caller may still refer to it
+    cdef c_array tokens_lent                # the same
+    cdef object all_samples                 # 0, 1, 2 …: one for each sample of the latest committed step
     cdef Record records[STEPS_AT_ONCE]
     cdef Riders riders
-    # Whose turn it is, when not all can have it
-    cdef int64_t last_served                # serial of the last one chosen
-    cdef int64_t last_chosen                # as that, when a step is made of the survey; 0: all are
+    # Round robin for steps that cannot have all rows
+    cdef int64_t last_served                # serial of the last sequence chosen
+    cdef int64_t last_chosen                # the next `last_served`, if a step is prepared; 0: all chosen
     # Scratch
     cdef Turn *turns                        # [slots]
     cdef int64_t *admissions                # [slots]
@@ -131,9 +131,9 @@ cdef class InputBatch:
     cdef uint8_t *named                     # by slot, clear between calls
     cdef uint64_t *unlike                   # bits by row, clear between calls
     cdef uint64_t *due                      # bits by row
-    cdef uint8_t *marks                     # [slots] and some
+    cdef uint8_t *marks                     # [slots + MARKS_MORE]
     cdef int32_t *odd                       # rows; [slots], as all of these
-    cdef int32_t *found                     # rows, or places in a run
+    cdef int32_t *found                     # rows, or indices in a run
     cdef int32_t *filled                    # slots
     cdef int32_t *boarders                  # slots
     cdef Ending *endings
@@ -221,7 +221,7 @@ cdef class InputBatch:
         int64_t block_size,
         int64_t groups=1,
     ) -> int:
-        """Bytes that the largest step can take: every token of the budget, and every row's blocks written anew."""
+        """Return the bytes of the largest step: all tokens of the budget, and all blocks of all rows."""
         check_range("slots", slots, 1, SLOTS_AT_MOST)
         check_range("max_batched_tokens", max_batched_tokens, 1, WORDS_AT_MOST)
         check_range("max_model_len", max_model_len, 2, WORDS_AT_MOST)
@@ -240,19 +240,19 @@ cdef class InputBatch:
 
     @property
     def num_tokens(self) -> memoryview:
-        """By slot, as of now: prompt and output, placeholders included."""
+        """By slot, current: tokens of prompt and output, placeholders included."""
         write_counts(self)
         return self.num_tokens_view
 
     @property
     def num_computed_tokens(self) -> memoryview:
-        """By slot, as of now: tokens in the KV cache when all prepared steps are done."""
+        """By slot, current: tokens in the KV cache when all prepared steps are done."""
         write_counts(self)
         return self.num_computed_tokens_view
 
     @property
     def output_tokens(self) -> memoryview:
-        """By slot, as of now: committed tokens of output."""
+        """By slot, current: committed tokens of output."""
         write_counts(self)
         return self.output_tokens_view
 
@@ -263,42 +263,41 @@ cdef class InputBatch:
     # Membership
 
     def add_request(self, int64_t slot, SequenceState state not None, tuple block_ids not None) -> int:
-        """Puts a sequence in an empty slot and returns its row: the lowest hole, else the end.
+        """Put a sequence into an empty slot and return its row: the lowest hole, else the end.
 
-        `block_ids`: one list, or buffer of int32, a group; together they hold what is computed already. In a
-        windowed group, blocks that no token will see any more may be −1. ValueError for a slot that is occupied
-        or does not exist, a sequence that is in a batch or could not go on, and blocks that are too many or few.
+        `block_ids`: by group, one list or buffer of int32; they hold all tokens that are computed already. In
+        a group with a window, blocks that no token attends to any more may be −1. ValueError for a slot that
+        is occupied or does not exist, a sequence in a batch or unable to go on, or too many or few blocks.
         """
         return add_state(self, slot, state, block_ids)
 
     def add_requests(self, slots, states, block_ids) -> None:
-        """As `add_request` for each of them: a list, or a buffer of int32, of slots, and as many of the others.
+        """Call `add_request` for each of `slots` (a list or a buffer of int32), `states` and `block_ids`.
 
-        For all or, when it raises, none.
+        All have the same length. Add all, or none if it raises.
         """
         add_all(self, slots, states, block_ids)
 
     def remove_request(self, int64_t slot) -> None:
-        """Takes a sequence out of its slot; its row becomes a hole.
+        """Remove a sequence from its slot; its row becomes a hole.
 
-        Steps under way compute for nothing: their tokens are dropped, its placeholders go. ValueError for a slot
-        without one.
+        Its results of steps under way are dropped, and so are its placeholders. ValueError for an empty slot.
         """
         stay_of(self, slot)
         leave(self, slot)
 
     def remove_requests(self, slots) -> None:
-        """As `remove_request` for each of them (a list, or a buffer of int32); for all or, when it raises, none."""
+        """Remove the sequences of all `slots` (a list or a buffer of int32), or none if it raises."""
         remove_all(self, slots)
 
     def condense(self) -> list[tuple[int, int]]:
-        """Fills the holes below `num_reqs` from the end of the order: (source row, target row), in the order done."""
+        """Fill the holes below `num_reqs` with the last rows; return the moves (source, target) in order."""
         cdef list moves = []
         compact(self, moves)
         return moves
 
     def order(self) -> list[int]:
-        """Slots by row; −1: a hole."""
+        """Return the slots by row; −1: a hole."""
         return [self.rows[row] for row in range(self.rows_end)]
 
     def row_of(self, int64_t slot) -> int:
@@ -311,18 +310,18 @@ cdef class InputBatch:
     # Block tables
 
     def append_block_ids(self, int64_t slot, tuple block_ids not None) -> None:
-        """Adds blocks to the end of a slot's row in each group's table: one list, or buffer of int32, a group."""
+        """Append blocks to a slot's row in each group's table: by group, one list or buffer of int32."""
         append_blocks(self, slot, block_ids)
 
     def append_one_each(self, slots, tuple block_ids not None) -> None:
-        """Adds one block to each slot's row in each group: lists, or buffers of int32, as long as `slots`.
+        """Append one block to each slot's row in each group: lists or buffers of int32, as long as `slots`.
 
-        For all or, when it raises, none.
+        Append all, or none if it raises.
         """
         append_one_block_each(self, slots, block_ids)
 
     def block_ids(self, int64_t slot) -> tuple[list[int], ...]:
-        """By group; what has slid out is −1."""
+        """Return the block ids by group; those that have slid out of the window are −1."""
         cdef int32_t group, column
         cdef int32_t *row
         stay_of(self, slot)
@@ -341,23 +340,22 @@ cdef class InputBatch:
         )
 
     def slide(self, int64_t slot, int64_t group) -> list[int]:
-        """Takes the blocks that no later token can see out of a slot's row: their ids, which are −1 from now on."""
+        """Replace the blocks that no later token attends to by −1 in a slot's row, and return their ids."""
         return slide_out(self, slot, group)
 
     def block_table(self, int64_t group) -> memoryview:
-        """The host's table of a group, int32 [slots, blocks a row]; of a row, `block_counts` entries mean anything."""
+        """Return a group's table, int32 [slots, blocks a row]; of a row, `block_counts` entries are valid."""
         check_group(self, group)
         return self.table_views[group]
 
     # A step
 
     def survey(self, max_rows):
-        """Sets `num_scheduled`: 1 for who has one token to compute, 0 for all others; says who has more.
+        """Set `num_scheduled` to 1 for slots with one token to compute, to 0 for others; return a `Survey`.
 
-        Of more than `max_rows` that could take part, those scheduled longest ago are chosen; a newcomer counts as
-        scheduled in the latest step, and prefills count. Of several scheduled equally long ago, those whose turn is
-        next: in the order of admission, round and round, after the one who was chosen last for a step that not
-        all could be in. Who has its last token under way takes no part.
+        At most `max_rows` take part, prefills included: those scheduled least recently. A newcomer counts as
+        scheduled in the latest step. Ties are broken round robin in the order of admission, after the
+        sequence chosen last when not all could be. A sequence whose last token is under way takes no part.
         """
         if max_rows < 0:
             raise ValueError(f"max_rows must not be negative, not {max_rows}")
@@ -367,16 +365,16 @@ cdef class InputBatch:
         return survey_all(self)
 
     def schedule(self, slots, counts) -> None:
-        """Sets `num_scheduled` of these slots: lists, or buffers of int32, of the same length."""
+        """Set `num_scheduled` of these slots: lists or buffers of int32, of the same length."""
         set_counts(self, slots, counts)
 
     def prepare_inputs(self, num_scheduled=None):
-        """Begins a step of so many tokens a slot (int32 [slots]; None: the batch's own column); None if all are 0.
+        """Begin a step of `num_scheduled` tokens (int32 [slots]; None: the batch's own); None if all are 0.
 
-        Condenses first. What is scheduled counts as computed from now on; a row that reaches its last token
-        samples, and has a placeholder until the commit. ValueError for a count that is negative or more than is
-        left, a row that takes no part, blocks that do not hold the tokens, more than `max_batched_tokens`;
-        RuntimeError when two steps are under way already.
+        Condenses first. Scheduled tokens count as computed from now on. A row that reaches its last token
+        samples, and has a placeholder until the commit. ValueError for a count that is negative or more than
+        is left, a row that takes no part, blocks that do not hold the tokens, or more than
+        `max_batched_tokens`; RuntimeError if two steps (one, with one arena) are under way already.
         """
         cdef Py_buffer buffer
         if num_scheduled is None:
@@ -390,10 +388,10 @@ cdef class InputBatch:
             PyBuffer_Release(&buffer)
 
     def commit_tokens(self, Step step not None, sampled):
-        """Ends the oldest step under way by what it sampled: int32 [S], where what is no token failed.
+        """End the oldest step under way with its samples, int32 [S]; an id that is no token means failure.
 
-        Appends each token in place of its placeholder and says whose last it was. ValueError for another step,
-        or a wrong number of samples.
+        Replace each placeholder by its token, and report which sequences have ended. ValueError for another
+        step, or a wrong number of samples.
         """
         cdef Py_buffer buffer
         if step is not self.oldest:
@@ -407,8 +405,10 @@ cdef class InputBatch:
             PyBuffer_Release(&buffer)
 
     def cancel_step(self, Step step not None) -> list[int]:
-        """Ends a step under way, not always the oldest, that went wrong: the slots of its rows that are still
-        there. They take no part from now on. ValueError for a step that is not under way."""
+        """End a failed step under way, the oldest or not; return the slots of its rows still present.
+
+        These take no part from now on. ValueError for a step that is not under way.
+        """
         return cancel(self, step)
 
 

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""Counts the values of a JSON text without making any of them, and without the GIL.
+"""A counter of the values in a JSON text, which creates no values and does not hold the GIL.
 
-A parser makes an object for each value while it holds the GIL. How many there will be must be known before it
-begins: that is all this module does. It reads each byte once and does not check the grammar.
+A parser creates an object for each value while it holds the GIL. This module counts the values before the
+parser begins. It reads each byte once and does not check the grammar.
 
 Promises:
 
-- Whatever the bytes are, no parser makes more values of them than are counted, up to where it finds an error.
+- For any bytes, no parser creates more values than are counted, up to where it finds an error.
 - The text is UTF-8 exactly if `invalid_at` is negative.
 - The GIL is not held while the bytes are read, and no memory is allocated.
 """
@@ -19,7 +19,7 @@ cimport cython
 
 cdef enum:
     NAMES_AT_MOST = 8
-    FRACTION = 4   # what a number with a fraction or an exponent counts: writing it takes that much longer
+    FRACTION = 4   # the count of a number with a fraction or an exponent: writing it takes that much longer
     NAME_SHOWN = 64
 
 cdef enum Kind:
@@ -39,7 +39,7 @@ classify(b"[{", OPEN)
 classify(b"]}", CLOSE)
 classify(b",", COMMA)
 classify(b":", COLON)
-classify(b'"', QUOTE)  # all others are LITERAL, which is 0
+classify(b'"', QUOTE)  # all other bytes are LITERAL, which is 0
 
 cdef uint64_t ONES = 0x0101010101010101
 cdef uint64_t HIGHS = 0x8080808080808080
@@ -54,7 +54,7 @@ cdef struct Text:
 cdef struct Name:
     const char *bytes
     Py_ssize_t length
-    int64_t numbers  # that belong to members of this name
+    int64_t numbers  # in members of this name
 
 
 cdef struct Member:
@@ -65,11 +65,11 @@ cdef struct Member:
 
 @cython.final
 cdef class Counts:
-    """What `count` found.
+    """The result of `count`.
 
-    `values`: all but the keys and what is in `apart`. `apart`: numbers in the members of those names, in their
-    order. `largest`: the name of the outermost object's member with most values, as it is written, at most 64
-    bytes of it; empty if there is none. `invalid_at`: where the first bytes are that are not UTF-8, or −1.
+    `values`: all except keys and those in `apart`. `apart`: for each of these names, how many numbers its
+    members have. `largest`: the name of the outermost object's member with most values, as it is written, at
+    most 64 bytes of it; empty if there is none. `invalid_at`: index of the first bytes not in UTF-8, or −1.
     """
 
     cdef readonly int64_t values
@@ -82,7 +82,7 @@ def count(body: bytes, apart: tuple[bytes, ...] = ()) -> Counts:
     """Count the values in a JSON text.
 
     Numbers in arrays, at any depth, below those members of the outermost object that `apart` names (at most 8
-    names) are counted for themselves. Any other number with a fraction or an exponent counts as 4 values.
+    names) are counted separately. Any other number with a fraction or an exponent counts as 4 values.
     """
     cdef Text text
     cdef Name names[NAMES_AT_MOST]
@@ -146,7 +146,7 @@ cdef int64_t walk(Text *text, Name *names, int known, Member *largest) noexcept 
             elif kind == CLOSE:
                 depth -= depth > 0
             elif kind == COLON and before == QUOTE:
-                values -= 1  # what was counted is a key
+                values -= 1  # the string was a key
                 if depth == 1:
                     keep_larger(largest, &member, values)
                     member = Member(string_begin, string_end, values)
@@ -157,7 +157,7 @@ cdef int64_t walk(Text *text, Name *names, int known, Member *largest) noexcept 
 
 
 cdef void keep_larger(Member *largest, const Member *member, int64_t values) noexcept nogil:
-    # `member.values` is how many there were before its own.
+    # `member.values` is the number of values before its own.
     if member.begin >= 0 and (largest.begin < 0 or values - member.values > largest.values):
         largest[0] = Member(member.begin, member.end, values - member.values)
 
@@ -171,7 +171,7 @@ cdef Name *name_of(const unsigned char *bytes, Py_ssize_t length, Name *names, i
 
 
 cdef Py_ssize_t end_of_literal(Text *text, Py_ssize_t at, bint *fraction) noexcept nogil:
-    # Whatever stands between spaces and the signs of JSON: numbers, names, and what is no JSON.
+    # A literal is any text between spaces and JSON's structural characters: numbers, names, and invalid JSON.
     cdef unsigned char byte
     fraction[0] = False
     while at < text.length and KINDS[text.bytes[at]] == LITERAL:
@@ -186,7 +186,7 @@ cdef Py_ssize_t end_of_literal(Text *text, Py_ssize_t at, bint *fraction) noexce
 
 
 cdef Py_ssize_t end_of_string(Text *text, Py_ssize_t at) noexcept nogil:
-    # Return what comes after the closing quote; of a string without one, one past the end of the text.
+    # Return the index after the closing quote; for a string without one, one past the end of the text.
     cdef const unsigned char *bytes = text.bytes
     cdef uint64_t word, quotes, escapes
     while at < text.length:

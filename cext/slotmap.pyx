@@ -1,17 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""Sequence ids: the numbers 0 … capacity − 1, each bound to one owner while that lives.
+"""An allocator of sequence ids, the numbers 0 … capacity − 1, each bound to at most one owner at a time.
 
-Owns which ids are free, and whom the others are bound to: a key, which is a number of the caller's. Knows
-nothing of sequences, batches or memory.
+Owns the set of free ids, and for each other id the key that it is bound to, a number that the caller chooses.
+It has no notion of sequences, batches or memory.
 
 Promises:
 
-- A handle names a binding, not an id: generation · 2³² + id. One whose owner has gone is refused, whoever has
-  the id now, until the id has had 2³¹ − 1 more owners.
-- The id given back last is the first to be given out, because its rows are still in the cache. No id is ever
-  out of use.
-- `alloc` and `free` take the same time however many ids there are.
+- A handle names a binding, not an id: generation · 2³² + id. A handle whose binding has ended is refused,
+  even if the id has a new owner, until the id has had 2³¹ − 1 more owners.
+- The id freed last is allocated first, because its rows are still in the cache. No id is ever retired.
+- `alloc` and `free` take constant time.
 - A method that raises has changed nothing.
 """
 
@@ -25,11 +24,11 @@ cimport cython
 
 
 class NoSlotFree(Exception):
-    """Fewer ids are free than were asked for; nothing has changed."""
+    """Fewer ids are free than were requested; nothing has changed."""
 
 
 class StaleHandle(LookupError):
-    """The handle's owner has gone, or there never was one; nothing has changed."""
+    """The handle's binding has ended or never existed; nothing has changed."""
 
 
 cdef enum:
@@ -44,13 +43,13 @@ cdef struct Slot:
 
 
 @cython.final
-@cython.no_gc  # it refers to nothing but numbers
+@cython.no_gc  # it refers to no objects
 cdef class SlotMap:
-    """Ids 0 … `capacity` − 1. Their first owners have the generation `first_generation`, 1 … 2³¹ − 1."""
+    """The ids 0 … `capacity` − 1. Their first owners have generation `first_generation`, 1 … 2³¹ − 1."""
 
     cdef Slot *rows
-    cdef int32_t *stack  # the ids that are free; the last one is used first
-    cdef int32_t count   # how many those are
+    cdef int32_t *stack  # the free ids; the last one is used first
+    cdef int32_t count   # the number of free ids
     cdef readonly int32_t capacity
 
     def __cinit__(self, capacity: int, *, first_generation: int = 1):
@@ -75,13 +74,13 @@ cdef class SlotMap:
 
     @property
     def available(self) -> int:
-        """How many ids are free."""
+        """The number of free ids."""
         return self.count
 
     def alloc(self, key: int) -> int:
-        """Binds a free id to `key`, any number of 64 bits with a sign, and returns the handle of the binding.
+        """Bind a free id to `key`, any signed 64-bit number, and return the handle of the binding.
 
-        `NoSlotFree` when there is none.
+        Raise `NoSlotFree` if no id is free.
         """
         cdef int64_t number = key_of(key)
         if self.count == 0:
@@ -92,7 +91,7 @@ cdef class SlotMap:
         return handle
 
     def alloc_many(self, keys: Sequence[int]) -> list[int]:
-        """As `alloc` of each, in order: of all of them or of none."""
+        """Call `alloc` for each key, in order: for all or for none."""
         sequence = PySequence_Fast(keys, "keys must be a sequence of numbers")
         cdef Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence)
         cdef Py_ssize_t i
@@ -110,11 +109,11 @@ cdef class SlotMap:
         return handles
 
     def free(self, handle: int) -> None:
-        """Ends a binding. `StaleHandle` when it has ended already."""
+        """End a binding. Raise `StaleHandle` if it has ended already."""
         self.release(self.slot_of(handle))
 
     def free_many(self, handles: Sequence[int]) -> None:
-        """As `free` of each, in order: of all of them or, when one is stale or named twice, of none."""
+        """Call `free` for each handle, in order: for all, or for none if one is stale or named twice."""
         sequence = PySequence_Fast(handles, "handles must be a sequence of numbers")
         cdef Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence)
         cdef Py_ssize_t i
@@ -128,15 +127,15 @@ cdef class SlotMap:
             raise
 
     def get(self, handle: int) -> int:
-        """The key that was bound. `StaleHandle` when the binding has ended."""
+        """Return the key that was bound. Raise `StaleHandle` if the binding has ended."""
         return self.rows[self.slot_of(handle)].key
 
     def is_valid(self, handle: int) -> bool:
-        """Whether this binding still lasts; False for a number that never was a handle."""
+        """Return whether this binding exists; False for a number that never was a handle."""
         return self.bound_slot(handle) != NONE
 
     def slots(self) -> list[int]:
-        """The ids that are bound, ascending. Takes time in proportion to the capacity."""
+        """Return the bound ids, ascending. Takes time in proportion to the capacity."""
         return [slot for slot in range(self.capacity) if self.rows[slot].bound]
 
     def __len__(self) -> int:
@@ -146,7 +145,7 @@ cdef class SlotMap:
         return object.__sizeof__(self) + self.capacity * (sizeof(Slot) + sizeof(int32_t))
 
     cdef void bind(self, int32_t slot, int64_t key) noexcept:
-        # `slot` is the one on top of the stack.
+        # `slot` must be on top of the stack.
         self.count -= 1
         self.rows[slot].key = key
         self.rows[slot].bound = True

@@ -1,13 +1,13 @@
-# The chain of hashes that tells what content a block has.
+# The chain of hashes that identifies the content of blocks.
 
 @cython.final
-@cython.no_gc  # it refers to nothing
+@cython.no_gc  # it refers to no objects
 cdef class BlockHashes:
-    """The hashes of one sequence's full blocks, a chain that all its KV cache groups share.
+    """The hash chain of one sequence's full blocks, which all its KV cache groups share.
 
-    Each is SipHash-2-4-128 under `hash_key` (16 bytes: random, so that nobody can prepare tokens that collide)
-    of the hash before it and the block's token ids, 4 bytes each. The first one follows the hash of `salt`:
-    sequences with different salts have nothing in common.
+    Each hash is SipHash-2-4-128 of the previous hash and the block's token ids, 4 bytes each. `hash_key`, 16
+    bytes, must be random, so that a client cannot construct tokens that collide. The first hash follows the
+    hash of `salt`: sequences with different salts share no blocks.
     """
 
     cdef Hash key
@@ -22,7 +22,7 @@ cdef class BlockHashes:
         self.block_size = block_size_of(block_size)
         if not isinstance(salt, bytes):
             raise TypeError(f"salt must be bytes, not {type(salt).__name__}")
-        # Filled up to a length that no block has, and so that no two salts become the same.
+        # Padded without ambiguity, so that different salts stay different.
         padded = salt + b"\x80" + bytes((4 - len(salt) % 4) % 4)
         self.root = siphash(&self.key, NULL, PyBytes_AS_STRING(padded), PyBytes_GET_SIZE(padded))
 
@@ -30,10 +30,10 @@ cdef class BlockHashes:
         PyMem_Free(self.chain)
 
     def extend(self, token_ids: Buffer) -> int:
-        """Hashes every full block of the sequence that is not hashed yet; returns how many there are.
+        """Hash every full block of the sequence that is not hashed yet; return the number of full blocks.
 
-        `token_ids`: int32, contiguous, all tokens of the sequence from its start. Those that are hashed already
-        are not looked at again; ValueError if there are fewer than that.
+        `token_ids`: int32, contiguous, all tokens of the sequence from its start. Tokens that are hashed
+        already are not read again; ValueError if there are fewer than that.
         """
         cdef Py_buffer view
         tokens_open(&view, token_ids)
@@ -47,7 +47,7 @@ cdef class BlockHashes:
         return self.count
 
     def __getitem__(self, index: int) -> bytes:
-        """The hash of block `index`, 16 bytes."""
+        """Return the hash of block `index`, 16 bytes."""
         cdef Py_ssize_t i = index
         if i < 0:
             i += self.count
@@ -70,7 +70,7 @@ cdef class BlockHashes:
             parent = &self.chain[self.count - 1] if self.count else &self.root
             hash = siphash(&self.key, parent, tokens + self.count * bytes_a_block, bytes_a_block)
             if hash.low == 0 and hash.high == 0:
-                hash.low = 1  # because 0 stands for none
+                hash.low = 1  # 0 stands for none
             self.chain[self.count] = hash
             self.count += 1
         return 0
@@ -85,7 +85,7 @@ cdef class BlockHashes:
 
 
 cdef int hash_tokens(BlockHashes chain, token_ids, Py_ssize_t blocks) except -1:
-    # Of a sequence that has at least that many full blocks.
+    # Extend the chain over all full blocks of `token_ids`, at least `blocks`.
     cdef Py_buffer view
     cdef Py_ssize_t full
     tokens_open(&view, token_ids)
@@ -100,7 +100,7 @@ cdef int hash_tokens(BlockHashes chain, token_ids, Py_ssize_t blocks) except -1:
 
 
 cdef int tokens_open(Py_buffer *view, numbers) except -1:
-    # Of int32 in a row. On success the caller releases it.
+    # Open a contiguous int32 buffer. On success the caller releases it.
     cdef const char *form
     PyObject_GetBuffer(numbers, view, PyBUF_CONTIG_RO | PyBUF_FORMAT)
     form = view.format

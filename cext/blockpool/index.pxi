@@ -1,5 +1,5 @@
-# From content to block. Lookups are apart from the pool, so that the compiler knows that nothing of it changes
-# meanwhile.
+# The index from content to block. Lookups do not take the pool as an argument, so that the compiler knows
+# that its fields do not change meanwhile.
 
 cdef int32_t find_block(BlockPool pool, Hash *hash) noexcept:
     cdef Place *place = place_of(pool.places, pool.mask, hash)
@@ -7,7 +7,7 @@ cdef int32_t find_block(BlockPool pool, Hash *hash) noexcept:
 
 
 cdef void index_add(BlockPool pool, int32_t id) noexcept:
-    # Its hash is not there yet.
+    # The hash of the block must not be indexed yet.
     cdef Place *place = place_of(pool.places, pool.mask, &pool.blocks[id].hash)
     place.hash = pool.blocks[id].hash
     place.number = PyList_GET_ITEM(<PyObject *>pool.numbers, id)
@@ -15,8 +15,8 @@ cdef void index_add(BlockPool pool, int32_t id) noexcept:
 
 
 cdef void index_remove(BlockPool pool, int32_t id) noexcept:
-    # No effect when another block is indexed for its hash, or none. What was pushed on by it moves back, so
-    # that no search ends at the gap.
+    # Do nothing if the index has another block, or none, for this hash. Entries after it move back toward
+    # their home place, so that no later search ends at the gap.
     cdef Place *found = place_of(pool.places, pool.mask, &pool.blocks[id].hash)
     cdef int64_t gap, place, home
     if is_none(&found.hash) or found.block != id:
@@ -34,7 +34,7 @@ cdef void index_remove(BlockPool pool, int32_t id) noexcept:
 
 
 cdef inline Place *place_of(Place *places, int64_t mask, Hash *hash) noexcept:
-    # Where this hash is, or the empty place where it would be.
+    # Return the place of this hash, or the empty place where it would go.
     cdef int64_t place = <int64_t>hash.low & mask
     while not is_same(&places[place].hash, hash) and not is_none(&places[place].hash):
         place = (place + 1) & mask
@@ -44,7 +44,7 @@ cdef inline Place *place_of(Place *places, int64_t mask, Hash *hash) noexcept:
 cdef Py_ssize_t find_prefix(
     Place *places, int64_t mask, Hash *chain, Py_ssize_t longest, PyObject **found
 ) noexcept:
-    # Leaves the blocks in `found`; returns how many they are.
+    # Write the blocks to `found`; return their number.
     cdef Place *place
     cdef Py_ssize_t i
     for i in range(min(longest, AHEAD)):
@@ -63,7 +63,7 @@ cdef Py_ssize_t find_prefix(
 cdef Py_ssize_t find_window(
     Place *places, int64_t mask, Hash *chain, Py_ssize_t longest, Py_ssize_t window, PyObject **found
 ) noexcept:
-    # From the end, until `window` blocks in a row are there; returns where they end.
+    # Search from the end until `window` consecutive blocks are found; return the index after the last.
     cdef Place *place
     cdef Py_ssize_t length = longest
     cdef Py_ssize_t first = longest

@@ -1,7 +1,7 @@
-# Requests that have ended and are kept, and the order in which they were used.
+# Kept requests, and the linked list that orders them by last use.
 
 cdef int32_t new_row(BlockPool pool, Py_ssize_t count) except NONE:
-    # A row with room for `count` blocks and nothing in it.
+    # Return an empty row with room for `count` blocks.
     cdef int32_t row, room
     cdef Request *request
     if pool.free_request == NONE:
@@ -29,8 +29,8 @@ cdef void free_row(BlockPool pool, int32_t row) noexcept:
 
 
 cdef int32_t enter_key(BlockPool pool, key, int32_t row) except -2:
-    # From now on `key` means `row`; returns the row that it meant before.
-    # (Of equal keys, the dict has the first.)
+    # Map `key` to `row`; return the row that it mapped to before, or NONE.
+    # Of equal keys the dict keeps the first object, so `requests` must refer to that one.
     before = pool.rows.get(key)
     pool.rows[key] = row
     pool.requests[row].key = <PyObject *>key if before is None else pool.requests[<int32_t>before].key
@@ -38,7 +38,7 @@ cdef int32_t enter_key(BlockPool pool, key, int32_t row) except -2:
 
 
 cdef void keep_row(BlockPool pool, int32_t row, Py_ssize_t count) noexcept:
-    # Of the blocks in `scratch`, holds those whose content is known, or the ones that are indexed for it.
+    # Hold the blocks in `scratch` that have a hash, or instead the blocks that are indexed for that hash.
     cdef Request *request = &pool.requests[row]
     cdef Py_ssize_t i
     cdef int32_t holder
@@ -62,7 +62,7 @@ cdef void keep_row(BlockPool pool, int32_t row, Py_ssize_t count) noexcept:
 
 
 cdef int cover_with(BlockPool pool, int32_t row) except -1:
-    # Drops the requests whose last block this one holds, with as many before it.
+    # Drop the requests that `row` covers: it holds their last block, with at least as many blocks before it.
     cdef Request *request = &pool.requests[row]
     cdef int32_t i, other
     cdef int32_t last = request.count - 1
@@ -83,7 +83,7 @@ cdef int evict_row(BlockPool pool, int32_t row) except -1:
 
 
 cdef void drop_row(BlockPool pool, int32_t row) noexcept:
-    # Its key is not in `rows`, or means another row by now.
+    # The key of the row must not be in `rows`, or map to another row by now.
     cdef Request *request = &pool.requests[row]
     cdef Block *block
     cdef int32_t i

@@ -1,7 +1,7 @@
-# Arguments, answers, and memory that grows.
+# Conversion of arguments and results, and buffers that grow.
 
 cdef list list_answer(BlockPool pool, Py_ssize_t gone, Py_ssize_t length):
-    # The first `length` of `found` as a list, with −1 for the first `gone`.
+    # Return the first `length` of `found` as a list, with −1 for the first `gone`.
     cdef PyObject **found = pool.found
     cdef PyObject *result
     cdef Py_ssize_t i
@@ -26,7 +26,7 @@ cdef BlockHashes own_hashes(BlockPool pool, hashes):
 
 
 cdef Py_ssize_t read_blocks(BlockPool pool, block_ids) except -1:
-    # Leaves in `scratch` the ids that are not NONE; returns how many they are.
+    # Write to `scratch` the ids that are not NONE; return their number.
     cdef Py_ssize_t count = read_range(pool, block_ids, 0, -1)
     cdef Py_ssize_t i
     cdef Py_ssize_t own = 0
@@ -37,7 +37,7 @@ cdef Py_ssize_t read_blocks(BlockPool pool, block_ids) except -1:
 
 
 cdef Py_ssize_t read_range(BlockPool pool, block_ids, Py_ssize_t begin, Py_ssize_t end) except -1:
-    # Leaves in `scratch` the ids from `begin` on, up to `end` or, if that is −1, all; returns how many.
+    # Write to `scratch` the ids from `begin` up to `end`, or to the last if `end` is −1; return their number.
     if not isinstance(block_ids, (list, tuple)) and PyObject_CheckBuffer(block_ids):
         return read_buffer(pool, block_ids, begin, end)
     sequence = PySequence_Fast(block_ids, "block ids must be a sequence of numbers")
@@ -96,7 +96,7 @@ cdef int reserve_scratch(BlockPool pool, Py_ssize_t count) except -1:
 
 
 cdef int64_t counted(number) except -1:
-    # A count, however large.
+    # Convert to a count; one that is too large becomes INT64_MAX.
     cdef int overflow = 0
     cdef int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow)
     if overflow > 0:
@@ -107,7 +107,7 @@ cdef int64_t counted(number) except -1:
 
 
 cdef void *grown(void *rows, size_t size) except NULL:
-    # On failure the old array is still there, and still the caller's.
+    # On failure the old array stays valid and the caller still owns it.
     rows = PyMem_Realloc(rows, size)
     if rows == NULL:
         raise MemoryError

@@ -1,4 +1,4 @@
-# References. `scratch` holds the ids of the call, as `read_blocks` left them.
+# Reference counts. `scratch` holds the ids of the call, as `read_blocks` wrote them.
 
 cdef int drop_references(BlockPool pool, Py_ssize_t count) except -1:
     cdef Py_ssize_t i
@@ -21,7 +21,7 @@ cdef void restore_references(BlockPool pool, Py_ssize_t count) noexcept:
 
 
 cdef void settle_blocks(BlockPool pool, int32_t *ids, Py_ssize_t count) noexcept:
-    # Makes free those that nobody needs any more, so that the first is the next to be taken.
+    # Free the blocks without references or kept requests. The first of them is allocated next.
     cdef Py_ssize_t i
     cdef Block *block
     for i in range(count - 1, -1, -1):

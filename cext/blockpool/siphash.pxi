@@ -1,4 +1,4 @@
-# SipHash-2-4 with 128 bits of result (Aumasson, Bernstein: SipHash, a fast short-input PRF).
+# SipHash-2-4 with a 128-bit result (Aumasson, Bernstein: SipHash, a fast short-input PRF).
 
 cdef struct Sip:
     uint64_t v0
@@ -8,7 +8,7 @@ cdef struct Sip:
 
 
 cdef inline Hash siphash(Hash *key, Hash *parent, const char *message, size_t length) noexcept:
-    # Of the 16 bytes of `parent`, if there is one, and then the message.
+    # Hash the 16 bytes of `parent`, unless it is NULL, and then the message.
     cdef Sip sip
     cdef Hash result
     cdef uint64_t word

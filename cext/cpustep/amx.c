@@ -1,5 +1,5 @@
-/* AMX: bfloat16 products and attention of many rows in tiles of 16 × 32. What is done by the row, and attention of
- * few rows, is as with vdpbf16ps alone. */
+/* AMX: bfloat16 products, and attention of many rows, in tiles of 16 × 32. Operations on single rows, and
+ * attention of few rows, use vdpbf16ps. */
 #include "cpustep.h"
 #include "targets.h"
 

@@ -1,9 +1,9 @@
-/* Attention of up to 32 rows of queries in AMX tiles. A page of keys is a row of right operands as it lies, and so is
- * a page of values, of 16 tokens. The softmax runs along with them, KEYS at a time. */
+/* Attention of up to 32 rows of queries in AMX tiles. Pages of keys and of values, of 16 tokens each, are
+ * stored as right operands. The softmax is computed online, KEYS keys at a time. */
 
 enum { KEYS = 128 };
 
-/* 0…3 sums; 4 queries and 6 keys, of 32 channels; 5 weights and 7 values, of 16 tokens. */
+/* Tiles 0…3: sums; 4 and 6: queries and keys, of 32 channels; 5 and 7: weights and values, of 16 tokens. */
 static void shape_attention_tiles(void)
 {
     TileShapes shapes = {.palette = 1};
@@ -16,14 +16,14 @@ static void shape_attention_tiles(void)
 
 typedef struct {
     float scores[ROWS_AT_ONCE][KEYS];
-    float values[ROWS_AT_ONCE][HEAD_AT_MOST]; /* weighted so far; rows are `room` apart */
+    float values[ROWS_AT_ONCE][HEAD_AT_MOST]; /* weighted sums so far; rows are `room` apart */
     bf16 weights[ROWS_AT_ONCE][KEYS];
     float top[ROWS_AT_ONCE], sum[ROWS_AT_ONCE], keep[ROWS_AT_ONCE];
 } __attribute__((aligned(64))) Front;
 
 _Static_assert(sizeof(Front) <= SCRATCH_BYTES, "a thread's scratch is too small");
 
-/* Scores of 32 rows against one page. */
+/* Compute the scores of 32 rows against one page. */
 ALWAYS void score_page(const bf16 *q, int room, const bf16 *page, float *scores)
 {
     _tile_zero(0);
@@ -39,7 +39,7 @@ ALWAYS void score_page(const bf16 *q, int room, const bf16 *page, float *scores)
     _tile_stored(1, scores + 16 * KEYS, KEYS * 4);
 }
 
-/* Adds the weighted values of 32 rows, 32 channels from `channel` on. */
+/* Add the weighted values of 32 rows, for 32 channels from `channel` on. */
 ALWAYS void weigh_pages(Front *front, int room, int channel, const char *const *pages, int count, long values)
 {
     float *sums = front->values[0] + channel;
@@ -66,7 +66,7 @@ ALWAYS void weigh_pages(Front *front, int room, int channel, const char *const *
     _tile_stored(3, sums + 16 * room + 16, room * 4);
 }
 
-/* The scores of `count` keys from position `first` on become weights; `low`, `high` say what each row sees. */
+/* Turn scores of `count` keys from position `first` on into weights. Row r attends to low[r] … high[r]. */
 static void soften_front(const Shape *shape, Front *front, int rows, int first, int count, const int *low,
                          const int *high)
 {

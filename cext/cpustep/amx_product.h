@@ -1,8 +1,8 @@
-/* Products in AMX tiles. Weights of 8 bits are made into tiles of bfloat16 a little before they are multiplied by: the
- * vector units and memory are at work on some blocks while the tiles are on others.
+/* Products in AMX tiles. 8-bit weights are widened to bfloat16 tiles shortly before they are used, so that
+ * the vector units and memory work on some blocks while the tile unit works on others.
  *
- * Tiles 0…3 hold the sums of 2 × 16 rows and 2 × 16 outputs, 4 and 5 rows of the input, 6 and
- * 7 weights. A row's sums run over the inputs in their order, whatever the number of rows. */
+ * Tiles 0…3 hold the sums of 2 × 16 rows and 2 × 16 outputs, 4 and 5 rows of the input, 6 and 7 weights. A
+ * row's sums run over the inputs in order, whatever the number of rows. */
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -11,18 +11,18 @@ typedef struct {
 } __attribute__((packed)) TileShapes;
 
 enum {
-    AHEAD = 1024, /* bytes of weights between what is read and what is asked for */
-    FAR_AHEAD = 4096, /* where there is more to compute than to wait for: to the second-level cache only */
+    AHEAD = 1024, /* prefetch distance of weights, in bytes */
+    FAR_AHEAD = 4096, /* the same where compute takes longer than memory: into the second-level cache only */
     AHEAD_NARROW = 2048,
-    DEPTH_AT_ONCE = 8, /* blocks of 32 inputs, about so many that a panel's part of them stays in the nearest cache */
+    DEPTH_AT_ONCE = 8, /* blocks of 32 inputs; about a panel's part that stays in the first-level cache */
     ROWS_OF_PART = 512,
-    PANELS_AT_ONCE = 6, /* so many that their sums and a part of the rows stay in the second-level cache */
+    PANELS_AT_ONCE = 6, /* their sums and a part of the rows stay in the second-level cache */
     SUMS_BYTES = ROWS_OF_PART * PANELS_AT_ONCE * PANEL * 4,
-    BLOCKS_AT_MOST = DEPTH_AT_ONCE * 3 / 2, /* of a part: they are of about the same size */
-    LEAD = 2, /* blocks of 8-bit weights that are ready before they are needed, for up to 32 rows */
+    BLOCKS_AT_MOST = DEPTH_AT_ONCE * 3 / 2, /* in a part: parts have about the same size */
+    LEAD = 2, /* blocks of 8-bit weights that are widened ahead of their use, for up to 32 rows */
     RING = 4
 };
-/* Behind the sums: two parts of a panel that was of 8 bits, or a ring of blocks. */
+/* After the sums, the scratch has two widened parts of a panel of 8-bit weights, or a ring of such blocks. */
 _Static_assert(SUMS_BYTES + 2 * BLOCKS_AT_MOST * 2 * TILE * 2 <= SCRATCH_BYTES, "a thread's scratch is too small");
 _Static_assert(RING <= 2 * BLOCKS_AT_MOST && LEAD < RING, "the ring is as large as the parts, and has room to go on");
 
@@ -36,7 +36,7 @@ static void shape_tiles(int rows)
     _tile_loadconfig(&shapes);
 }
 
-/* Asks for the two tiles of weights that are read a little later. `T`: how many tiles of rows they are for. */
+/* Prefetch the two tiles of weights that are read a little later. `T`: the number of tiles of rows. */
 ALWAYS void ask_for(const int T, const bf16 *w)
 {
 #pragma GCC unroll 32
@@ -48,8 +48,7 @@ ALWAYS void ask_for(const int T, const bf16 *w)
     }
 }
 
-/* Sums that are complete. What becomes of them is computed a few rows at a time between the tiles of the products
- * that follow: the vector units have nothing else to do then. */
+/* Complete sums. They are processed a few rows at a time between the next products, in idle vector units. */
 typedef struct {
     float (*sums)[256];
     int panel, top; /* the rows begin at `top` */
@@ -67,7 +66,7 @@ ALWAYS void finish_some(const int kind, const Product *p, Ripe *ripe, int rows)
 
 ALWAYS void finish_rest(const int kind, const Product *p, Ripe *ripe) { finish_some(kind, p, ripe, 32); }
 
-/* A block of 8-bit weights becomes two tiles; what is read later is asked for. */
+/* Widen a block of 8-bit weights into two tiles, and prefetch weights that are read later. */
 ALWAYS void widen_block(const int8_t *from, bf16 *to)
 {
     for (int i = 0; i < 2 * TILE; i += 64) {
@@ -77,8 +76,8 @@ ALWAYS void widen_block(const int8_t *from, bf16 *to)
     }
 }
 
-/* Up to 32 rows: the weights are read once, as fast as memory gives them. `T`: how many tiles of rows. `ring`: room for
- * RING blocks of weights that were `narrow`. */
+/* Multiply up to 32 rows: the weights are read once, at memory bandwidth. `T`: the number of tiles of rows.
+ * `narrow`: weights of 8 bits. `ring`: room for RING widened blocks of them. */
 ALWAYS void few_rows(const int kind, const int narrow, const int T, const Product *p, int panel, float (*sums)[256],
                      bf16 *ring, Ripe *ripe)
 {
@@ -123,11 +122,11 @@ ALWAYS void few_rows(const int kind, const int narrow, const int T, const Produc
     *ripe = (Ripe){.sums = sums, .panel = panel, .count = p->rows};
 }
 
-/* The weights that follow those at work: asked for from memory, `lines` cache lines for each block; or, if they are of
- * 8 bits, made ready in `to` at that rate, until there are none left. */
+/* The weights that are used next. They are prefetched, `lines` cache lines for each block; those of 8 bits
+ * are widened into `to` at that rate, until `left` is 0. */
 typedef struct {
     const char *from;
-    long then; /* 8 bits: what is needed next lies so far behind `from`, and is asked for */
+    long then; /* 8 bits: the distance from `from` to the weights after these, which are prefetched */
     bf16 *to;
     long left; /* numbers */
     int lines;
@@ -141,7 +140,7 @@ ALWAYS void widen_lines(Coming *coming, int lines)
     }
 }
 
-/* 32 rows, a part of the inputs: added to `sums`, or the first of them. */
+/* Multiply 32 rows by a part of the inputs; add the result to `sums`, or store it there if `first`. */
 ALWAYS void many_rows(const int kind, const int narrow, const Product *p, const bf16 *a, long next_rows, const bf16 *w,
                       int blocks, int first, float (*sums)[256], Coming *coming, Ripe *ripe)
 {
@@ -182,18 +181,18 @@ ALWAYS void many_rows(const int kind, const int narrow, const Product *p, const 
     _tile_stored(3, sums[3], 64);
 }
 
-/* Some rows, up to PANELS_AT_ONCE panels. A part of the inputs goes through all of them before the next one: rows of
- * the input and weights stay near, at the price of sums that are put down and taken up again. */
+/* Multiply some rows by up to PANELS_AT_ONCE panels. Each part of the inputs is applied to all of them before
+ * the next part: input rows and weights stay in cache, at the cost of storing and reloading sums. */
 ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Product *p, int top, int bottom,
                                   int first_panel, int last_panel, float (*sums)[256], bf16 *room)
 {
     int blocks = p->depth / 32, parts = (blocks + DEPTH_AT_ONCE / 2) / DEPTH_AT_ONCE;
-    /* A panel's part is asked for while the one before is worked on. */
+    /* A panel's part is prefetched while the previous one is in use. */
     int lines = (32 * 32 + bottom - top - 1) / (bottom - top);
     long panel_size = (long)p->depth * PANEL;
     Ripe ripe = {0};
     if (parts == 0) parts = 1;
-    int turn = 0; /* of the two rooms, the one that is worked on */
+    int turn = 0; /* which of the two buffers is in use */
     Coming coming = {.from = (const char *)p->weight + first_panel * panel_size, .to = room,
                      .left = blocks / parts * 2L * TILE, .lines = lines};
     if (narrow) widen_lines(&coming, INT32_MAX);
@@ -216,7 +215,7 @@ ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Produc
             }
             for (int row = top; row < bottom; row += 32, at += 4) {
                 const bf16 *a = (const bf16 *)p->input + (long)row * p->depth + block * TILE;
-                /* Of the last 32 rows the second half may not be there: then the first is taken twice. */
+                /* The second half of the last 32 rows may not exist; then the first half is used twice. */
                 long next_rows = row + 16 < p->rows ? 16L * p->depth : 0;
                 many_rows(kind, narrow, p, a, next_rows, w, end - block, part == 0, at, &coming, &ripe);
                 if (part < parts - 1) continue;
@@ -224,7 +223,7 @@ ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Produc
                 int count = bottom - row < 32 ? bottom - row : 32;
                 ripe = (Ripe){.sums = at, .panel = panel, .top = row, .count = count};
             }
-            if (narrow) widen_lines(&coming, INT32_MAX); /* the next part may be a block more */
+            if (narrow) widen_lines(&coming, INT32_MAX); /* the next part may have one block more */
         }
     }
     finish_rest(kind, p, &ripe);
@@ -246,7 +245,7 @@ ALWAYS void multiply_kind(const int kind, const int narrow, const Product *p, in
     }
     Ripe ripe = {0};
     for (int panel = first_panel; panel < last_panel; panel++) {
-        float(*at)[256] = sums + (panel & 1) * 4; /* the other four are still to be finished */
+        float(*at)[256] = sums + (panel & 1) * 4; /* the other four are not post-processed yet */
         if (p->rows <= 16)
             few_rows(kind, narrow, 1, p, panel, at, room, &ripe);
         else

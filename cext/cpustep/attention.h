@@ -1,19 +1,19 @@
 /* Attention of some rows of queries over the pages of their sequence, for one dtype. Included by kernels.h.
  *
- * Keys are seen in chunks of CHUNK positions, counted from position 0 on: a chunk has a softmax of its own (its
- * maximum, its sum, its weighted values), and the chunks are merged in order. So a row's result is the same
- * whether it is alone or beside others, read at once or in parts on several threads. A key that a row may not
- * see weighs exactly 0 there. */
+ * Keys are processed in chunks of CHUNK positions, counted from position 0 on. Each chunk has its own softmax
+ * (maximum, sum, weighted values), and the chunks are merged in order. So a row's result does not depend on
+ * other rows, nor on whether several threads share its keys. A masked key weighs exactly 0. */
 
 enum { NAME(together) = VW == 16 ? 8 : VW == 8 ? 4 : 2 }; /* rows whose sums fit in registers */
 
-/* A row's running state: [0] the maximum, [1] the sum, [2 …] the values weighted so far. */
+/* A row's running state: [0] the maximum, [1] the sum, [16 …] the weighted values so far. */
 #undef STATE
 #undef NOTHING
 #define STATE(room) ((room) + 16)
 #define NOTHING -1e30f /* the maximum of no scores: finite, so that it can be subtracted from itself */
 
-/* Scores of R rows against `N` pages of keys, which are `stride` bytes apart in neither: `pages` says where. */
+/* Compute the scores of R rows against the `N` pages of keys at `pages`, and prefetch the next N pages of
+ * keys and what is `ahead` bytes after these: their pages of values. */
 ALWAYS void NAME(score)(const int R, const int N, const NAME(number) *q, int room, int channels,
                         const char *const *pages, long ahead, float *scores)
 {
@@ -63,7 +63,7 @@ ALWAYS void NAME(score)(const int R, const int N, const NAME(number) *q, int roo
             for (int j = 0; j < PIECES; j++) store(scores + r * CHUNK + n * BLOCK + j * VW, sums[r][n][j]);
 }
 
-/* The weighted values of R rows, `W` vectors of channels from `channel` on. */
+/* Compute the weighted values of R rows, `W` vectors of channels from `channel` on. */
 ALWAYS void NAME(weigh)(const int R, const int W, const NAME(number) *weights, int room, int channel,
                         const char *const *pages, int count, long values, float *states)
 {
@@ -103,8 +103,8 @@ ALWAYS void NAME(weigh)(const int R, const int W, const NAME(number) *weights, i
         for (int w = 0; w < W; w++) store(states + r * STATE(room) + 16 + channel + w * VW, sums[r][w]);
 }
 
-/* A row's scores become weights of its values; the chunk's maximum and sum go to `state`. `first`: the position
- * of the first score; the row sees low ≤ position ≤ high. */
+/* Turn a row's scores into softmax weights, and write the chunk's maximum and sum to `state`. `first`: the
+ * position of the first score; the row attends to low ≤ position ≤ high. */
 ALWAYS void NAME(soften)(const Shape *shape, float *scores, NAME(number) *weights, int first, int count, int low, int high,
                          float *state)
 {
@@ -127,7 +127,7 @@ ALWAYS void NAME(soften)(const Shape *shape, float *scores, NAME(number) *weight
     state[1] = total(sum);
 }
 
-/* `part`, of the keys that follow, into `state`. */
+/* Merge `part`, of the keys that follow, into `state`. */
 ALWAYS void NAME(join)(float *state, const float *part, int room)
 {
     float top = state[0] > part[0] ? state[0] : part[0];
@@ -137,7 +137,7 @@ ALWAYS void NAME(join)(float *state, const float *part, int room)
     for (int i = 16; i < STATE(room); i += VW) store(state + i, load(state + i) * keep + load(part + i) * take);
 }
 
-/* What a row found, divided by its sum, to its place in the output projection's input. */
+/* Write a row's values, divided by their sum, to their place in the output projection's input. */
 ALWAYS void NAME(hand_over)(const Model *model, const float *state, int kv_head, int row, int group_head, int rows)
 {
     const Shape *shape = &model->shape;
@@ -149,7 +149,7 @@ ALWAYS void NAME(hand_over)(const Model *model, const float *state, int kv_head,
             NAME(put)(NAME(spot)(model->found, rows, depth, row, channel + i), load(state + 16 + i) * share);
         return;
     }
-    for (int i = 0; i < D; i++) { /* a vector would reach into the next head, which is another thread's */
+    for (int i = 0; i < D; i++) { /* a vector would overlap the next head, which another thread may write */
         float value = state[16 + i] * share[0];
 #if BF16
         *NAME(spot)(model->found, rows, depth, row, channel + i) = to_bf16(value);
@@ -194,7 +194,7 @@ static void NAME(weigh_rows)(int rows, const NAME(number) *weights, int room, co
 }
 #undef CASE
 
-/* One chunk of keys for up to `together` rows, the results to `states`. `low`, `high`: what each row sees. */
+/* Attend to a chunk of keys with up to `together` rows, row r to low[r] … high[r]; write to `states`. */
 static void NAME(see_chunk)(const Model *model, const Layer *layer, const Task *task, int kv_head, int chunk,
                             const NAME(number) *q, int rows, const int *low, const int *high, char *scratch,
                             float *states)
@@ -202,7 +202,7 @@ static void NAME(see_chunk)(const Model *model, const Layer *layer, const Task *
     const Shape *shape = &model->shape;
     int room = padded(shape->head_dim), channels = shape->head_dim;
     int first_block = chunk * (CHUNK / BLOCK), last_block = first_block + CHUNK / BLOCK;
-    /* The first row sees from the lowest position on, the last one up to the highest. */
+    /* The first row has the lowest position, the last row the highest. */
     if (first_block < low[0] / BLOCK) first_block = low[0] / BLOCK;
     if (last_block > high[rows - 1] / BLOCK + 1) last_block = high[rows - 1] / BLOCK + 1;
     int count = last_block - first_block;

@@ -1,4 +1,4 @@
-/* AVX-512: float32, and bfloat16 that is widened as it is read. */
+/* AVX-512: float32, and bfloat16 that is widened when it is loaded. */
 #include "cpustep.h"
 #include "targets.h"
 

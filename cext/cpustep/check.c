@@ -1,4 +1,4 @@
-/* What could be wrong with a step: every number that becomes an address is looked at here, once. */
+/* Validation of a step: every number that becomes an address is checked here, once. */
 #include "cpustep.h"
 
 #include <stdarg.h>

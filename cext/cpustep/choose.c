@@ -1,4 +1,4 @@
-/* Chooses the next tokens of all rows, on some threads. */
+/* Chooses the next tokens of all rows, on several threads. */
 #include "cpustep.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <omp.h>
 #endif
 
-/* A thread's own: two rows of scores, filled up to whole runs, and for each run its highest and its sum. */
+/* For each thread: two rows of scores, padded to whole runs, and the maximum and sum of each run. */
 static size_t scratch_bytes(int vocabulary)
 {
     size_t runs = ((size_t)vocabulary + RUN - 1) / RUN;

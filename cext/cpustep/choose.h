@@ -1,15 +1,15 @@
-/* The next token of a row of logits: the highest, or a draw. Included by kernels.h for float32.
+/* Chooses the next token of a row of logits: the highest, or a draw. Included by kernels.h for float32.
  *
- * A row's scores are its logits, less the highest, over the temperature: 0 and below. top_k, top_p and min_p are all
- * thresholds of the score, so that equal scores stay or go together; a draw is the inverse of the sum of weights in the
- * vocabulary's order. A row's result depends on nothing but the row. */
+ * A score is (logit − highest) / temperature, so at most 0. top_k, top_p and min_p are all thresholds of the
+ * score, so that equal scores are kept or dropped together. A draw inverts the cumulative weights in
+ * vocabulary order. A row's result depends only on the row. */
 
 enum {
     BINS = 1024,
-    FEW = 64 /* scores that are simply sorted */
+    FEW = 64 /* scores that are sorted instead */
 };
 
-/* The highest of a row and the first place where it is; NaN counts as highest. */
+/* Find the highest logit of a row and its first index; NaN counts as highest. */
 static void NAME(find_highest)(const float *x, int count, float *highest, int64_t *place)
 {
     vf best = splat(-INFINITY);
@@ -45,7 +45,7 @@ static void NAME(find_highest)(const float *x, int count, float *highest, int64_
     *place = at;
 }
 
-/* Scores of a row, filled up to whole runs with what is never chosen, and the highest of each run. */
+/* Compute the scores of a row, padded to whole runs with −inf, and the maximum of each run. */
 static void NAME(take_scores)(const float *x, int count, float top, float temperature, float *scores, float *tops)
 {
     vf factor = splat(1.0f / temperature), zero = {0};
@@ -63,7 +63,7 @@ static void NAME(take_scores)(const float *x, int count, float top, float temper
     }
 }
 
-/* The one that is at `rank`, from 0 on, when they fall; their order is lost. */
+/* Return the value at `rank`, from 0 on, of the values in descending order (quickselect). Reorders them. */
 static float NAME(select)(float *values, int count, int rank)
 {
     int low = 0, high = count - 1;
@@ -88,8 +88,8 @@ static float NAME(select)(float *values, int count, int rank)
     return values[rank];
 }
 
-/* The score that `k` scores reach. As many runs as have a highest of at least some score have as many scores that do:
- * so only the runs at the top are looked at. */
+/* Return the k-th highest score. If k runs have a maximum of at least x, then at least k scores reach x; so
+ * only the runs with the k highest maxima are searched. */
 static float NAME(find_kth)(const float *scores, const float *tops, int runs, int k, float *room)
 {
     float least = -INFINITY;
@@ -110,7 +110,7 @@ static float NAME(find_kth)(const float *scores, const float *tops, int runs, in
 
 ALWAYS vf NAME(weight)(vf scores, vf least) { return choose(scores >= least, power_of_two(scores * LOG2_E), (vf){0}); }
 
-/* The weight of each run, of scores that are not below `least`, and of all. */
+/* Compute the weight of each run, counting scores of at least `least`; return their sum. */
 static double NAME(weigh_runs)(const float *scores, const float *tops, int runs, float least, double *sums)
 {
     double whole = 0;
@@ -129,15 +129,15 @@ static int NAME(falls)(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The highest score such that those that reach it weigh `wanted` of `whole` together; `least` if they never do. Scores
- * are counted into bins by their weight, and then those of the one bin that matters, until they are few. */
+/* Return the highest score such that the scores that reach it weigh `wanted` of `whole` together; `least` if
+ * there is none. Weights are summed in bins; the bin with the threshold is split until few scores remain. */
 static float NAME(find_nucleus)(const float *scores, const float *tops, int runs, float least, double wanted,
                                 double whole, float *room)
 {
-    double before = 0, weights[BINS], parts[4][BINS]; /* parts: an addition need not wait for the one before */
-    /* If all scores were below this one, they would still not weigh what may be missing. */
+    double before = 0, weights[BINS], parts[4][BINS]; /* parts: for independent additions */
+    /* All scores below this one weigh less than whole − wanted, so the threshold is not among them. */
     float top = 0, low = logf((float)((whole - wanted) / ((double)runs * RUN))) - 0.01f;
-    if (!(low > -87.0f)) low = -87.0f; /* what is lower weighs nothing */
+    if (!(low > -87.0f)) low = -87.0f; /* lower scores have weight 0 */
     if (low < least) low = least;
     int left = 0;
     for (int run = 0; run < runs; run++) {
@@ -168,7 +168,7 @@ static float NAME(find_nucleus)(const float *scores, const float *tops, int runs
             if (weights[chosen] > 0) last = chosen;
             sum += weights[chosen];
         }
-        if (chosen == BINS) { /* all of them are not enough, by a rounding */
+        if (chosen == BINS) { /* rounding left the sum of all below `wanted` */
             chosen = last;
             sum = wanted;
         }
@@ -188,7 +188,7 @@ static float NAME(find_nucleus)(const float *scores, const float *tops, int runs
         top = highest;
         low = lowest;
     }
-    if (left > FEW) return low; /* equal, all of them */
+    if (left > FEW) return low; /* all of them are equal */
     qsort(room, (size_t)left, sizeof *room, NAME(falls));
     int chosen = 0;
     for (; chosen < left - 1; chosen++)
@@ -196,7 +196,7 @@ static float NAME(find_nucleus)(const float *scores, const float *tops, int runs
     return left ? room[chosen] : least;
 }
 
-/* Where the sum of weights passes the part `number` of the whole, and never where nothing is added. */
+/* Return the index where the cumulative weight exceeds `number` · `whole`; its own weight is never 0. */
 static int NAME(pass)(const float *scores, int runs, float least, const double *sums, double whole, double number)
 {
     double target = whole * number;
@@ -206,7 +206,7 @@ static int NAME(pass)(const float *scores, int runs, float least, const double *
         if (sums[run] > target) break;
         target -= sums[run];
     }
-    if (run == runs) { /* a target may be rounded up to the whole */
+    if (run == runs) { /* rounding may raise a target to the whole */
         run = last;
         target = INFINITY;
     }
@@ -230,11 +230,11 @@ static void NAME(choose_row)(const Choice *choice, int row, char *scratch)
     NAME(find_highest)(x, count, &choice->highest[row], &choice->tokens[row]);
     float highest = choice->highest[row], temperature = choice->temperatures[row];
     if (!(temperature >= choice->greedy_below) || !(highest > -INFINITY)) return;
-    if (temperature > 1e30f) temperature = 1e30f; /* −inf stays −inf */
+    if (temperature > 1e30f) temperature = 1e30f; /* so that −inf stays −inf */
     float *scores = (float *)scratch, *room = scores + (long)runs * RUN, *tops = room + (long)runs * RUN;
     double *sums = (double *)(tops + (runs + 1) / 2 * 2);
     NAME(take_scores)(x, count, highest < FLT_MAX ? highest : FLT_MAX, temperature, scores, tops);
-    float least = choice->least[row] > -INFINITY ? choice->least[row] : -INFINITY; /* also of NaN */
+    float least = choice->least[row] > -INFINITY ? choice->least[row] : -INFINITY; /* NaN becomes −inf */
     if (choice->top_k[row] > 0 && choice->top_k[row] < count) {
         float kth = NAME(find_kth)(scores, tops, runs, choice->top_k[row], room);
         if (kth > least) least = kth;

@@ -1,29 +1,30 @@
-/* The whole step of a dense decoder on a CPU: what its parts say to one another.
+/* The step of a dense decoder on a CPU: the types and functions that its parts share.
  *
- * Owns the packed weights, the pages of the KV cache and the buffers between layers. Knows no Python, no
- * sequence and no sampler. Everything here trusts its arguments: `check.c` is what looks at a step first.
+ * Owns the packed weights, the pages of the KV cache and the buffers between layers. It has no notion of
+ * Python, sequences or samplers. Everything here trusts its arguments; `check.c` validates a step first.
  *
  * Names: T tokens of a step, all sequences flattened; B sequences (rows of the step); S rows that sample;
- * H query heads, K KV heads, G = H / K, D channels a head. A size with a p behind it is padded to a multiple
- * of 32, with zeros.
+ * H query heads, K KV heads, G = H / K, D channels a head, C hidden channels. A size with the suffix p is
+ * padded with zeros to a multiple of 32. In matrices, M is rows of activations, N outputs and K inputs.
  *
- * Weights, as panels of 32 outputs, so that a thread reads one as a single stream:
- *   bfloat16 [N/32][Kp/32][2][16][16][2]   two tiles (of outputs 0…15 and 16…31); a tile has 16 pairs of inputs,
- *                                          for each its 16 outputs, for each the pair: AMX's right operand, and
- *                                          a line of it is what vdpbf16ps takes
+ * Weights, in panels of 32 outputs, so that a thread reads one as a single stream:
+ *   bfloat16 [N/32][Kp/32][2][16][16][2]   two tiles (outputs 0…15 and 16…31); a tile has 16 pairs of inputs,
+ *                                          for each its 16 outputs, for each the pair: AMX's right operand;
+ *                                          one line of it is an operand of vdpbf16ps
  *   float32  [N/32][Kp][32]
  * Gate and up are one matrix whose panels have 16 outputs of gate and the same 16 of up.
  *
- * With `int8` a weight is an integer of −127…127 in the same place, except that of bfloat16's pairs the first 16 numbers
- * come before the second ones. Each output has a scale: its largest weight / 127. A product turns a few blocks into the panels above, in the thread's own scratch, and multiplies by the scale
- * what is summed up: memory is read half as much, and all the rest is as without.
+ * With `int8` a weight is an integer of −127…127 in the same place, except that in bfloat16's order a pair of
+ * inputs has the 16 numbers of the first before those of the second. Each output has a scale: its largest
+ * weight / 127. A product widens a few blocks into the panels above, in the thread's scratch, and multiplies
+ * the sums by the scales: half the memory is read, and the rest is unchanged.
  *
  * Activations that a matrix is applied to:
- *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer than
- *                                          16 rows in all, a tile has only those
+ *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer
+ *                                          than 16 rows in all, a tile has only those
  *   float32  [M][Kp]
  *
- * KV pages, one of K and one of V for each block of 16 tokens and KV head, side by side:
+ * KV pages, a page of K and then one of V for each block of 16 tokens and KV head:
  *   bfloat16 K [Dp/2][16 tokens][2]  V [8][Dp][2] (two tokens of a channel side by side)
  *   float32  K [Dp][16 tokens]       V [16 tokens][Dp]
  */
@@ -37,9 +38,9 @@ typedef uint16_t bf16;
 
 enum {
     BLOCK = 16,          /* tokens a page */
-    PANEL = 32,          /* outputs a panel of a matrix; what sizes are padded to */
+    PANEL = 32,          /* outputs a panel of a matrix; sizes are padded to a multiple of it */
     TILE = 512,          /* numbers in a tile of bfloat16 */
-    CHUNK = 256,         /* keys between two roundings of the softmax's running state, from multiples of it on */
+    CHUNK = 256,         /* keys of one partial softmax; chunks begin at multiples of it */
     ROWS_AT_ONCE = 32,   /* rows of queries an attention task has at most */
     HEAD_AT_MOST = 256,
     GROUPS_AT_MOST = 8,
@@ -54,18 +55,18 @@ static inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; 
 typedef struct {
     int dtype;
     int vocabulary, hidden, inner, layers, heads, kv_heads, head_dim;
-    int tied;                     /* the head's matrix is the embedding's */
+    int tied;                     /* the output head uses the embedding's matrix */
     int qkv_bias, output_bias, mlp_bias;
     int query_key_norm;           /* an RMSNorm over the channels of each query and key head */
-    int post_norms;               /* what attention and MLP say is normalised before it is added */
+    int post_norms;               /* the results of attention and MLP are normalized before they are added */
     int gelu;                     /* the gate is GELU (tanh form), not SiLU */
     int int8;                     /* weights are kept in 8 bits */
     float epsilon;
     float embedding_scale, attention_scale;
     float attention_cap, logit_cap;   /* cap · tanh(x / cap); 0: none */
     int groups, ropes;
-    int windows[GROUPS_AT_MOST];      /* tokens a layer of this cache group looks back, its own included; 0: all */
-    int rotated[ROPES_AT_MOST];       /* channels that turn, an even number */
+    int windows[GROUPS_AT_MOST];      /* tokens a query attends to, its own included; 0: all */
+    int rotated[ROPES_AT_MOST];       /* channels that rotate, an even number */
     float rope_scale[ROPES_AT_MOST];
     int threads, tokens_at_most;
 } Shape;
@@ -78,13 +79,13 @@ enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
 
 typedef struct {
     void *matrices[MATRICES];
-    float *scales[MATRICES];      /* of each output, in the order of the panels; NULL without `int8` */
+    float *scales[MATRICES];      /* by output, in the order of the panels; NULL without `int8` */
     float *vectors[VECTORS];      /* NULL: this model has none */
     char *pages;                  /* [block][kv head][K, V] */
     int group, rope;
 } Layer;
 
-/* What one call of a kernel multiplies: rows × weightᵀ, and what becomes of the result. */
+/* A matrix product, rows × weightᵀ, and what is done with its result. */
 enum { STORE, ADD, GATE, LOGITS };
 typedef struct {
     const void *input;            /* activations, `rows` × `depth` */
@@ -100,20 +101,20 @@ typedef struct {
     int gated_depth, gelu;
 } Product;
 
-/* Some rows of queries of one sequence. A row is a token and a head of the KV head's group: token · G + head. */
+/* Rows of queries of one sequence. A row is a token and a head of the KV head's group: token · G + head. */
 typedef struct {
     int first, count;             /* rows of the query buffer */
     int base, start;              /* the row of the sequence's first token in this step, and its position */
     int output;                   /* the row of the attention's result for the token of `first` */
-    int chunk_first, chunk_last;  /* chunks of keys to see, the last one not included */
-    int partial;                  /* where the parts go that are still to be merged; −1: nothing to merge */
-    int tiled;                    /* worth AMX tiles of queries */
+    int chunk_first, chunk_last;  /* chunks of keys to attend to, chunk_last excluded */
+    int partial;                  /* index in `partials` of the first result to merge; −1: none */
+    int tiled;                    /* enough rows for AMX tiles of queries */
     const int32_t *table;         /* the sequence's blocks */
 } Task;
 
 typedef struct {
-    Task *tasks, *last_tasks;     /* of all layers but the last; of the last, where only samples matter */
-    Task *merges, *last_merges;   /* chunk_first … chunk_last: those whose parts lie from `partial` on */
+    Task *tasks, *last_tasks;     /* for all layers but the last; for the last, with sampled rows only */
+    Task *merges, *last_merges;   /* the partial results of chunk_first … chunk_last begin at `partial` */
     int task_count, last_task_count, merge_count, last_merge_count;
 } Plan;
 
@@ -128,30 +129,30 @@ typedef struct {
     float *final_norm;
     float *frequencies[ROPES_AT_MOST];  /* radians a position by pair of channels */
     int blocks[GROUPS_AT_MOST];
-    size_t element;               /* bytes of a number of activations and pages, and of weights without `int8` */
-    size_t page_bytes;            /* of K, and again of V, for a block and a KV head */
+    size_t element;               /* bytes of a number in activations and pages; in weights without `int8` */
+    size_t page_bytes;            /* of K for a block and a KV head; V takes the same */
     char *weights_memory, *cache_memory, *work_memory;
     size_t weights_bytes, cache_bytes, work_bytes;
 
-    /* Between the layers. Rows of float32 unless they are activations. */
+    /* Buffers between the layers. Rows of float32 unless they are activations. */
     float *stream;                /* [T][Cp] the residual stream */
-    float *sampled;               /* [T][Cp] of it, those rows that sample */
-    float *branch;                /* [T][Cp] what attention or MLP said, where that is normalised first */
+    float *sampled;               /* [T][Cp] the rows of it that sample */
+    float *branch;                /* [T][Cp] the result of attention or MLP, if it is normalized first */
     float *qkv;                   /* [T][(H + 2K)·D padded] */
     float *angles[ROPES_AT_MOST]; /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
-    void *normal, *found, *gated; /* activations: normalised stream, attention's result, gated inner */
+    void *normal, *found, *gated; /* activations: normalized stream, attention's result, gated inner */
     void *queries;                /* [K][T·G][Dp] */
-    int *clear_from;              /* [groups][T]: zero the block of this token from here on; 16: nothing */
+    int *clear_from;              /* [groups][T]: offset from which a token zeroes its value page; 16: none */
     char *scratch;                /* by thread, SCRATCH_BYTES and `panel_bytes` */
-    size_t panel_bytes;           /* of the deepest panel of 8-bit weights as it is multiplied by; 0 without `int8` */
-    float *partials;              /* [partial][K][rows][2 + Dp], grows */
+    size_t panel_bytes;           /* of the deepest panel of 8-bit weights once widened; 0 without `int8` */
+    float *partials;              /* [partial][K][ROWS_AT_ONCE][16 + Dp], see attention.h; grows */
     size_t partials_room;
     Plan plans[GROUPS_AT_MOST];
     Task *tasks_memory;
     size_t tasks_room;
 } Model;
 
-/* One step's arguments, in the words of the engine's Step. */
+/* The arguments of one step, named as in the engine's Step. */
 typedef struct {
     int tokens, rows, samples;
     const int32_t *input_ids, *positions;                  /* [T] */
@@ -167,29 +168,28 @@ typedef struct {
 
 enum { SCRATCH_BYTES = 512 * 1024 };
 
-/* How the next token of each row of logits is chosen. Arrays are by row. */
+/* The arguments for choosing the next token of each row of logits. Arrays are by row. */
 typedef struct {
     int rows, vocabulary;
     const float *logits;
     long stride;
-    const float *temperatures;    /* those below `greedy_below`: the highest */
+    const float *temperatures;    /* below `greedy_below`: choose the highest logit */
     float greedy_below;
     const int32_t *top_k;         /* 0 or less: off */
     const double *top_p;          /* 1: off */
     const float *least;           /* the logarithm of min_p */
-    const double *numbers;        /* from 0 to 1: which part of the distribution's sum is drawn */
+    const double *numbers;        /* uniform random numbers, 0 to 1: a fraction of the distribution's sum */
     int64_t *tokens;
-    float *highest;               /* of its logits; NaN if there is one among them */
+    float *highest;               /* the highest logit; NaN if one of the logits is NaN */
 } Choice;
 
-enum { RUN = 128 }; /* scores that are summed, or looked at for their highest, together */
+enum { RUN = 128 }; /* scores that share one sum and one maximum */
 
-/* One instruction set's way with one dtype. `scratch` is the calling thread's own, SCRATCH_BYTES of it, and for
- * `multiply` a panel more. */
+/* The kernels of an instruction set and dtype. `scratch`: SCRATCH_BYTES, plus a panel for `multiply`. */
 typedef struct Kernels {
     const char *name;
     int dtype;
-    int tiles;                    /* `attend_tiled` is there, and wants tasks of many rows */
+    int tiles;                    /* `attend_tiled` exists, for tasks of many rows */
     void (*multiply)(const Product *, int first_panel, int last_panel, char *scratch);
     void (*embed)(const Model *, int token_id, float *row);
     void (*normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
@@ -200,11 +200,11 @@ typedef struct Kernels {
     void (*attend_tiled)(const Model *, const Layer *, const Step *, const Task *, int kv_head, int rows,
                          char *scratch);
     void (*merge)(const Model *, const Task *, int kv_head, int rows, char *scratch);
-    void (*choose_row)(const Choice *, int row, char *scratch);  /* float32 has it */
-    void (*leave)(void);          /* before a thread goes back to others' code */
+    void (*choose_row)(const Choice *, int row, char *scratch);  /* float32 only */
+    void (*leave)(void);          /* resets a thread at the end of a step, before it runs other code */
 } Kernels;
 
-/* kernels.c: which of them this processor can run. NULL when the name is unknown or the processor lacks it. */
+/* dispatch.c: the kernels that this processor can run. NULL if the name is unknown or not supported. */
 const Kernels *find_kernels(int dtype, const char *name);
 const Kernels *list_kernels(int dtype, int index);
 
@@ -213,7 +213,7 @@ void *map_memory(size_t bytes, int hugepages);
 void unmap_memory(void *memory, size_t bytes);
 void release_memory(char *memory, size_t bytes);
 
-/* model.c: all return 0, or −1 when memory cannot be had. */
+/* model.c: those that return int return 0, or −1 when out of memory. */
 int lay_out_weights(Model *);
 int lay_out_work(Model *);
 int lay_out_cache(Model *, const int *blocks);
@@ -221,18 +221,18 @@ void release_blocks(Model *, int group, int first, int count);
 void free_model(Model *);
 size_t matrix_bytes(const Model *, int outputs, int inputs);
 
-/* pack.c: rows `first_row` … of a matrix [outputs, inputs] to their places. `first_row` counts the rows of the
- * fused matrix; of gate (half 0) and up (half 1) those of each. With `scales` they are rounded to 8 bits, each row by
- * a scale of its own. The return value is −1, or the index of a number in `source` that is infinite or none. */
+/* pack.c: copies rows `first_row` … of a matrix [outputs, inputs] into panels. `first_row` counts rows of the
+ * fused matrix; for gate (half 0) and up (half 1), rows of each. With `scales` they are rounded to 8 bits,
+ * each row with its own scale. Returns −1, or the index of a number in `source` that is infinite or NaN. */
 enum { PLAIN = -1, GATE_HALF = 0, UP_HALF = 1 };
 int64_t pack_matrix(const Model *, void *matrix, float *scales, const void *source, int rows, int inputs, int first_row,
                     int half);
 int64_t pack_vector(float *vector, const float *source, int size, int first, int half);
 
-/* check.c: what is wrong with a step, as text in `reason`, or 0. */
+/* check.c: 0 if a step is valid, else 1, with the fault as text in `reason`. */
 int check_step(const Model *, const Step *, char *reason, size_t room);
 
-/* plan.c: cuts a checked step into tasks. −1: out of memory. */
+/* plan.c: divides a checked step into tasks. −1: out of memory. */
 int plan_step(Model *, const Step *);
 
 /* choose.c: −1: out of memory. */
@@ -241,7 +241,7 @@ int choose_tokens(const Choice *, const Kernels *, int threads);
 /* probe.c */
 double read_rate(size_t bytes, int threads, int tries);
 
-/* step.c: runs a step that was checked and planned. */
+/* step.c: runs a checked and planned step. */
 void run_step(Model *, const Step *);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which kernels this processor can run, the best first. */
+/* Selects the kernels that this processor can run, the fastest first. */
 #define _GNU_SOURCE
 #include "cpustep.h"
 
@@ -16,7 +16,7 @@ extern const Kernels portable_f32, portable_bf16;
 #if defined(__x86_64__)
 extern const Kernels avx2_f32, avx2_bf16, avx512_f32, avx512_bf16, avx512bf16_bf16, amx_bf16;
 
-/* The system must save the registers too: AVX-512's are bits 5 to 7 of XCR0, AMX's 17 and 18. */
+/* The operating system must save the registers too: XCR0 has bits 5 to 7 for AVX-512, 17 and 18 for AMX. */
 static uint64_t saved_registers(void)
 {
     unsigned a, b, c, d;
@@ -46,7 +46,7 @@ static int has_avx512bf16(void)
     return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
 }
 
-/* The tiles' 8 KiB a thread are the system's to grant, once for the process and all its threads. */
+/* The system must permit the tile state, 8 KiB a thread, once for the process and all its threads. */
 static int has_amx(void)
 {
     unsigned a, b, c, d;
@@ -79,7 +79,7 @@ static const struct {
     {&portable_f32, always},
 };
 
-/* The `index`th of those that run here; NULL when there are no more. */
+/* Return the `index`th of the kernels that run here; NULL when there are no more. */
 const Kernels *list_kernels(int dtype, int index)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)

@@ -1,4 +1,4 @@
-/* Large memory: zero, and asked for only when it is touched. */
+/* Large zeroed mappings, which the system backs with memory only when they are touched. */
 #define _GNU_SOURCE
 #include "cpustep.h"
 
@@ -9,7 +9,7 @@ enum { HUGE_PAGE = 2 << 20 };
 
 static size_t mapped_bytes(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
-/* Begins on a huge page's boundary, so that there can be huge pages from its first byte on. */
+/* Map memory that begins on a huge page boundary, so that huge pages can back it from the first byte. */
 void *map_memory(size_t bytes, int hugepages)
 {
     size_t wanted = mapped_bytes(bytes);
@@ -31,7 +31,7 @@ void *map_memory(size_t bytes, int hugepages)
     return memory + before;
 }
 
-/* Gives the whole pages of a part of mapped memory back: it reads as zero, and comes again as it is written. */
+/* Return the whole pages of a range to the system: they read as zero and are allocated again on write. */
 void release_memory(char *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,4 +1,4 @@
-/* Where everything of a model lies: its packed weights, its pages, the buffers between its layers. */
+/* Memory layout of a model: its packed weights, its KV pages, and the buffers between its layers. */
 #include "cpustep.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Counts bytes at first, and then, with memory, hands them out. */
+/* A bump allocator: without memory it only counts bytes, with memory it allocates them. */
 typedef struct {
     char *memory;
     size_t used;
@@ -24,7 +24,7 @@ size_t matrix_bytes(const Model *model, int outputs, int inputs)
     return (size_t)padded(outputs) * padded(inputs) * (model->shape.int8 ? sizeof(int8_t) : model->element);
 }
 
-/* A matrix, and of 8 bits its scales. */
+/* Allocate a matrix and, for 8-bit weights, its scales. */
 static void *take_matrix(const Model *model, Arena *arena, int outputs, int inputs, float **scales)
 {
     void *matrix = take(arena, matrix_bytes(model, outputs, inputs));
@@ -36,7 +36,7 @@ static void place_weights(Model *model, Arena *arena)
 {
     const Shape *s = &model->shape;
     int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, found = s->heads * s->head_dim;
-    int gate_up = 2 * padded(s->inner); /* so that the product writes the padding of its result, too */
+    int gate_up = 2 * padded(s->inner); /* padded, so that the product writes the padding of its result too */
     model->head = take_matrix(model, arena, s->vocabulary, s->hidden, &model->head_scales);
     model->embedding = model->head;
     model->embedding_scales = model->head_scales;
@@ -82,7 +82,7 @@ static void place_work(Model *model, Arena *arena)
     const Shape *s = &model->shape;
     size_t hidden = padded(s->hidden), found = padded(s->heads * s->head_dim), inner = padded(s->inner);
     size_t qkv = padded((s->heads + 2 * s->kv_heads) * s->head_dim);
-    size_t rows = (size_t)(s->tokens_at_most + 15) / 16 * 16; /* tiles of activations are whole */
+    size_t rows = (size_t)(s->tokens_at_most + 15) / 16 * 16; /* activations are in whole tiles */
     model->stream = take(arena, rows * hidden * sizeof(float));
     model->sampled = take(arena, rows * hidden * sizeof(float));
     model->branch = take(arena, rows * hidden * sizeof(float));
@@ -91,7 +91,7 @@ static void place_work(Model *model, Arena *arena)
     model->normal = take(arena, rows * hidden * model->element);
     model->found = take(arena, rows * found * model->element);
     model->gated = take(arena, rows * inner * model->element);
-    /* A tile of queries is read whole, and the last one may be short. */
+    /* Tiles of queries are read whole, and the last one may have fewer rows. */
     size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
     model->queries = take(arena, queries * model->element);
     model->clear_from = take(arena, (size_t)s->groups * s->tokens_at_most * sizeof(int));
@@ -131,7 +131,7 @@ int lay_out_cache(Model *model, const int *blocks)
     return 0;
 }
 
-/* Gives the memory of `count` blocks of a group, from block `first` on, back to the system. */
+/* Return the memory of `count` blocks of a group, from block `first` on, to the system. */
 void release_blocks(Model *model, int group, int first, int count)
 {
     size_t block_bytes = (size_t)model->shape.kv_heads * 2 * model->page_bytes;

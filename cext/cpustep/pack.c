@@ -1,11 +1,11 @@
-/* Rows of a matrix as a checkpoint has them, to their places in the panels (see cpustep.h). Nothing infinite and
- * no NaN gets in: once in the weights, it is in every sequence's results. */
+/* Copies rows of a checkpoint's matrix into panels (see cpustep.h). Infinite numbers and NaN are rejected: in
+ * the weights they would reach every sequence's results. */
 #include "cpustep.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Of a row of the fused matrix: the panel, the half of it, and the column of the half. */
+/* The place of a row of the fused matrix: the panel, the half of it, and the column in the half. */
 typedef struct {
     long panel;
     int half, column;
@@ -20,7 +20,7 @@ static Spot spot_of(int row, int half)
 static int64_t pack_rows_bf16(bf16 *matrix, const bf16 *source, int rows, int inputs, int first_row, int half)
 {
     long blocks = padded(inputs) / 32;
-    for (int block = 0; block < blocks; block++) { /* one tile is filled by all its rows before the next one */
+    for (int block = 0; block < blocks; block++) { /* all rows of a tile are written before the next tile */
         int start = block * 32, count = inputs - start < 32 ? inputs - start : 32;
         for (int i = 0; i < rows; i++) {
             const bf16 *from = source + (long)i * inputs + start;
@@ -61,14 +61,14 @@ static float number_at(const void *source, int64_t index, int dtype)
     return value;
 }
 
-/* Where input `k` of an output is, in 8-bit weights from the first of the output's panel. */
+/* Return the index of input `k` of an output within its panel of 8-bit weights. */
 static long place_of(Spot spot, int k, int dtype)
 {
     if (dtype == FLOAT32) return (long)k * PANEL + spot.half * 16 + spot.column;
     return ((long)(k / 32) * 2 + spot.half) * TILE + k % 32 / 2 * 32 + k % 2 * 16 + spot.column;
 }
 
-/* Symmetric: 0 stays 0, and an output's largest weight becomes ±127. */
+/* Symmetric quantization: 0 stays 0, and an output's largest weight becomes ±127. */
 static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source, int64_t start, int dtype, int rows,
                               int inputs, int first_row, int half)
 {
@@ -81,7 +81,7 @@ static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source,
             if (size > largest) largest = size;
         }
         float scale = largest / 127;
-        /* What is so small that no scale tells it from 0 is 0. */
+        /* Weights too small for a scale become 0. */
         float factor = scale >= 1e-37f ? 1 / scale : 0;
         for (int k = 0; k < inputs; k++) {
             int8_t *to = matrix + spot.panel * padded(inputs) * PANEL + place_of(spot, k, dtype);

@@ -1,22 +1,22 @@
-/* Cuts a step into tasks of attention. Layers of one KV cache group have the same window and so the same tasks.
+/* Divides a step into attention tasks. Layers of one KV cache group share a window and so the tasks.
  *
- * A task is some rows of queries of one sequence for one KV head; where there are few tasks and long contexts, the
- * keys are cut too and the parts merged afterwards, which changes no result (see attention.h). */
+ * A task is some rows of queries of one sequence for one KV head. With few tasks and long contexts the keys
+ * are divided too and the partial results merged afterwards, which changes no result (see attention.h). */
 #include "cpustep.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    TILED_FROM = 16 /* rows of queries that make tiles worth their while */
+    TILED_FROM = 16 /* rows of queries from which tiles are faster */
 };
 
 typedef struct {
     const Model *model;
     const Step *step;
     int group, heads_of_group;
-    int split;         /* whether long keys are cut into parts */
-    int partial;       /* the next free one */
+    int split;         /* whether the keys of long contexts are divided */
+    int partial;       /* the next free index in `partials` */
 } Cutter;
 
 static Task cut(Cutter *cutter, int row, int first, int count, int output)
@@ -40,7 +40,7 @@ static Task cut(Cutter *cutter, int row, int first, int count, int output)
     return task;
 }
 
-/* Adds the tasks of `count` rows of queries from `first` on. */
+/* Add the tasks of `count` rows of queries from `first` on. */
 static void add(Cutter *cutter, int row, int first, int count, int output, Task *tasks, int *task_count,
                 Task *merges, int *merge_count)
 {
@@ -67,7 +67,7 @@ static void add(Cutter *cutter, int row, int first, int count, int output, Task 
     }
 }
 
-/* The most tasks that there can be, for each of a group's four lists. */
+/* Return the maximum number of tasks in each of a group's four lists. */
 static size_t bound_tasks(const Step *step, int G, int split)
 {
     size_t bound = 0;
@@ -79,7 +79,7 @@ static size_t bound_tasks(const Step *step, int G, int split)
     return bound;
 }
 
-/* By whole rows of the step: `last` where only the newest token of a row that samples is looked at. */
+/* Add the tasks of all rows of the step; with `last`, of the newest token of each row that samples. */
 static int cut_rows(Cutter *cutter, int last, Task *tasks, Task *merges, int *merge_count)
 {
     const Step *step = cutter->step;
@@ -93,7 +93,7 @@ static int cut_rows(Cutter *cutter, int last, Task *tasks, Task *merges, int *me
         }
         return count;
     }
-    for (int row = step->rows - 1; row >= 0; row--) { /* prefills come last in a step and take longest */
+    for (int row = step->rows - 1; row >= 0; row--) { /* prefills are last in a step and take longest */
         int first = step->query_starts[row], tokens = step->query_starts[row + 1] - first;
         add(cutter, row, first * G, tokens * G, first, tasks, &count, merges, merge_count);
     }
@@ -104,7 +104,7 @@ int plan_step(Model *model, const Step *step)
 {
     const Shape *shape = &model->shape;
     int G = shape->heads / shape->kv_heads;
-    /* With few sequences, threads would wait for the one with the longest. */
+    /* With few sequences, threads would wait for the longest one. */
     int split = shape->threads > 1 && (long)step->rows * shape->kv_heads < 8L * shape->threads;
     size_t bound = bound_tasks(step, G, split), room = bound * 4 * shape->groups;
     if (room > model->tasks_room) {

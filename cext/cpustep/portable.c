@@ -1,4 +1,4 @@
-/* For any processor: vectors of 16 bytes, which the compiler turns into what there is. */
+/* For any processor: vectors of 16 bytes, which the compiler maps to the target's instructions. */
 #include "cpustep.h"
 
 #define VW 4

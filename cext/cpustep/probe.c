@@ -1,4 +1,4 @@
-/* How fast this machine's memory can be read: what a step's time is compared with. */
+/* Measures the memory bandwidth of this machine, which a step's time is compared with. */
 #define _GNU_SOURCE
 #include "cpustep.h"
 
@@ -12,7 +12,7 @@ static double now_s(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* The best of `tries` passes over fresh memory, in bytes a second; 0 when it cannot be had. */
+/* Return the best of `tries` passes over new memory, in bytes per second; 0 when out of memory. */
 double read_rate(size_t bytes, int threads, int tries)
 {
     size_t share = bytes / (size_t)threads / 256 * 256;

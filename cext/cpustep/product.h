@@ -1,8 +1,7 @@
-/* Matrix products of one dtype, and what is done to a result while it is still at hand. Included by kernels.h,
- * once with BF16 and once without.
+/* Matrix products of one dtype, fused with the use of their results. Included by kernels.h for each dtype.
  *
- * A row's sums run over the inputs in their order, however many rows there are: a sequence's result does not
- * depend on its neighbours. */
+ * A row's sums run over the inputs in order, whatever the number of rows: a sequence's result does not depend
+ * on the rest of the batch. */
 
 #if BF16
 typedef bf16 NAME(number);
@@ -10,7 +9,7 @@ typedef bf16 NAME(number);
 typedef float NAME(number);
 #endif
 
-/* Where the activation of a row and channel is. */
+/* Return the address of the activation of a row and channel. */
 ALWAYS NAME(number) *NAME(spot)(void *activations, int rows, int depth, int row, int channel)
 {
 #if BF16
@@ -32,7 +31,7 @@ ALWAYS void NAME(put)(NAME(number) *to, vf v)
 #endif
 }
 
-/* Where input `k` of an output is in its panel of 8-bit weights. */
+/* Return the index of input `k` of an output in its panel of 8-bit weights. */
 ALWAYS long NAME(place)(int k, int column)
 {
 #if BF16
@@ -42,11 +41,11 @@ ALWAYS long NAME(place)(int k, int column)
 #endif
 }
 
-/* 32 weights of 8 bits as numbers to multiply by: exactly, and without their scale. */
+/* Convert 32 weights of 8 bits to the dtype: exactly, and without their scale. */
 ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
 {
 #if BF16
-    for (int i = 0; i < 16; i += VW) { /* so few bits of an integer are all in the upper half of a float */
+    for (int i = 0; i < 16; i += VW) { /* an 8-bit integer is exact in the upper half of a float */
         vu pairs = (vu)load_bytes(from + i) >> 16 | (vu)load_bytes(from + 16 + i);
         memcpy(to + 2 * i, &pairs, sizeof pairs);
     }
@@ -55,7 +54,7 @@ ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
 #endif
 }
 
-/* SiLU or GELU of the gate, as exact as what it is rounded to. */
+/* Apply SiLU or GELU to the gate, as exact as the dtype it is rounded to. */
 ALWAYS vf NAME(opened)(vf gate, int is_gelu)
 {
 #if BF16 && VW == 16
@@ -69,7 +68,7 @@ ALWAYS vf NAME(opened)(vf gate, int is_gelu)
 #endif
 }
 
-/* One row of a panel's results, in two halves of 16, to where a product of this kind wants it. */
+/* Process and store one row of a panel's results, two halves of 16, as the product's kind requires. */
 ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, const float *half0, const float *half1)
 {
     const float *bias = p->bias ? p->bias + (long)panel * PANEL : NULL;
@@ -102,7 +101,7 @@ ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, c
     if (kind == LOGITS && logits == tail) memcpy(to, tail, (size_t)(p->columns - panel * PANEL) * sizeof *to);
 }
 
-/* `FINISH(kind)` with the product's kind as a constant. */
+/* Expand `FINISH(kind)` with the product's kind as a constant. */
 #undef BY_KIND
 #define BY_KIND(p, FINISH) \
     switch ((p)->kind) { \
@@ -112,14 +111,14 @@ ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, c
     default: FINISH(LOGITS); \
     }
 
-/* As many rows at once as there are registers for their sums: 32 of AVX-512, 16 of AVX2 and SSE2. */
+/* Rows at once, such that their sums fit in registers: AVX-512 has 32, AVX2 and SSE2 have 16. */
 #if BF16
 enum { NAME(height) = VW == 16 ? 8 : VW == 8 ? 2 : 1 };
 #else
 enum { NAME(height) = VW == 16 ? 12 : VW == 8 ? 3 : 1 };
 #endif
 
-/* `R` rows × one panel. `step`: numbers from one block of 32 inputs of a row to the next; `pitch`: from row to row. */
+/* Multiply `R` rows by one panel. `step`: the distance of a row's blocks of 32 inputs; `pitch`: of rows. */
 ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
                         float (*results)[PANEL])
 {
@@ -131,7 +130,7 @@ ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitc
     for (int block = 0; block < depth / 32; block++, a += step) {
 #if BF16
         for (int pair = 0; pair < 16; pair++, w += 32) {
-            if (R < 4) { /* else there is more to compute than to wait for */
+            if (R < 4) { /* with more rows, compute takes longer than memory */
                 __builtin_prefetch(w + 512);
                 __builtin_prefetch(w + 512 + TILE);
             }
@@ -149,7 +148,7 @@ ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitc
         w += TILE;
 #else
         for (int k = 0; k < 32; k++, w += PANEL) {
-            if (R < 4) { /* else there is more to compute than to wait for */
+            if (R < 4) { /* with more rows, compute takes longer than memory */
                 __builtin_prefetch(w + 256);
                 __builtin_prefetch(w + 256 + 16);
             }
@@ -193,7 +192,7 @@ static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pit
 }
 #undef CASE
 
-/* A whole panel of 8-bit weights as one to multiply by, behind what else is in the thread's scratch. */
+/* Widen a whole panel of 8-bit weights into the thread's scratch, after its first SCRATCH_BYTES. */
 __attribute__((unused))
 static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char *scratch)
 {
@@ -206,13 +205,13 @@ static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char
     return panel;
 }
 
-/* Not AMX's way, which includes this file too. */
+/* Unused in amx.c, which includes this file too. */
 __attribute__((unused))
 static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
 {
     float(*results)[PANEL] = (float(*)[PANEL])scratch;
     long panel_size = (long)p->depth * PANEL;
-    /* So many rows of the input stay in the second-level cache while the panels go by. */
+    /* The number of input rows that stay in the second-level cache while panels are read. */
     int rows_at_once = (int)((1 << 20) / (p->depth * sizeof(NAME(number)))) / 48 * 48;
     if (rows_at_once < 48) rows_at_once = 48;
     for (int top = 0; top < p->rows; top += rows_at_once) {

@@ -1,7 +1,7 @@
-/* What is done to one row or token at a time, for one dtype: embedding, norms, and the way of queries, keys and
- * values from the fused product to where attention finds them. Included by kernels.h after product.h. */
+/* Operations on one row or token, for one dtype: embedding, norms, and copying queries, keys and values from
+ * the fused product to the query buffer and the KV pages. Included by kernels.h after product.h. */
 
-/* The packed panels are the only copy there is of the embedding: a row is one column of a panel. */
+/* The packed panels are the only copy of the embedding: a row is one column of a panel. */
 static void NAME(embed)(const Model *model, int token_id, float *row)
 {
     int depth = padded(model->shape.hidden);
@@ -27,7 +27,7 @@ static void NAME(embed)(const Model *model, int token_id, float *row)
 #endif
 }
 
-/* What x · this has a root mean square of 1. The padding is zero and counts for nothing. */
+/* Return the factor that gives x a root mean square of 1. The padding is zero and does not count. */
 ALWAYS float NAME(unit)(const float *x, int size, int room, float epsilon)
 {
     vf squares = {0};
@@ -54,7 +54,7 @@ static void NAME(add_normalized)(float *row, const float *branch, const float *w
     for (int k = 0; k < depth; k += VW) store(row + k, load(row + k) + load(branch + k) * unit * load(weight + k));
 }
 
-/* A head's D channels out of the fused row: normalised where the model does that, then turned. */
+/* Copy a head's D channels from the fused row, normalize them if `weight` is given, and rotate them. */
 ALWAYS void NAME(prepare_head)(const Model *model, const float *from, const float *weight, const float *angles,
                                int rotated, float *head)
 {
@@ -84,8 +84,8 @@ ALWAYS void NAME(keep_key)(NAME(number) *page, int offset, int room, const float
 #endif
 }
 
-/* Also zeroes the value page from `clear_from` on: its former owner may have left infinities there, which no
- * weight of 0 hides. The last token of a sequence's that enters a block does this for all that are to come. */
+/* Also zero the value page from `clear_from` on: the block's previous content may have infinities, which a
+ * weight of 0 turns into NaN. In a step, only a sequence's last token does this, if its block is new. */
 ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const float *head, int clear_from)
 {
 #if BF16
@@ -101,7 +101,7 @@ ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const flo
 #endif
 }
 
-/* A key has a line of its page for each few of its channels: they are on their way while queries are prepared. */
+/* A key is spread over all cache lines of its page: prefetch them while queries are prepared. */
 ALWAYS void NAME(ask_for_keys)(const Model *model, const char *block)
 {
     for (int k = 0; k < model->shape.kv_heads; k++, block += 2 * model->page_bytes)

@@ -1,4 +1,4 @@
-/* Runs a step: all layers in one parallel region, threads meeting between the parts of a layer. */
+/* Runs a step: all layers in one parallel region, with barriers between the parts of a layer. */
 #define _GNU_SOURCE
 #include "cpustep.h"
 
@@ -18,8 +18,8 @@
 #include <sched.h>
 #endif
 
-/* Where threads wait for one another, and take work in turns. A thread that waits for long sleeps, so that one
- * whose core is taken by somebody else's process can move to the sleeper's. */
+/* The barrier and the work counter of the threads. A thread that waits for long sleeps, so that a thread
+ * whose core is occupied by another process can move to the sleeper's core. */
 typedef struct {
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int generation;
@@ -45,7 +45,7 @@ static int take_work(Team *team, int count)
     return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
 }
 
-/* What a thread works on: the whole of a model and a step, and which thread it is. */
+/* The context of a thread: the model, the step and the thread's number. */
 typedef struct {
     Model *model;
     const Step *step;
@@ -66,8 +66,8 @@ static void note_processor(const Worker *worker)
 #endif
 }
 
-/* Whether another thread may be waiting for our processor. While we spin it would not get on: beside one busy
- * process on two cores a step took three times as long. */
+/* Return whether another thread may be waiting for this processor. Spinning would block it: with one busy
+ * process beside it on two cores, a step took three times as long. */
 static int is_in_the_way(const Worker *worker)
 {
 #if defined(__linux__)
@@ -81,7 +81,7 @@ static int is_in_the_way(const Worker *worker)
     return 0;
 }
 
-/* All that was written before it is seen by all after it; work is counted from 0 again. */
+/* Wait for all threads. All writes before it are visible after it; the work counter restarts at 0. */
 static void meet(const Worker *worker)
 {
     Team *team = worker->team;
@@ -113,20 +113,20 @@ static void meet(const Worker *worker)
     }
 }
 
-/* Each thread has a fixed share of rows: they cost all the same. */
+/* Each thread has a fixed share of the rows, which all cost the same. */
 #define FOR_SHARE(worker, index, count) \
     for (int index = (int)((long)(count) * (worker)->thread / (worker)->threads), \
              end_of_##index = (int)((long)(count) * ((worker)->thread + 1) / (worker)->threads); \
          index < end_of_##index; index++)
 
-/* How many panels a thread takes at a time. Small pieces even out threads that others hold up; large ones read many
- * rows of the input less often. */
+/* Return how many panels a thread takes at a time. Small pieces balance threads that are delayed; large ones
+ * read the input less often if it has many rows. */
 static int choose_grain(int panels, int threads, int rows)
 {
     if (threads == 1) return panels;
     if (rows <= 64) return panels / (threads * 6) + 1;
     int best = 0, most = 0;
-    for (int pieces = 3; pieces >= 2; pieces--) { /* of each thread; what counts is who has most to do */
+    for (int pieces = 3; pieces >= 2; pieces--) { /* of each thread; the busiest thread determines the time */
         int grain = (panels + threads * pieces - 1) / (threads * pieces);
         if (best && grain * pieces >= most) continue;
         best = grain;
@@ -178,7 +178,7 @@ static void begin(const Worker *worker)
     meet(worker);
 }
 
-/* Adds what attention or MLP said, if that is still to be done, and normalises the stream for what comes next. */
+/* With `post`, add the normalized result of attention or MLP. Then normalize the stream for the next part. */
 static void norms(const Worker *worker, float *stream, int rows, const float *post, const float *weight)
 {
     const Model *model = worker->model;
@@ -213,7 +213,7 @@ static void attend(const Worker *worker, const Layer *layer, const Task *tasks, 
     meet(worker);
 }
 
-/* From attention's result on, `rows` rows of `stream`: output projection, MLP, and the norm that follows. */
+/* Run a layer after its attention, for `rows` rows of `stream`: output projection, MLP and the next norm. */
 static void finish_layer(const Worker *worker, const Layer *layer, float *stream, int rows, const float *next_norm)
 {
     const Model *model = worker->model;
@@ -241,8 +241,8 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
     norms(worker, stream, rows, layer->vectors[POST_MLP_NORM], next_norm);
 }
 
-/* Heads write their own channels of attention's result only. What is beyond meets weights of 0, but may be
- * infinite: it was something else when the step had another number of rows. */
+/* Heads write only their own channels of attention's result. The padding is multiplied by weights of 0, but
+ * it may be infinite: with another number of rows, this memory held other numbers. */
 static void clear_padding(const Model *model, int rows)
 {
     int found = model->shape.heads * model->shape.head_dim, depth = padded(found);
@@ -272,7 +272,7 @@ static void run_layer(const Worker *worker, int index)
         finish_layer(worker, layer, model->stream, step->tokens, model->layers[index + 1].vectors[ATTENTION_NORM]);
         return;
     }
-    /* After the last keys and values, only the rows that sample have anything more to do. */
+    /* After the last keys and values, only the rows that sample are needed. */
     FOR_SHARE(worker, s, step->samples)
     {
         int token = step->query_starts[step->sample_rows[s] + 1] - 1;
@@ -307,7 +307,7 @@ void run_step(Model *model, const Step *step)
 #ifdef _OPENMP
 #pragma omp parallel num_threads(model->shape.threads)
     {
-        /* There may be fewer threads than asked for. */
+        /* There may be fewer threads than requested. */
 #pragma omp single
         team.threads = omp_get_num_threads();
         int thread = omp_get_thread_num();

@@ -1,4 +1,4 @@
-/* What a file is compiled for, whatever the flags of the build: one binary has them all and chooses as it runs. */
+/* A file's instruction set, whatever the build flags: one binary has all variants and selects at run time. */
 #define PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define BEGIN_TARGET(features) PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))

@@ -1,7 +1,7 @@
-/* Vectors of VW floats, for a file that was compiled for an instruction set that has them. Include once a file.
+/* Vectors of VW floats, for a file compiled for an instruction set that has them. Include once per file.
  *
  * VW 16 is AVX-512, 8 is AVX2 with FMA, 4 is whatever the compiler makes of 16 bytes: SSE2, NEON, or scalars.
- * DOT_BF16: vdpbf16ps is there. */
+ * DOT_BF16: vdpbf16ps is available. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * VW), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * VW), may_alias));
 typedef int8_t vb __attribute__((vector_size(VW), may_alias));
 
-enum { PIECES = 16 / VW }; /* vectors to 16 numbers */
+enum { PIECES = 16 / VW }; /* vectors for 16 numbers */
 
 ALWAYS vf load(const float *from) { vf v; memcpy(&v, from, sizeof v); return v; }
 ALWAYS void store(float *to, vf v) { memcpy(to, &v, sizeof v); }
@@ -48,8 +48,7 @@ ALWAYS vf lesser(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
 ALWAYS float total(vf a) { return _mm512_reduce_add_ps((__m512)a); }
 ALWAYS float highest(vf a) { return _mm512_reduce_max_ps((__m512)a); }
 ALWAYS vf nearest(vf a) { return (vf)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEAREST_INT); }
-/* What would be denormal is 0, and not computed: that takes this instruction some hundred cycles, for each vector with
- * a hidden key. */
+/* Denormal results become 0: computing them costs some hundred cycles for each vector with a masked key. */
 ALWAYS vf times_power(vf a, vf n)
 {
     __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); /* NaN stays */
@@ -62,7 +61,7 @@ ALWAYS vf nearest(vf a) { return (vf)_mm256_round_ps((__m256)a, _MM_FROUND_TO_NE
 #else
 ALWAYS vf greater(vf a, vf b) { return choose(a > b, a, b); }
 ALWAYS vf lesser(vf a, vf b) { return choose(a < b, a, b); }
-/* Adding and taking away 1.5 · 2²³ leaves no room for a fraction. */
+/* Adding and subtracting 1.5 · 2²³ rounds off the fraction. */
 ALWAYS vf nearest(vf a) { return a + 12582912.0f - 12582912.0f; }
 #endif
 
@@ -79,8 +78,8 @@ ALWAYS float highest(vf a)
     for (int i = 1; i < VW; i++) top = a[i] > top ? a[i] : top;
     return top;
 }
-/* Below 2^-126 there is nothing: a hidden key must weigh exactly 0, or a row's result would depend on how many
- * hidden ones it was computed with. */
+/* Results below 2^-126 are 0: a masked key must weigh exactly 0, or a row's result would depend on how many
+ * masked keys it was computed with. */
 ALWAYS vf times_power(vf a, vf n)
 {
     vi exponent = (__builtin_convertvector(greater(n, splat(-127.0f)), vi) + 127) << 23;
@@ -88,10 +87,10 @@ ALWAYS vf times_power(vf a, vf n)
 }
 #endif
 
-/* 2^x, to about 2e-7 of it; 0 where x < -127, −inf included. The polynomial is that of Cephes' exp2f. */
+/* 2^x, relative error about 2e-7; 0 where x < -127, −inf included. The polynomial is from Cephes' exp2f. */
 ALWAYS vf power_of_two(vf x)
 {
-    x = greater(splat(-200.0f), lesser(splat(126.0f), x)); /* in this order none of it loses a NaN */
+    x = greater(splat(-200.0f), lesser(splat(126.0f), x)); /* this order of arguments keeps a NaN */
     vf n = nearest(x), f = x - n;
     vf p = f * 1.535336188319500e-4f + 1.339887440266574e-3f;
     p = p * f + 9.618437357674640e-3f;
@@ -101,7 +100,7 @@ ALWAYS vf power_of_two(vf x)
     return times_power(p * f + 1.0f, n);
 }
 
-/* The same for what is rounded to bfloat16 anyway: to about 5e-6. */
+/* The same with an error of about 5e-6, for results that are rounded to bfloat16 anyway. */
 ALWAYS vf rough_power_of_two(vf x)
 {
     x = greater(splat(-200.0f), lesser(splat(126.0f), x));
@@ -121,7 +120,7 @@ ALWAYS vf gelu(vf x) { return sigmoid_times(x, 1.5957691216f * (x + 0.044715f * 
 /* cap · tanh(x / cap) */
 ALWAYS vf capped(vf x, float cap) { return cap - 2.0f * cap / (1.0f + power_of_two(x * (2.0f * LOG2_E / cap))); }
 
-/* Lane i, which stands for position first + i, where low ≤ position < high; −inf elsewhere. */
+/* Keep lane i, of position first + i, where low ≤ position < high; −inf elsewhere. */
 ALWAYS vf visible(vf scores, int first, int low, int high)
 {
     vi position;
@@ -141,7 +140,7 @@ ALWAYS bf16 to_bf16(float a)
 {
     uint32_t bits;
     memcpy(&bits, &a, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (bf16)(bits >> 16 | 0x40); /* rounding must not end at infinity */
+    if ((bits & 0x7fffffff) > 0x7f800000) return (bf16)(bits >> 16 | 0x40); /* NaN stays NaN */
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -158,7 +157,7 @@ ALWAYS void store_bf16(bf16 *to, vf v)
 #endif
 }
 
-/* sum + the products of a pair of bfloat16 with VW pairs. */
+/* Add the products of a pair of bfloat16 with VW pairs to `sum`. */
 ALWAYS vf dot_pairs(vf sum, vu pairs, uint32_t pair)
 {
 #if DOT_BF16

@@ -1,8 +1,8 @@
-# Tokens: counters, and heaps of tenants, one a class.
+# Tokens: counters, and one heap of tenants for each class.
 
 
 cdef double level(State *state) noexcept:
-    # What a newcomer's counter is lifted to: the least of those in line, or what was the least at last.
+    # Return the counter that a joining tenant is lifted to: the smallest in line, or the last that was.
     cdef double least = INFINITY
     cdef int32_t priority
     if not state.by_tokens or state.lined == 0:
@@ -27,13 +27,13 @@ cdef void tenant_charge(State *state, int32_t tenant, double cost) noexcept:
 cdef void tenant_refund(State *state, int32_t tenant, double cost) noexcept:
     cdef double least = state.tenants[tenant].lift if state.tenants[tenant].lined > 0 else level(state)
     cdef double counter = fmax(counter_of(state, tenant) - cost / state.tenants[tenant].weight, least)
-    # A level that is above it now may fall again: a refund must not turn it into a debt.
+    # The level may be above the counter now and fall later: a refund must not raise the counter to it.
     state.tenants[tenant].counter = fmin(state.tenants[tenant].counter, counter)
     tenant_moved(state, tenant)
 
 
 cdef void tenant_moved(State *state, int32_t tenant) noexcept:
-    # Its counter or its turn is not what it was: each heap it is in puts it where it belongs.
+    # The tenant's counter or turn has changed: restore its place in each heap that has it.
     cdef int32_t heap
     for heap in range(CLASSES + 1):
         if state.tenants[tenant].places[heap] != NONE:
@@ -42,7 +42,7 @@ cdef void tenant_moved(State *state, int32_t tenant) noexcept:
 
 
 cdef bint tenant_matters(State *state, int32_t row) noexcept:
-    # Whether it makes a difference to remember an idle tenant.
+    # Return whether remembering an idle tenant affects the order.
     cdef Tenant *tenant = &state.tenants[row]
     cdef int32_t priority
     cdef double least
@@ -85,7 +85,7 @@ cdef void heap_remove(State *state, int32_t heap, int32_t tenant) noexcept:
 
 
 cdef void heap_settle(State *state, int32_t heap, int32_t place) noexcept:
-    # Moves one member up or down until none precedes its parent.
+    # Move one member up or down until none precedes its parent.
     cdef int32_t *rows = state.heaps[heap].rows
     cdef int32_t count = state.heaps[heap].count
     cdef int32_t tenant = rows[place]
@@ -107,7 +107,7 @@ cdef void heap_settle(State *state, int32_t heap, int32_t place) noexcept:
 
 
 cdef void heap_sort(State *state, int32_t heap) noexcept:
-    # What is sorted is a heap, too. By Shell's method: in place, and at once if it was sorted already.
+    # A sorted array is a heap too. Shellsort: in place, and fast if it is sorted already.
     cdef int32_t *rows = state.heaps[heap].rows
     cdef int32_t count = state.heaps[heap].count
     cdef int32_t gap = 1

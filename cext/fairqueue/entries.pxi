@@ -1,4 +1,4 @@
-# Handles: the row in the low half, the row's generation in the high half.
+# Handles: the row in the low 32 bits, the row's generation in the high 32 bits.
 
 
 cdef int64_t number_of(State *state, int32_t entry) noexcept:
@@ -34,15 +34,15 @@ cdef int32_t entry_at(State *state, int64_t number) noexcept:
 
 
 cdef inline int64_t generation_next(State *state, int32_t row) noexcept:
-    # Of the entry that a free row will be. Eras that its block is past are skipped.
+    # Return the generation of the next entry in a free row. Eras that its block has passed are skipped.
     return max(<int64_t>state.entries[row].generation, <int64_t>state.eras[row // BLOCK] * LIVES)
 
 
 cdef inline void entry_valid(State *state, int32_t row) noexcept:
-    # What the next handle of this row stands for is waiting.
+    # Make the next handle of this row valid.
     cdef int64_t generation = generation_next(state, row)
     if generation // LIVES > state.eras[row // BLOCK]:
-        era_begin(state, row // BLOCK)  # its own last was at the end of this one, so it is the next
+        era_begin(state, row // BLOCK)  # the row's last generation ended this era, so the next one begins
     state.entries[row].generation = generation
     state.lives[row] = LIVES + generation % LIVES
 
@@ -59,14 +59,14 @@ cdef void era_begin(State *state, int32_t block) noexcept:
             state.lives[row] = OLDER
 
 
-# Coming and leaving. What has to follow `entry_stale` may come later: nobody can tell, unless by looking at more
-# than this entry. And it may happen to a copy of the queue, which has no lives.
+# Joining and leaving. The work after `entry_stale` may be deferred until more than this entry is read. It may
+# also be done on a copy of the queue, which has no `lives`.
 
 
 cdef inline void entry_join(
     State *state, int32_t owner, double cost, int32_t priority, int64_t size, bint retried
 ) noexcept:
-    # Makes the first free row an entry: last in its tenant's line, or before all of its class.
+    # Make the first free row an entry: last in its tenant's line, or before all of its class if `retried`.
     cdef int32_t row = state.free_entry
     cdef Entry *entry = &state.entries[row]
     cdef Tenant *tenant = &state.tenants[owner]
@@ -96,8 +96,8 @@ cdef inline void entry_join(
 
 
 cdef void entry_gone(State *state, int32_t row) noexcept:
-    # In a queue larger than the cache, an entry has to be fetched from far away, and then its neighbours. So it
-    # stays in its chain until some more have gone or something else is asked, and nobody waits for them.
+    # In a queue larger than the cache, an entry and then its neighbors must be fetched from memory. To avoid
+    # stalls, it stays in its chain until more have gone or another method is called.
     entry_stale(state, row)
     FETCH(&state.entries[row])
     state.gone[state.gone_count] = row
@@ -115,7 +115,7 @@ cdef inline void neighbours_fetch(State *state, int32_t row) noexcept:
 
 
 cdef inline void entry_leave(State *state, int32_t row) noexcept:
-    # Takes one that is stale out of its chain, and sends its line and its row where they now belong.
+    # Unlink a stale entry from its chain, and update its line, its tenant and the free rows.
     cdef Entry *entry = &state.entries[row]
     cdef int32_t owner = entry.tenant
     cdef int32_t priority = entry.priority
@@ -141,7 +141,7 @@ cdef inline void entry_leave(State *state, int32_t row) noexcept:
 
 
 cdef inline void entry_serve(State *state, int32_t row) noexcept:
-    # As `entry_leave`, and it was its tenant's turn.
+    # Like `entry_leave`, and count the tenant's turn and charge.
     cdef Entry *entry = &state.entries[row]
     cdef int32_t owner = entry.tenant
     cdef int32_t priority = entry.priority
@@ -155,11 +155,11 @@ cdef inline void entry_serve(State *state, int32_t row) noexcept:
     state.tenants[owner].turn = state.moment
     cdef double before = state.tenants[owner].counter
     if state.by_tokens:
-        # First: who has just left the line, and is behind the others, would be lifted to them.
+        # Charge first: out of line, a counter below the level would be lifted to it.
         tenant_charge(state, owner, cost)
     entry_leave(state, row)
     if state.lined == 0:
-        state.floor = before  # so that what is given back of the last one's charge is not lost
+        state.floor = before  # so that a refund of the last entry's charge is not lost
     if not state.by_tokens:
         ring_turn(state, owner, priority)
 
@@ -170,7 +170,7 @@ cdef void entry_passed(State *state, int32_t row) noexcept:
 
 
 cdef inline void line_join(State *state, int32_t owner, int32_t priority) noexcept:
-    # Before a tenant's line gets an entry: if it has none, it becomes a member of the ring or the heap.
+    # Add a tenant to the ring or the heap if its line is empty, before the line gets an entry.
     cdef Tenant *tenant = &state.tenants[owner]
     if tenant.lines[priority].chain.length > 0:
         return

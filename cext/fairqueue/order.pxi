@@ -1,8 +1,8 @@
-# The order of leaving.
+# The order in which entries leave.
 
 
 cdef inline int32_t class_next(State *state) noexcept:
-    # The highest class that waits, unless one below has saved up for a pop: then the one with the most credit.
+    # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
     cdef int32_t priority, first = NONE, owed = NONE
     for priority in range(CLASSES):
         if state.lengths[priority] == 0:
@@ -18,7 +18,7 @@ cdef inline int32_t class_next(State *state) noexcept:
 
 
 cdef inline void credits_accrue(State *state, int32_t popped) noexcept:
-    # At each pop every class that waits, but for the highest, is owed a little more, and the popped one less.
+    # At each pop every waiting class except the highest earns `min_share`, and the popped class pays 1.
     cdef int32_t priority, first = NONE
     if state.min_share == 0.0:
         return
@@ -44,7 +44,7 @@ cdef inline int32_t entry_next(State *state) noexcept:
 
 
 cdef int64_t order_begin(State *state, int64_t *order, int64_t limit) noexcept:
-    # The handles of the first `limit` entries in the order in which they are asked; how many there are.
+    # Write the first `limit` handles in the order in which `pop` tries them; return their number.
     cdef int32_t urgent = class_next(state)
     cdef int64_t count = 0
     cdef int32_t priority
@@ -86,7 +86,7 @@ cdef int64_t order_chain(State *state, Chain *chain, int64_t *order, int64_t cou
 
 
 cdef int32_t line_longest(State *state, int32_t priority) noexcept:
-    # The tenant with the most entries in this class; of several, the one whose turn is furthest away.
+    # Return the tenant with the most entries in this class; of several, the one whose turn is furthest away.
     cdef int32_t longest = NONE
     cdef int32_t tenant, length, most = 0, i
     if state.by_tokens:
@@ -106,8 +106,8 @@ cdef int32_t line_longest(State *state, int32_t priority) noexcept:
 
 
 cdef int64_t entries_before(State *state, int32_t row) noexcept:
-    # Two tenants alternate until one line ends. So before the entry of rank r in its line leave r of its own,
-    # and of every other line as many, and one more if that tenant's turn comes earlier; but at most the line.
+    # Two tenants alternate until one line ends. So before the entry of rank r, r entries of its own line
+    # leave, and of every other line as many, plus one if that tenant's turn is earlier, but at most all.
     cdef bint retried = state.entries[row].retried
     cdef int32_t owner = state.entries[row].tenant
     cdef int32_t priority = state.entries[row].priority

@@ -1,9 +1,9 @@
-# Round robin: rings of tenants, one a class.
+# Round robin: one ring of tenants for each class.
 
 
 cdef void ring_join(State *state, int32_t tenant, int32_t priority) noexcept:
-    # Who was served in this round goes to the back of the ring, just before the tenant whose turn it is.
-    # Who was not goes before the first that was.
+    # A tenant that was served in this round goes to the back of the ring, just before the tenant whose turn
+    # it is. Any other goes before the first that was served.
     cdef Line *line = &state.tenants[tenant].lines[priority]
     cdef bint was_served = line.served == state.rounds[priority]
     cdef int32_t turn = state.turns[priority]
@@ -40,8 +40,8 @@ cdef void ring_leave(State *state, int32_t tenant, int32_t priority) noexcept:
 
 
 cdef inline void ring_turn(State *state, int32_t tenant, int32_t priority) noexcept:
-    # After a tenant had its turn; it may have left the ring with its last entry. A second turn in a round means
-    # that nobody who could be served was still to be served: the round is over, and this is the next one's first.
+    # Record a tenant's turn; it may have left the ring with its last entry. A second turn in a round means
+    # that no other tenant is left to serve in it: the round is over, and this is the first turn of the next.
     cdef Line *line = &state.tenants[tenant].lines[priority]
     if line.served == state.rounds[priority]:
         state.rounds[priority] += 1
@@ -53,7 +53,7 @@ cdef inline void ring_turn(State *state, int32_t tenant, int32_t priority) noexc
         ring_leave(state, tenant, priority)
         ring_join(state, tenant, priority)
         return
-    # The ring is circular: to go to its back is to let the next one be the front.
+    # The ring is circular: moving to its back means that the next tenant becomes the front.
     state.turns[priority] = line.ring_next
     if state.served[priority] == NONE:
         state.served[priority] = tenant

@@ -1,8 +1,8 @@
-# Rows: arrays that double, with the free rows chained.
+# Rows: arrays that grow by doubling, with linked lists of free rows.
 
 
 cdef void state_begin(State *state) noexcept:
-    # Afterwards it is empty, and has the memory that it had.
+    # Make the queue empty; it keeps its memory.
     cdef int priority
     state.free_entry = state.free_tenant = NONE
     state.gone_count = 0
@@ -46,7 +46,7 @@ cdef void state_end(State *state) noexcept:
 
 
 cdef int state_copy(State *copy, State *state) except -1:
-    # To look ahead with: nothing can be pushed or looked up there.
+    # Copy the queue for simulation: nothing can be pushed to or looked up in the copy.
     cdef int heap
     copy[0] = state[0]
     copy.entries_memory = NULL
@@ -73,7 +73,7 @@ cdef int state_copy(State *copy, State *state) except -1:
 
 
 cdef inline int entry_reserve(State *state) except -1:
-    # Afterwards `free_entry` is a row.
+    # Ensure that `free_entry` is a row.
     cdef int32_t room, row, block
     if state.free_entry != NONE:
         return 0
@@ -81,7 +81,7 @@ cdef inline int entry_reserve(State *state) except -1:
     state.loads = <Load *>grown(state.loads, room * sizeof(Load))
     state.lives = <uint8_t *>grown(state.lives, room * sizeof(uint8_t))
     state.eras = <int32_t *>grown(state.eras, blocks(room) * sizeof(int32_t))
-    # Of more entries than one large page holds, each would wait for its small page's address, too.
+    # With more entries than one large page holds, small pages would add a TLB miss to each access.
     cdef size_t size = room * sizeof(Entry)
     cdef size_t alignment = CACHE_LINE if size < LARGE_PAGE else LARGE_PAGE
     cdef void *memory = grown(NULL, size + alignment)
@@ -108,8 +108,8 @@ cdef inline int32_t blocks(int32_t room) noexcept:
 
 
 cdef inline void entry_end(State *state, int32_t row) noexcept:
-    # A row whose generations are used up is never used again, and its block ends with it: 64 rows lost in 268
-    # million uses of one.
+    # A row whose generations are used up is never used again, and its block ends with it: 64 rows are lost in
+    # 268 million uses of one.
     cdef Entry *entry = &state.entries[row]
     if entry.generation < GENERATIONS:
         entry.generation += 1
@@ -117,13 +117,13 @@ cdef inline void entry_end(State *state, int32_t row) noexcept:
 
 
 cdef inline void entry_free(State *state, int32_t row) noexcept:
-    # The row freed last is used first, for it is in the cache.
+    # The row freed last is used first, because it is in the cache.
     state.entries[row].next = state.free_entry
     state.free_entry = row
 
 
 cdef int tenant_reserve(State *state) except -1:
-    # Afterwards `free_tenant` is a row, and every heap has room for all tenants.
+    # Ensure that `free_tenant` is a row, and that every heap has room for all tenants.
     cdef int32_t room, row, heap
     if state.free_tenant != NONE:
         return 0
@@ -138,12 +138,12 @@ cdef int tenant_reserve(State *state) except -1:
 
 
 cdef int32_t heaps_in_use(State *state) noexcept:
-    # Under round robin only that of the idle, which is the last.
+    # Round robin uses only the heap of idle tenants, which is the last.
     return CLASSES + 1 if state.by_tokens else 1
 
 
 cdef void tenant_begin(State *state, PyObject *name, double weight) noexcept:
-    # Makes the first free row a tenant.
+    # Make the first free row a tenant.
     cdef Tenant *tenant = &state.tenants[state.free_tenant]
     cdef int i
     state.free_tenant = tenant.next_free
@@ -173,7 +173,7 @@ cdef int32_t doubled(int32_t room) except -1:
 
 
 cdef void *grown(void *rows, size_t size) except NULL:
-    # On failure the old array is still there, and still the caller's.
+    # On failure the old array stays valid and the caller still owns it.
     rows = PyMem_Realloc(rows, size)
     if rows == NULL:
         raise MemoryError

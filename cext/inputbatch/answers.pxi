@@ -1,10 +1,10 @@
-# What a batch answers, and what its numbers mean.
+# The types of a batch's results, and its constants.
 
 class Counters(NamedTuple):
-    """How many sequences in the batch need each: kept up to date, never counted.
+    """The number of sequences in the batch that need each feature, updated incrementally.
 
-    `sampled`: a temperature above 0; `top_p`, `top_k`, `min_p`: that and a bound that bounds; `penalties`:
-    any; `min_tokens`: still fewer tokens of output, committed ones, than that.
+    `sampled`: a temperature above 0; `top_p`, `top_k`, `min_p`: that and a bound that has an effect;
+    `penalties`: any of them; `min_tokens`: fewer committed tokens of output than that.
     """
 
     sampled: int
@@ -18,8 +18,11 @@ class Counters(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What could be scheduled: how many slots were given their one token; the slots with more to compute, in
-    order of admission; of the former, the slots whose blocks do not hold that token, by row. Both are int32."""
+    """The sequences that can be scheduled.
+
+    `decodes`: how many slots were given their one token. `prefills` (int32): slots with more to compute, in
+    the order of admission. `short` (int32): slots of decodes whose blocks do not hold that token, by row.
+    """
 
     decodes: int
     prefills: array
@@ -27,7 +30,7 @@ class Survey(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """Where a step's sections begin, in int32 words from the beginning of its arena."""
+    """The beginnings of a step's sections, in int32 words from the beginning of its arena."""
 
     input_ids: int
     positions: int
@@ -41,13 +44,13 @@ class Offsets(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a step's results did.
+    """The results of a committed step.
 
-    `keys` (int64), `tokens` and `samples` (int32) [n]: who got which token, and which of the step's samples
-    that was, ascending. `finished`: (slot, reason, index among the n); reason 1: an end-of-sequence or stop
-    id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the id was no token.
-    `filled` (int32): slots in whose committed tokens a further block became full, in no particular order. They
-    name only who is still there, and leave it there.
+    `keys` (int64), `tokens` and `samples` (int32) [n]: the sequences' keys, their tokens, and the indices of
+    these among the step's samples, ascending. `finished`: (slot, reason, index among the n); reason 1: an
+    end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the
+    id was no token. `filled` (int32): slots whose committed tokens filled another block, in no particular
+    order. Only sequences still in the batch are named; they stay in it.
     """
 
     keys: memoryview
@@ -75,10 +78,10 @@ cdef enum:
     CACHE_LINE = 64
     SMALL_PAGE = 4096
     LARGE_PAGE = 1 << 21
-    AHEAD = 16              # newcomers whose memory is on its way
-    STATE_LINES = 3         # of a `SequenceState`, that a batch reads
+    AHEAD = 16              # newcomers that are prefetched together
+    STATE_LINES = 3         # cache lines of a `SequenceState` that a batch reads
     FETCHED_AHEAD = 20      # tokens, more than a cache line
-    MARKS_MORE = 64         # bytes that `list_marks` may look at beyond the last
+    MARKS_MORE = 64         # bytes that `list_marks` may read beyond the last
     ROUNDS_AT_MOST = 1 << 29
     PHASES_AT_MOST = 256
 

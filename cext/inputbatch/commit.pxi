@@ -1,11 +1,11 @@
-# The end of a step: what was sampled goes to who is still there, and who decodes gets on.
+# The end of a step: samples go to the sequences that are still present, and decodes become steady decodes.
 
 cdef int32_t under_way(InputBatch batch) noexcept:
     return (batch.oldest is not None) + (batch.newest is not None)
 
 
 cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
-    # In the order of the step's rows: runs of those that ride, and between them the others.
+    # In the order of the step's rows: runs of steady decodes, and between them the other rows.
     cdef Record *record = &batch.records[step.record]
     cdef Results results
     cdef int32_t sample = step.decodes
@@ -15,7 +15,7 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
     cdef Ending ending
     cdef list finished = [], failed = []
     fetch_all(sampled, step.samples)
-    empty_ring(&batch.riders)  # until they are here
+    empty_ring(&batch.riders)  # meanwhile the samples are prefetched
     make_answers(batch, step.samples)
     if step is not batch.oldest:
         raise ValueError("only the oldest step under way can be committed")
@@ -27,7 +27,7 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
         find_runs(batch, step)
     batch.oldest, batch.newest = batch.newest, None
     if batch.oldest is None:
-        batch.riders.unplaced = NULL  # the next step begins with tokens, not with placeholders
+        batch.riders.unplaced = NULL  # the next step has tokens, not placeholders
     look_closer = batch.riders.closest <= batch.riders.committed or any_hit(
         sampled, step.decodes, batch.vocab_size, batch.eos, batch.eos_count
     )
@@ -54,8 +54,8 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
     batch.riders.committed += 1
     board(batch, results.boarders)
     samples = leave_out_lost(batch, &results, step.samples) if results.lost > 0 else batch.all_samples
-    keys, tokens = batch.keys_lent, batch.tokens_lent  # from here on they are looked at
-    # Only now, with all done, are objects made that could set off the garbage collection.
+    keys, tokens = batch.keys_lent, batch.tokens_lent  # from here on these are referred to
+    # Only now, with all changes done, create objects that could trigger the garbage collection.
     for i in range(results.ended):
         ending = batch.endings[i]
         if ending.reason == FAILED:
@@ -76,8 +76,8 @@ cdef object commit_step(InputBatch batch, Step step, int32_t *sampled):
 
 
 cdef int make_answers(InputBatch batch, int32_t count) except -1:
-    # Those of the step before, if nobody looks at them any more: then they are in the cache. The view comes first:
-    # it could set off the garbage collection, and so whatever.
+    # Reuse the arrays of the previous step if nothing refers to them, because they are in the cache. Create
+    # the view first: it could trigger the garbage collection, and so any code.
     cdef c_array every
     if batch.all_samples is None or PyObject_Size(batch.all_samples) != count:
         every = clone(INT32S, count, False)
@@ -95,7 +95,7 @@ cdef int make_answers(InputBatch batch, int32_t count) except -1:
 
 
 cdef c_array leave_out_lost(InputBatch batch, Results *results, int32_t count):
-    # Answers are by sample until here; the others close up. Says which samples these are.
+    # Remove lost samples from the results, which are by sample so far. Return the indices of the others.
     cdef c_array samples = clone(INT32S, count - results.lost, False)
     cdef int32_t sample, done = 0, gone = 0
     for sample in range(count):
@@ -112,7 +112,7 @@ cdef c_array leave_out_lost(InputBatch batch, Results *results, int32_t count):
 
 
 cdef void find_runs(InputBatch batch, Step step) noexcept:
-    # Again, because some have come, gone or moved since the step was prepared.
+    # Find the runs again, because rows have been added, removed or moved since the step was prepared.
     cdef Record *record = &batch.records[step.record]
     cdef Run *run = NULL
     cdef Stay *stay
@@ -132,7 +132,7 @@ cdef void find_runs(InputBatch batch, Step step) noexcept:
 
 cdef void commit_run(InputBatch batch, Run *run, int32_t *sampled, Results *results) noexcept:
     cdef Riders *riders = &batch.riders
-    # Of those that must be looked at, each alone.
+    # Rows that must be checked are committed one by one.
     cdef int32_t *hits = batch.odd
     cdef int32_t start = 0, i, end, count, slot
     mark_hits(
@@ -153,7 +153,7 @@ cdef void commit_run(InputBatch batch, Run *run, int32_t *sampled, Results *resu
 cdef void commit_riders(
     InputBatch batch, int32_t row, int32_t place, int32_t count, int32_t *sampled, Results *results
 ) noexcept:
-    # None of them ends with its token.
+    # None of these rows ends with its token.
     cdef Riders *riders = &batch.riders
     memcpy(results.keys + place, riders.keys + row, count * sizeof(int64_t))
     memcpy(
@@ -163,7 +163,7 @@ cdef void commit_riders(
 
 
 cdef void empty_ring(Riders *riders) noexcept:
-    # In each round other rows, all of them in as many rounds as the ring has.
+    # Copy tokens to the buffers: in each round for other rows, and for all rows within RING rounds.
     cdef int32_t round = riders.committed
     cdef int32_t word = round % RING
     while word < riders.words:
@@ -177,7 +177,7 @@ cdef void empty_ring(Riders *riders) noexcept:
 
 
 cdef void list_filled(InputBatch batch, Results *results) noexcept:
-    # Whose next token begins a block has filled one.
+    # A row whose next token begins a block has filled one.
     cdef Riders *riders = &batch.riders
     cdef int32_t *filling = batch.found
     cdef int32_t count = list_bits(in_phase(riders, riders.committed + 1), (batch.rows_end + 63) >> 6, filling)
@@ -191,7 +191,7 @@ cdef void list_filled(InputBatch batch, Results *results) noexcept:
 cdef void commit_row(
     InputBatch batch, int32_t slot, int32_t count, int32_t sample, int32_t *sampled, Results *results
 ) noexcept:
-    # Who does not ride, or not any more.
+    # Commit a row that is not, or no longer, a steady decode.
     cdef Stay *stay
     cdef int32_t token, before
     if slot == NONE or batch.stays[slot].over:
@@ -211,7 +211,7 @@ cdef void commit_row(
         end_stay(batch, slot, FAILED, sample, results)
         lose(results, sample)
         return
-    # In place of the placeholder; `checked_step` made room.
+    # Replace the placeholder; `checked_step` has made room.
     stay.tokens[stay.length] = token
     stay.length += 1
     stay.pending -= 1
@@ -226,7 +226,7 @@ cdef void commit_row(
 
 
 cdef inline void lose(Results *results, int32_t sample) noexcept:
-    # It is nobody's token.
+    # Record a sample without a recipient.
     results.losses[results.lost] = sample
     results.lost += 1
 
@@ -238,7 +238,8 @@ cdef void end_stay(InputBatch batch, int32_t slot, int32_t reason, int32_t place
 
 
 cdef void board(InputBatch batch, int32_t count) noexcept:
-    # Who is a decode in all steps under way, or has but one token to compute when there is none, goes along.
+    # A row that is a decode in all steps under way becomes a steady decode. If no step is under way, a row
+    # with one token to compute does.
     cdef Riders *riders = &batch.riders
     cdef int32_t under_way = riders.prepared - riders.committed
     cdef int32_t i, row, slot, origin
@@ -265,7 +266,7 @@ cdef void board(InputBatch batch, int32_t count) noexcept:
             latest_tokens(riders)[row] = stay.tokens[stay.length - 1]
         riders.keys[row] = batch.columns.keys[slot]
         riders.ends[row] = stay.tokens + origin + 1
-        if stay.computed % batch.block_size != 0:  # else it enters a block first
+        if stay.computed % batch.block_size != 0:  # otherwise it enters a block first
             lift_row(batch, row)
         get_on(riders, row)
 
@@ -280,7 +281,7 @@ cdef void all_alight(InputBatch batch) noexcept:
 
 
 cdef inline bint ends_with(InputBatch batch, int32_t slot, int32_t token, int32_t length) noexcept:
-    # Whether a token ends a sequence that has its `min_tokens`.
+    # Return whether a token ends a sequence that has its `min_tokens`.
     cdef Stay *stay = &batch.stays[slot]
     cdef SequenceState state
     cdef int32_t i

@@ -1,12 +1,12 @@
-# Loops over rows, one element each and in order, so that the compiler can do many at once: what a step that is like
-# the one before it consists of. Where the loader can choose, they exist for wider registers too.
+# Loops over rows, one element each and in order, so that the compiler can vectorize them: the work of a step
+# like the previous one. Where the loader can select variants, they exist for wider registers too.
 
 cdef extern from *:
     """
     #if defined(__SSE2__)
     #include <emmintrin.h>
 
-    /* What was compared, a bit each. */
+    /* Pack the results of comparisons into one bit each. */
     static inline uint32_t bits_of_16(__m128i a, __m128i b, __m128i c, __m128i d) {
         return _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d)));
     }
@@ -18,7 +18,7 @@ cdef extern from *:
     #define WIDE
     #endif
 
-    /* Slots that are not asked for exactly what is usual there: 64 in a word. */
+    /* Mark the slots whose count is not the usual one: 64 in a word. */
     static void find_unlike(uint64_t *restrict words, const int32_t *restrict counts,
                             const int32_t *restrict usual, int32_t n) {
         int32_t i = 0;
@@ -44,7 +44,7 @@ cdef extern from *:
         }
     }
 
-    /* Which of 64 numbers a word are not above `now`; there are as many words as begin before n. */
+    /* Mark the numbers that are not above `now`, 64 in a word, for all words that begin before n. */
     static void find_due(uint64_t *restrict words, const int32_t *restrict due, int32_t now, int32_t n) {
         for (int32_t i = 0; i < n; i += 64) {
             uint64_t later = 0;
@@ -65,7 +65,7 @@ cdef extern from *:
         }
     }
 
-    /* Rows, few among the slots, that are not asked for exactly one token. */
+    /* Mark the rows, few compared with the slots, whose count is not exactly one token. */
     static void mark_not_one(uint8_t *restrict marks, const int32_t *restrict counts,
                              const int32_t *restrict rows, int32_t n) {
         for (int32_t i = 0; i < n; i++) marks[i] = rows[i] >= 0 && counts[rows[i]] != 1;
@@ -81,7 +81,7 @@ cdef extern from *:
         return least;
     }
 
-    /* Tokens that are none, or may end a sequence, and rows whose count is up. */
+    /* Mark ids that are no tokens or may end a sequence, and rows that reach their limit. */
     WIDE static void mark_hits(uint8_t *restrict marks, const int32_t *restrict tokens, int32_t vocabulary,
                                const int32_t *restrict closer, int32_t round,
                                const int32_t *restrict eos, int32_t eos_count, int32_t n) {
@@ -93,7 +93,7 @@ cdef extern from *:
         }
     }
 
-    /* The places of the marks, in order; how many. The marks have room for 63 more. */
+    /* Write the indices of the marks, in order; return their number. The marks have room for 63 more. */
     static int32_t list_marks(uint8_t *marks, int32_t n, int32_t *places) {
         int32_t found = 0;
         memset(marks + n, 0, 63);
@@ -132,7 +132,7 @@ cdef extern from *:
         for (int32_t i = 0; i < n; i++) target[i] = first - i;
     }
 
-    /* What a run of riders has in a step; the mapping of one group. */
+    /* Write a run of steady decodes into a step, with the slot mapping of one group. */
     WIDE static void write_along(int32_t *restrict ids, int32_t *restrict positions, int32_t *restrict lengths,
                                  int32_t *restrict slots, int32_t *restrict mapping,
                                  const int32_t *restrict next_id, const int32_t *restrict origin,
@@ -147,7 +147,7 @@ cdef extern from *:
         }
     }
 
-    /* Whether of a step's tokens one is none or may end a sequence. */
+    /* Return whether one of a step's ids is no token or may end a sequence. */
     WIDE static int32_t any_hit(const int32_t *restrict tokens, int32_t n, int32_t vocabulary,
                                 const int32_t *restrict eos, int32_t eos_count) {
         uint32_t hit = 0;
@@ -159,18 +159,18 @@ cdef extern from *:
         return hit;
     }
 
-    /* The latest tokens of each rider, of RING rounds, are kept beside each other before they go to its own buffer,
-       all at once: a token a round would take a line of memory each. */
+    /* Steady decodes have their tokens of the latest RING rounds in a ring, which are copied to their own
+       buffers together: copying one a round would touch a cache line each. */
     enum { RING = 8 };
 
-    /* What a row has in the ring of rounds from `first` on, before `round`. */
+    /* Copy a row's tokens from the ring to its buffer, from round `first` up to `round`, excluded. */
     static void write_row(const int32_t *ring, ptrdiff_t width, int32_t *end, int32_t row, int32_t first,
                           int32_t round) {
         for (int32_t i = first; i < round; i++) end[i] = ring[(i & (RING - 1)) * width + row];
     }
 
-    /* So that the ring has RING tokens of who got on since it was emptied: what is written again is what is there.
-       A buffer has room for as many before its first. */
+    /* Fill the ring with the buffers' tokens for rows that joined since its last copy, so that copying it
+       changes nothing there. A buffer has room for RING tokens before its first. */
     static void complete_rows(int32_t *ring, ptrdiff_t width, int32_t *const *ends, const int32_t *since,
                               uint64_t rows, int32_t row, int32_t round) {
         for (; rows; rows &= rows - 1) {
@@ -179,7 +179,7 @@ cdef extern from *:
         }
     }
 
-    /* Of four rows, what they have in the ring of four rounds from `round` on. */
+    /* Copy the tokens of four rows and the four rounds from `round` on. */
     static inline void write_four(const int32_t *restrict ring, ptrdiff_t width, int32_t *const *restrict ends,
                                   int32_t row, int32_t round) {
     #if defined(__SSE2__)
@@ -198,7 +198,7 @@ cdef extern from *:
     #endif
     }
 
-    /* What the riders among 64 rows have in the ring, which has what was before `round`. */
+    /* Copy the tokens of the steady decodes among 64 rows, of the RING rounds before `round`. */
     static void write_down(const int32_t *restrict ring, ptrdiff_t width, int32_t *const *restrict ends,
                            uint64_t riding, int32_t row, int32_t round) {
         for (; riding; riding >>= 4, row += 4) {
@@ -211,15 +211,14 @@ cdef extern from *:
         }
     }
 
-    /* Where the tokens of 64 rows will go in the rounds after the next, which nobody has looked at since the sequence
-       arrived: on its way from now on. */
+    /* Prefetch the memory of later tokens of 64 rows, not accessed since the sequence arrived. */
     static void fetch_ahead(int32_t *const *restrict ends, uint64_t riding, int32_t row, int32_t round) {
         for (; riding; riding &= riding - 1)
             __builtin_prefetch(ends[row + __builtin_ctzll(riding)] + round, 1);
     }
 
-    /* The places of set bits, in order; how many. Written by eights, because how many there are in a word is not
-       foreseen: there must be room for seven more. */
+    /* Write the indices of set bits, in order; return their number. They are written in eights, because the
+       number in a word is unpredictable: there must be room for seven more. */
     WIDE static int32_t list_bits(const uint64_t *words, int32_t n, int32_t *places) {
         int32_t found = 0;
         for (int32_t i = 0; i < n; i++) {

@@ -1,4 +1,4 @@
-# Who comes, who leaves, and the rows they have.
+# Adding and removing sequences, and their rows.
 
 cdef int add_all(InputBatch batch, slots, new_states, new_block_ids) except -1:
     cdef int32_t rows_end = batch.rows_end
@@ -33,8 +33,8 @@ cdef int add_all(InputBatch batch, slots, new_states, new_block_ids) except -1:
 
 
 cdef void fetch_belongings(InputBatch batch, tuple states, tuple block_ids, int32_t first, int32_t end) noexcept:
-    # Nobody has looked at newcomers since they arrived, so what they refer to is in no cache: first all lists of block
-    # ids are on their way, then, while those arrive, tokens, and last what is in the lists.
+    # The objects that newcomers refer to are in no cache yet. Prefetch all lists of block ids, then, while
+    # those arrive, tokens, and last the contents of the lists.
     cdef object state
     cdef int32_t i, slot
     for i in range(first, end):
@@ -103,7 +103,7 @@ cdef int32_t add_state(InputBatch batch, int64_t slot, SequenceState state, tupl
         ids = <object>PyTuple_GET_ITEM(block_ids, group)
         counts[group] = read_blocks(batch, slot, group, 0, state.committed_outside, ids)
     if batch.stays[slot].serial != 0:
-        raise ValueError(f"slot {slot} is occupied")  # by the code that a buffer's maker ran
+        raise ValueError(f"slot {slot} is occupied")  # by code that a buffer's exporter ran
     if state.stay != NULL:
         raise ValueError("the sequence is in a batch already")
     for group in range(batch.groups):
@@ -130,7 +130,7 @@ cdef int32_t enter(InputBatch batch, int64_t slot, SequenceState state, int32_t 
     batch.serials += 1
     stay.tokens = state.ids
     stay.serial = batch.serials
-    stay.last_scheduled = batch.steps  # as if it were in the latest: newcomers do not overtake
+    stay.last_scheduled = batch.steps  # as if in the latest step, so that newcomers do not overtake
     stay.length = state.length
     stay.computed = state.computed_outside
     stay.committed = state.committed_outside
@@ -203,7 +203,7 @@ cdef int32_t lowest_hole(InputBatch batch) noexcept:
 
 
 cdef int32_t read_slots(InputBatch batch, slots) except -1:
-    # Into the scratch: occupied ones, none twice.
+    # Read slots into the scratch: all must be occupied, and none named twice.
     cdef int32_t count = read_ids(slots, batch.scratch, batch.slots, INT32_MIN, INT32_MAX, "slots")
     cdef int32_t i, marked = 0
     cdef int32_t slot
@@ -266,7 +266,7 @@ cdef void let_go(InputBatch batch, int64_t slot) noexcept:
 
 
 cdef int compact(InputBatch batch, list moves) except -1:
-    # Where moves are asked for, each is noted before it is done.
+    # Unless `moves` is None, each move is recorded before it is done.
     cdef int32_t source, target
     while batch.hole_count > 0:
         source = drop_last_holes(batch)
@@ -279,7 +279,7 @@ cdef int compact(InputBatch batch, list moves) except -1:
 
 
 cdef int32_t drop_last_holes(InputBatch batch) noexcept:
-    # The last row, after this.
+    # Drop the holes at the end; return the last row.
     while batch.rows_end > 0 and batch.rows[batch.rows_end - 1] == NONE:
         batch.rows_end -= 1
         clear_bit(batch.holes, batch.rows_end)

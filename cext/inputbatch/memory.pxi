@@ -1,4 +1,4 @@
-# Memory, what is read from others' lists and buffers, and bits.
+# Memory, reading the caller's lists and buffers, and bits.
 
 cdef c_array INT32S = array("i")
 cdef c_array INT64S = array("q")
@@ -11,12 +11,12 @@ cdef c_array int32s(int32_t *numbers, Py_ssize_t count):
 
 
 cdef object zeroed(int64_t size):
-    # Pages that do not exist until they are written.
+    # The pages are not allocated until they are written.
     return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
 
 
 cdef object zeroed_at_once(int64_t size):
-    # For what is touched all over at every step: on large pages, where the system has them, it is found faster.
+    # For memory that every step touches: on large pages, where the system has them, access is faster.
     cdef int64_t start
     if size < LARGE_PAGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return zeroed(size)
@@ -29,7 +29,7 @@ cdef object zeroed_at_once(int64_t size):
 
 
 cdef void *address_of(object view) except NULL:
-    # The caller keeps the view, and so the memory.
+    # The caller keeps the view, and with it the memory, alive.
     cdef Py_buffer buffer
     cdef void *address
     PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
@@ -53,7 +53,7 @@ cdef int check_range(str what, value, int64_t least, int64_t most) except -1:
 
 
 cdef int int32_buffer(source, Py_buffer *buffer, str what) except -1:
-    # The caller releases it, but not when this raises.
+    # The caller releases the buffer, unless this raises.
     PyObject_GetBuffer(source, buffer, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS)
     cdef char kind = 0 if buffer.format == NULL or buffer.format[1] != 0 else buffer.format[0]
     if buffer.ndim != 1 or buffer.itemsize != sizeof(int32_t) or (kind != b"i" and kind != b"l"):
@@ -69,7 +69,7 @@ cdef inline int check_room(Py_ssize_t count, int64_t room, str what) except -1:
 
 
 cdef inline void fetch_content(source) noexcept:
-    # Of a list or an array, on its way from now on: what several refer to is there sooner than one after the other.
+    # Prefetch the contents of a list or an array, so that those of several arrive in parallel.
     if type(source) is list:
         prefetch(list_items(source))
     elif type(source) is array:
@@ -77,7 +77,7 @@ cdef inline void fetch_content(source) noexcept:
 
 
 cdef inline void fetch_items(source, int32_t lines) noexcept:
-    # So much of each object in a list.
+    # Prefetch this many cache lines of each object in a list.
     cdef Py_ssize_t i
     cdef int32_t line
     if type(source) is list:
@@ -89,8 +89,8 @@ cdef inline void fetch_items(source, int32_t lines) noexcept:
 cdef int32_t read_ids(
     source, int32_t *target, int64_t room, int32_t least, int32_t most, str what
 ) except -1:
-    # A list or tuple of ints, or a buffer of int32. Beyond `room` nothing is written; what was, when it raises, is
-    # where nobody looks. Runs no code of others but where a buffer is made.
+    # Read a list or tuple of ints, or a buffer of int32. Nothing is written beyond `room`. What was written
+    # when it raises is not read. Runs no foreign code, except where a buffer is created.
     cdef Py_buffer buffer
     cdef Py_ssize_t count, i
     cdef PyObject *item
@@ -109,7 +109,7 @@ cdef int32_t read_ids(
                 raise ValueError(f"{what} must be in {least}...{most}, not {<object>item}")
             target[i] = number
         return count
-    if type(source) is array and (<c_array>source).ob_descr.typecode == b"i":  # without a buffer's ceremony
+    if type(source) is array and (<c_array>source).ob_descr.typecode == b"i":  # without the buffer protocol
         count = Py_SIZE(source)
         check_room(count, room, what)
         memcpy(target, (<c_array>source).data.as_ints, count * sizeof(int32_t))

@@ -1,4 +1,4 @@
-# Where everything is: one region for all that is touched at every step, tables whose rows are long, and arenas.
+# Memory layout: one region for all that every step touches, tables with long rows, and arenas.
 
 cdef int begin_memory(InputBatch batch) except -1:
     batch.memory = [zeroed_at_once(lay_out(batch, NULL))]
@@ -8,7 +8,8 @@ cdef int begin_memory(InputBatch batch) except -1:
 
 
 cdef int64_t lay_out(InputBatch batch, char *start) noexcept:
-    # Says how long it is; without a start, only that. The first line is the page's, so each stay has its own.
+    # Assign addresses from `start` on and return the size; with NULL, only the size is meaningful. The region
+    # begins at a page, so each `Stay` has its own cache line.
     cdef int64_t slots = batch.slots
     cdef int64_t by_group = batch.groups * slots
     cdef int64_t words = batch.bit_words
@@ -39,7 +40,7 @@ cdef int64_t lay_out(InputBatch batch, char *start) noexcept:
         batch.records[record].runs = <Run *>place(start, &end, slots * <int64_t>sizeof(Run))
     end = lay_out_riders(batch, start, end)
     end = lay_out_columns(batch, start, end)
-    # A row that is shorter than a page is touched with its neighbours anyway; longer ones have pages of their own.
+    # Table rows shorter than a page share pages with others anyway; longer rows have pages of their own.
     if 4 * batch.table_columns < SMALL_PAGE:
         for group in range(batch.groups):
             batch.tables[group] = <int32_t *>place(start, &end, 4 * slots * batch.table_columns)
@@ -63,7 +64,7 @@ cdef int64_t lay_out_riders(InputBatch batch, char *start, int64_t end) noexcept
         riders.lift[group] = <int32_t *>place(start, &end, 4 * slots)
     riders.keys = <int64_t *>place(start, &end, 8 * slots)
     riders.ends = <int32_t **>place(start, &end, slots * <int64_t>sizeof(void *))
-    # A line more than a round takes: what a row has in several rounds would else displace each other in the cache.
+    # One cache line more than a round takes: otherwise a row's tokens would evict each other from the cache.
     riders.ring_width = 64 * riders.words + CACHE_LINE // 4
     riders.ring = <int32_t *>place(start, &end, 4 * RING * <int64_t>riders.ring_width)
     riders.since = <int32_t *>place(start, &end, 4 * slots)
@@ -145,7 +146,7 @@ cdef object column(InputBatch batch, void *address, str kind):
 
 
 cdef object part(InputBatch batch, void *address, int64_t size):
-    # Of the one region.
+    # Return a view of a part of the region.
     region = batch.memory[0]
     cdef int64_t start = <char *>address - <char *>address_of(region)
     return region[start : start + size]

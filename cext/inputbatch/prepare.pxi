@@ -1,4 +1,4 @@
-# A step, as it is written into its arena.
+# Preparing a step: its inputs are written into an arena.
 
 cdef Step prepare_step(InputBatch batch, int32_t *num_scheduled):
     cdef Step step
@@ -30,8 +30,8 @@ cdef Step prepare_step(InputBatch batch, int32_t *num_scheduled):
 
 
 cdef Step checked_step(InputBatch batch, int32_t *num_scheduled, int32_t odd_count):
-    # Counts the step, so that what is written has its place at once; makes room for what it will sample, and
-    # has on its way to the cache what will be read. Of the odd rows, none rides after this.
+    # Check the step, and count it so that its sections can be placed. Make room for its samples, and prefetch
+    # what will be read. After this no odd row is a steady decode.
     cdef Step step
     cdef int32_t *table = batch.tables[0]
     cdef int32_t rows = batch.rows_end - odd_count, decodes = rows, samples = rows
@@ -86,7 +86,7 @@ cdef int refuse(InputBatch batch, int32_t slot, int32_t count) except -1:
 
 
 cdef void choose_places(InputBatch batch, Step step) noexcept:
-    # In turn, but never where a step under way is.
+    # Use arenas in turn, but never that of a step under way.
     cdef Step other = batch.oldest
     cdef int32_t arenas = PyList_GET_SIZE(batch.arenas)
     batch.arena_last = (batch.arena_last + 1) % arenas
@@ -107,12 +107,12 @@ cdef void choose_places(InputBatch batch, Step step) noexcept:
     for section in range(SECTIONS):
         step.starts[section] = start
         start += sizes[section]
-    if step.samples == step.rows:  # then it is their slots in the same order: the words are there once
+    if step.samples == step.rows:  # both sections are the same slots in the same order, so they share words
         step.starts[7] = step.starts[5]
 
 
 cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_t odd_count) noexcept:
-    # In the order of rows: runs of those that ride, and between them the odd ones.
+    # In the order of rows: runs of steady decodes, and between them the odd rows.
     cdef Record *record = &batch.records[step.record]
     cdef int32_t *words = batch.arena_words[step.arena_index]
     cdef int32_t *others = batch.scratch
@@ -142,7 +142,7 @@ cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_
             others[other_count] = slot
             other_count += 1
     fetch_quarter(&batch.riders, 2)
-    # Rows, tokens and samples of decodes are numbered alike.
+    # Rows, tokens and samples of decodes have the same indices.
     count_from(words + step.starts[3], 0, place + 1)
     count_from(words + step.starts[6], 0, place)
     if step.samples < step.rows:
@@ -156,7 +156,7 @@ cdef void write_step(InputBatch batch, Step step, int32_t *num_scheduled, int32_
 
 
 cdef void enter_blocks(InputBatch batch) noexcept:
-    # Who rides into its next block in this round.
+    # Map the steady decodes that begin a block in this round.
     cdef Riders *riders = &batch.riders
     cdef int32_t *entering = batch.found
     cdef int32_t count = list_bits(in_phase(riders, riders.prepared), (batch.rows_end + 63) >> 6, entering)
@@ -216,7 +216,7 @@ cdef void write_decode(InputBatch batch, Step step, int32_t *words, int32_t slot
 cdef void write_others(
     InputBatch batch, Step step, int32_t *words, int32_t *others, int32_t count, int32_t *num_scheduled
 ) noexcept:
-    # Of more than one token to compute, none is a placeholder.
+    # A row with more than one token to compute has no placeholders.
     cdef int32_t *input_ids = words + step.starts[0]
     cdef int32_t *positions = words + step.starts[1]
     cdef int32_t *query_starts = words + step.starts[3]
@@ -254,7 +254,7 @@ cdef void write_others(
 cdef void map_tokens(
     InputBatch batch, int32_t *slot_mapping, int32_t tokens, int64_t slot, int32_t position, int32_t count
 ) noexcept:
-    # Block by block.
+    # Write the slot mapping, block by block.
     cdef int32_t group, column, first, last, start, i
     cdef int32_t end = position + count
     cdef int32_t *target
@@ -288,7 +288,7 @@ cdef void write_header(InputBatch batch, Step step, int32_t *words) noexcept:
 
 
 cdef int32_t take_staged(InputBatch batch, int32_t *target, int32_t *writes) noexcept:
-    # Of a row, only what is still seen: what has slid out stays on the device as it is.
+    # Write only entries within the window; those that have slid out stay unchanged on the device.
     cdef int32_t *begin = target
     cdef int32_t *changed = batch.found
     cdef uint64_t *staged
@@ -316,7 +316,7 @@ cdef int32_t take_staged(InputBatch batch, int32_t *target, int32_t *writes) noe
             target[1] = slot
             target[2] = first
             target[3] = count - first
-            target[4] = row[first]  # mostly all
+            target[4] = row[first]  # usually the only one
             if count - first > 1:
                 memcpy(target + 5, row + first + 1, (count - first - 1) * sizeof(int32_t))
             target += 4 + count - first

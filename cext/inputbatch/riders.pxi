@@ -1,35 +1,36 @@
-# What is known of who is in the batch: by slot, and of those who ride along, by row.
+# The state of sequences in the batch: by slot, and for steady decodes by row. A round is the number of a
+# step, counted since `all_alight` last reset it.
 
 cdef struct Stay:
-    # All that a step asks of one slot, in one cache line.
+    # The state of a slot while one sequence is in it: all that a step reads of the slot, in one cache line.
     int32_t *tokens         # of the sequence's own buffer
-    int64_t serial          # of this stay, from 1; 0: the slot is empty
-    int64_t last_scheduled  # number of the step, or of the latest when it came
+    int64_t serial          # number of the admission, from 1; 0: the slot is empty
+    int64_t last_scheduled  # number of its last step, or at first of the latest step before it was added
     int32_t length          # committed tokens, prompt and output
     int32_t computed        # tokens in the cache when all prepared steps are done
     int32_t committed       # tokens in the cache now
-    int32_t limit           # length at which it ends
-    int32_t min_end         # length from which an end-of-sequence id is obeyed
+    int32_t limit           # length at which the sequence ends
+    int32_t min_end         # length from which an end-of-sequence or stop id ends it
     int32_t room            # tokens that the blocks of every group hold
     int32_t row
-    int32_t sample          # of its newest placeholder, among its step's samples
+    int32_t sample          # index of its newest placeholder among its step's samples
     int32_t capacity        # tokens that the buffer holds
-    uint8_t pending         # placeholders
-    uint8_t over
+    uint8_t pending         # number of placeholders
+    uint8_t over            # whether it has finished, failed or been cancelled
     uint8_t ignore_eos
     uint8_t stops           # whether the sequence has stop ids of its own
 
 
 cdef struct Held:
-    # Of one slot, in one group's block table.
+    # A slot's row in one group's block table.
     int32_t count           # blocks
     int32_t slid            # columns that have slid out
-    int32_t unseen          # the first column that the device has not seen, where the bit of the slot is set
+    int32_t unseen          # the first column not yet on the device, if the slot's bit in `staged` is set
 
 
 cdef struct Columns:
     int32_t *num_scheduled
-    int32_t *num_tokens             # this and the next two: when they are asked for
+    int32_t *num_tokens             # this and the next two are written when they are read
     int32_t *num_computed_tokens
     int32_t *output_tokens
     int32_t *num_prompt_tokens
@@ -49,55 +50,55 @@ cdef struct Columns:
 
 
 cdef struct Run:
-    # Of rows that ride: they are beside each other in a step, too.
+    # Consecutive rows of steady decodes, which are also consecutive in a step, from `place` on.
     int32_t row
     int32_t place
     int32_t count
 
 
 cdef struct Riders:
-    # By row, what a row that is in every step as a decode advances by: nothing of it is written in a step, because
-    # it is kept relative to how many steps there were. While a row rides, its stay's counts are out of date.
+    # The steady decodes, by row. Their fields are relative to the round, so that a step writes nothing for
+    # them. The counts in their `Stay` are out of date meanwhile.
     int32_t prepared        # rounds
-    int32_t committed       # rounds; as many fewer as steps are under way
+    int32_t committed       # rounds; `prepared` less the number of steps under way
     int64_t latest          # number of the latest step
-    int64_t changes         # of who rides where
-    uint64_t *riding        # bits
-    uint64_t *phases        # bits of those who ride: [phase_count, words], by when their blocks begin
+    int64_t changes         # counts changes of the rows of steady decodes
+    uint64_t *riding        # bits: which rows are steady decodes
+    uint64_t *phases        # bits: [phase_count, words], by the round, modulo phase_count, that begins blocks
     int32_t words
-    int32_t phase_count     # a divisor of the block size, mostly that itself
-    int32_t soonest         # no round in `late` is before this,
-    int32_t closest         # none in `closer` before this
-    int32_t *origin         # its tokens in the cache in round 0
-    int32_t *room           # round from which on its blocks do not hold its token
-    int32_t *late           # round from which on it must be looked at before a step; INT32_MAX: it does not ride
-    int32_t *closer         # round from which on its token must be looked at; INT32_MAX: it does not ride
-    int32_t *next_id        # while a step is under way: what the next begins with, as `Step.input_ids`,
-    Run *unplaced           # but for who is in these runs of the latest step; NULL: nobody is
+    int32_t phase_count     # a divisor of the block size, usually the block size itself
+    int32_t soonest         # a lower bound of the rounds in `late`
+    int32_t closest         # a lower bound of the rounds in `closer`
+    int32_t *origin         # tokens in the cache in round 0
+    int32_t *room           # first round whose token does not fit in the row's blocks
+    int32_t *late           # first round in which the row is checked before a step; INT32_MAX: not steady
+    int32_t *closer         # first round in which the row's token is checked; INT32_MAX: not steady
+    int32_t *next_id        # while a step is under way: the input id of the next, as in `Step.input_ids`,
+    Run *unplaced           # except for rows in these runs of the latest step; NULL: none
     int32_t unplaced_count
-    int32_t *lift[GROUPS_AT_MOST]   # where in the cache its tokens go, less the round
+    int32_t *lift[GROUPS_AT_MOST]   # the slot mapping of its token, less the round
     int64_t *keys
-    int32_t **ends          # where in its buffer the token of round 0 would have gone
+    int32_t **ends          # the address in its buffer where the token of round 0 would be
     int32_t *ring           # the latest tokens: [RING, ring_width], by round and row
     int32_t ring_width
-    int32_t *since          # round from which on its tokens are in the ring,
-    uint64_t *fresh         # bits: which may be after the ring was emptied last
+    int32_t *since          # first round whose token is in the ring
+    uint64_t *fresh         # bits: rows whose `since` may be later than the last `empty_ring` of the row
 
 
 cdef struct Record:
-    # Who is in a step under way.
-    int32_t *slots          # by the step's rows; NONE: it has left
-    int32_t *counts         # tokens computed, by the step's rows; nothing for decodes; negative: it does not sample
+    # The rows of a step under way.
+    int32_t *slots          # by the step's rows; NONE: removed
+    int32_t *counts         # tokens computed, by the step's rows; unset for decodes; negative: no sample
     Run *runs
     int32_t run_count
-    int64_t changes         # the runs are right as long as nothing changed
+    int64_t changes         # the runs are valid while this equals `Riders.changes`
 
 
 cdef struct Results:
-    # What a commit answers, by sample, and how many it has listed.
+    # The results of a commit, by sample, and the lengths of its lists.
     int64_t *keys
     int32_t *tokens
-    int32_t *losses         # samples that nobody got, ascending
+    int32_t *losses         # samples without a recipient, ascending
     int32_t lost
     int32_t filled
     int32_t boarders
@@ -107,7 +108,7 @@ cdef struct Results:
 cdef struct Ending:
     int32_t slot
     int32_t reason
-    int32_t place           # among the results, or among the samples when it failed
+    int32_t place           # index among the results, or among the samples if it failed
 
 
 cdef inline bint rides(Riders *riders, Stay *stay) noexcept:
@@ -115,7 +116,7 @@ cdef inline bint rides(Riders *riders, Stay *stay) noexcept:
 
 
 cdef inline int32_t phase_of(Riders *riders, int32_t origin) noexcept:
-    # Of the rounds, counted modulo as many as there are phases, the one in which its blocks can begin.
+    # Return the round, modulo phase_count, in which the row's blocks can begin.
     cdef int32_t phase = origin % riders.phase_count
     return -phase if phase <= 0 else riders.phase_count - phase
 
@@ -125,7 +126,7 @@ cdef inline uint64_t *in_phase(Riders *riders, int32_t round) noexcept:
 
 
 cdef void write_places(Riders *riders) noexcept:
-    # Only when they are asked for: mostly, a step is committed first, and then they never are.
+    # Write the placeholders of the latest step. Deferred, because usually a commit makes them unnecessary.
     cdef int32_t i
     cdef Run *run
     if riders.unplaced != NULL:
@@ -136,7 +137,7 @@ cdef void write_places(Riders *riders) noexcept:
 
 
 cdef inline int32_t *latest_tokens(Riders *riders) noexcept:
-    # By row; of who has just got on as well.
+    # By row, including rows that have just joined.
     return riders.ring + ((riders.committed - 1) & (RING - 1)) * riders.ring_width
 
 
@@ -155,7 +156,7 @@ cdef inline void bring_up_to_date(Riders *riders, Stay *stay) noexcept:
 
 
 cdef inline void get_on(Riders *riders, int32_t row) noexcept:
-    # What else there is of the row is written already.
+    # Make a row a steady decode. Its other fields are written already.
     riders.since[row] = riders.committed
     set_bit(riders.fresh, row)
     set_bit(riders.riding, row)
@@ -173,8 +174,8 @@ cdef inline void get_off(Riders *riders, int32_t row) noexcept:
 
 
 cdef void fetch_quarter(Riders *riders, int32_t quarter) noexcept:
-    # Where tokens will go: each round of other rows, of all of them in as many rounds as a cache line has tokens. A
-    # quarter of it at a time: more than so much at once would have to wait.
+    # Prefetch the memory for later tokens: in each round for other rows, and for all rows within as many
+    # rounds as a cache line has tokens. A quarter at a time, because more prefetches at once would stall.
     cdef int32_t round = riders.prepared
     cdef uint64_t part = <uint64_t>0x0001000100010001 << (round & 15)
     cdef int32_t word
@@ -183,7 +184,7 @@ cdef void fetch_quarter(Riders *riders, int32_t quarter) noexcept:
 
 
 cdef inline void write_tokens(Riders *riders, int32_t row) noexcept:
-    # Those that are in the ring only: since it was emptied, as `empty_ring` does it, or the row got on.
+    # Copy the tokens that are only in the ring: those since `empty_ring` last copied them, or the row joined.
     cdef int32_t emptied = riders.committed - 1 - ((riders.committed - 1 - (row >> 6)) & (RING - 1))
     write_row(
         riders.ring, riders.ring_width, riders.ends[row], row, max(emptied, riders.since[row]), riders.committed
@@ -198,7 +199,7 @@ cdef inline void alight(Riders *riders, Stay *stay) noexcept:
 
 
 cdef inline int32_t round_of(int32_t tokens, int32_t origin) noexcept:
-    # In which it has so many in the cache before its token.
+    # Return the round in which the row has `tokens` tokens in the cache before its own token.
     return min(<int64_t>tokens - origin, <int64_t>INT32_MAX - 1)
 
 

@@ -3,10 +3,10 @@
 @cython.final
 @cython.no_gc
 cdef class TokenBuffer:
-    """Memory of one sequence's token ids. A larger one takes its place when it is full; views keep this one."""
+    """The memory of one sequence's token ids. A larger one replaces it when full; views keep this one."""
 
     cdef int32_t *memory
-    cdef int32_t *ids       # before them there is room for RING more, which are none
+    cdef int32_t *ids       # preceded by RING unused ids
     cdef Py_ssize_t capacity
 
     def __dealloc__(self):
@@ -29,14 +29,14 @@ cdef TokenBuffer new_token_buffer(Py_ssize_t capacity):
 
 @cython.final
 cdef class SequenceState:
-    """What a sequence is, in a batch or out of it: its token ids, its counts and how it picks tokens.
+    """A sequence, in a batch or not: its token ids, counts and sampling parameters.
 
-    `prompt`: int32 ids, at least one, not negative; they are copied. `seed` is taken modulo 2⁶⁴. `logprobs`
-    None: none. `sampling` is the caller's own. ValueError for a number out of its range, TypeError for what is
-    no number.
+    `prompt`: int32 ids, at least one, not negative; they are copied. `seed` is taken modulo 2⁶⁴. `logprobs`:
+    None for none. `sampling` is the caller's own object. ValueError for a number out of its range, TypeError
+    for anything that is not a number.
     """
 
-    cdef Stay *stay         # NULL: in no batch, and the four below are the truth
+    cdef Stay *stay         # NULL: in no batch; only then `length` … `slot_outside` below are current
     cdef Riders *riders     # of the batch
     cdef int32_t length
     cdef int32_t computed_outside
@@ -61,7 +61,7 @@ cdef class SequenceState:
     cdef uint64_t seed
     cdef bint ignore_eos
     cdef bint biased
-    # What a batch asks of a newcomer ends here.
+    # A batch that adds the sequence reads only the fields above.
     cdef TokenBuffer buffer
     cdef int32_t *stops
     cdef readonly object sampling
@@ -156,7 +156,7 @@ cdef class SequenceState:
         return 0
 
     cdef int grow(self) except -1:
-        # Only in a batch, for more output.
+        # Make room for more output. Only called in a batch.
         cdef Stay *stay = self.stay
         cdef Py_ssize_t capacity = min(<int64_t>2 * stay.capacity, <int64_t>INT32_MAX)
         cdef TokenBuffer larger = new_token_buffer(capacity)
@@ -175,7 +175,7 @@ cdef class SequenceState:
         return self.length if self.stay == NULL else self.stay_now().length
 
     cdef int32_t written_length(self) noexcept:
-        # Of the tokens, which are all in the buffer after this.
+        # Copy all tokens to the buffer, and return the number of committed ones.
         if self.stay != NULL and rides(self.riders, self.stay):
             write_tokens(self.riders, self.stay.row)
         return self.length_now()
@@ -186,31 +186,31 @@ cdef class SequenceState:
 
     @property
     def slot(self) -> int:
-        """Its slot; −1 when it is in no batch."""
+        """The slot in the batch, or −1 in no batch."""
         return NONE if self.stay == NULL else self.slot_outside
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output, placeholders included."""
+        """The number of tokens of prompt and output, placeholders included."""
         return self.length if self.stay == NULL else self.stay_now().length + self.stay.pending
 
     @property
     def output_length(self) -> int:
-        """Committed tokens of output."""
+        """The number of committed tokens of output."""
         return self.length_now() - self.prompt_length
 
     @property
     def computed(self) -> int:
-        """Tokens in the KV cache when all prepared steps are done."""
+        """The number of tokens in the KV cache when all prepared steps are done."""
         return self.computed_outside if self.stay == NULL else self.stay_now().computed
 
     @property
     def committed(self) -> int:
-        """Tokens in the KV cache, of committed steps."""
+        """The number of tokens in the KV cache, of committed steps."""
         return self.committed_outside if self.stay == NULL else self.stay_now().committed
 
     def token_ids(self, int64_t start=0):
-        """A copy of the committed tokens from `start` on, an array of int32."""
+        """Return a copy of the committed tokens from `start` on, an array of int32."""
         cdef int32_t length = self.written_length()
         if not 0 <= start <= length:
             raise ValueError(f"there are tokens 0...{length - 1}, none from {start} on")
@@ -219,11 +219,11 @@ cdef class SequenceState:
         return ids
 
     def tokens_view(self) -> memoryview:
-        """The committed tokens, read-only and without a copy: int32. Later ones may go elsewhere."""
+        """Return a read-only view of the committed tokens, int32. Later tokens may go to another buffer."""
         return memoryview(self.buffer).cast("i")[: self.written_length()]
 
     def rewind(self, int64_t computed) -> None:
-        """Says how many of its tokens are in the cache, out of a batch: 0 after a preemption, or a prefix's length.
+        """Set how many tokens are in the KV cache: 0 after a preemption, or the length of a cached prefix.
 
         ValueError in a batch, or unless at least one token is left to compute.
         """

@@ -6,8 +6,8 @@
 cdef class Step:
     """One prepared step: T tokens of B rows, S of which sample. Its sections are int32 views into its arena.
 
-    Valid until the arena is used again, in turn with the others. The first `decodes` rows are of one token
-    that samples. The index of sample s among the step's tokens is query_starts[sample_rows[s] + 1] − 1.
+    Valid until the arena is used again, in turn with the others. The first `decodes` rows have one token,
+    which samples. The index of sample s among the step's tokens is query_starts[sample_rows[s] + 1] − 1.
     """
 
     cdef object words       # the whole arena
@@ -31,12 +31,12 @@ cdef class Step:
 
     @property
     def arena(self) -> memoryview:
-        """The step as a whole, header first: what one copy takes to a device."""
+        """The whole step, header first: the words that one copy takes to a device."""
         return self.section(0, self.end)
 
     @property
     def input_ids(self) -> memoryview:
-        """[T]; an id not known yet is −1 − (its index among the samples of the step before)."""
+        """[T]; an id not known yet is −1 − (its index among the samples of the previous step)."""
         return self.section(self.starts[0], self.tokens)
 
     @property
@@ -46,7 +46,7 @@ cdef class Step:
 
     @property
     def slot_mapping(self) -> tuple[memoryview, ...]:
-        """[T] by group: where a token's keys and values go, block · block_size + offset."""
+        """[T] by group: where a token's keys and values are written, block · block_size + offset."""
         start = self.starts[2]
         return tuple(
             [self.section(start + group * self.tokens, self.tokens) for group in range(self.groups)]
@@ -79,5 +79,5 @@ cdef class Step:
 
     @property
     def block_writes(self) -> memoryview:
-        """What changed in the block tables since the step before: (group, slot, first column, count, ids …)*."""
+        """The block table changes since the previous step: (group, slot, first column, count, ids …)*."""
         return self.section(self.starts[8], self.end - self.starts[8])

@@ -1,4 +1,4 @@
-# Who could be in a step, and which rows must be looked at for it.
+# The sequences that can be in a step, and the odd rows, which must be handled one by one for it.
 
 cdef object survey_all(InputBatch batch):
     cdef int32_t odd_count = list_odd(batch, NULL)
@@ -10,13 +10,13 @@ cdef object survey_all(InputBatch batch):
 
 
 cdef inline bint is_dense(InputBatch batch) noexcept:
-    # Then all slots in order are fewer cache lines than the slots of all rows.
+    # If so, reading all slots in order touches fewer cache lines than reading the slots of all rows.
     return batch.slots_end <= 4 * batch.rows_end
 
 
 cdef int32_t list_odd(InputBatch batch, int32_t *num_scheduled) noexcept:
-    # Rows that do not simply ride on, in order: holes, those that do not ride, whose blocks are full, who is late;
-    # with numbers by slot, also those that are not asked for exactly one token.
+    # List the odd rows, in order: holes, rows that are not steady decodes, and those whose blocks are full or
+    # that are late. With `num_scheduled`, also rows whose count is not exactly one token.
     cdef Riders *riders = &batch.riders
     cdef uint64_t *odd = batch.due
     cdef int32_t words = (batch.rows_end + 63) >> 6
@@ -92,7 +92,7 @@ cdef inline Turn turn_of(InputBatch batch, int32_t slot) noexcept:
 
 
 cdef object survey_rows(InputBatch batch, int32_t odd_count, int32_t decodes, Turn *last):
-    # The rows listed in `odd`; `decodes` others have their 1 already.
+    # Survey the rows in `odd`; `decodes` other rows have their count of 1 already.
     cdef Stay *stays = batch.stays
     cdef int32_t *num_scheduled = batch.columns.num_scheduled
     cdef int64_t *prefills = batch.admissions

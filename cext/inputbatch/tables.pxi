@@ -1,4 +1,4 @@
-# Block tables: what is added, staged for the device, and slides out of a window.
+# Block tables: appending blocks, staging changes for the device, and sliding windows.
 
 cdef int append_blocks(InputBatch batch, int64_t slot, tuple block_ids) except -1:
     cdef Stay *stay = stay_of(batch, slot)
@@ -13,7 +13,7 @@ cdef int append_blocks(InputBatch batch, int64_t slot, tuple block_ids) except -
         ids = <object>PyTuple_GET_ITEM(block_ids, group)
         counts[group] = read_blocks(batch, slot, group, count, stay.committed, ids)
     if stay.serial != serial or stay.room != room:
-        raise ValueError(f"slot {slot} was changed meanwhile")  # by the code that a buffer's maker ran
+        raise ValueError(f"slot {slot} was changed meanwhile")  # by code that a buffer's exporter ran
     for group in range(batch.groups):
         if counts[group] > 0:
             place = <int64_t>group * batch.slots + slot
@@ -66,7 +66,7 @@ cdef int append_one_block_each(InputBatch batch, slots, tuple block_ids) except 
 cdef int32_t read_blocks(
     InputBatch batch, int64_t slot, int32_t group, int32_t start, int32_t committed, ids
 ) except -1:
-    # To the table's row from a column on, where nobody reads yet.
+    # Read ids into the table's row from column `start` on, which is not in use yet.
     cdef int32_t *row = batch.tables[group] + slot * batch.table_columns
     cdef int32_t hidden = hidden_blocks(batch, group, committed)
     cdef int32_t least = NONE if hidden > start else 0
@@ -99,7 +99,7 @@ cdef void count_room(InputBatch batch, int64_t slot) noexcept:
 
 
 cdef int32_t hidden_blocks(InputBatch batch, int32_t group, int32_t committed) noexcept:
-    # How many blocks no token from `committed` on sees.
+    # Return how many blocks no token from `committed` on attends to.
     cdef int32_t window = batch.windows[group]
     if window == 0 or committed < window:
         return 0

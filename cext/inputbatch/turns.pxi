@@ -1,8 +1,8 @@
-# Whose turn it is, and the order of admission.
+# Round robin, and sorting in the order of admission.
 
 cdef struct Turn:
     int64_t last_scheduled
-    int64_t place           # in the order of admission, from whose turn is next
+    int64_t place           # in the order of admission, beginning with the sequence whose turn is next
     int32_t slot
 
 
@@ -13,7 +13,7 @@ cdef inline bint precedes(Turn *one, Turn *other) noexcept:
 
 
 cdef void sort(int64_t *numbers, int32_t count) noexcept:
-    # Shell's way; mostly there is little to do, because rows are given in the order of admission.
+    # Shellsort; usually there is little to do, because rows are assigned in the order of admission.
     cdef int32_t gaps[12]
     cdef int32_t gap, i, j, k
     cdef int64_t number
@@ -30,7 +30,7 @@ cdef void sort(int64_t *numbers, int32_t count) noexcept:
 
 
 cdef Turn nth_turn(Turn *turns, int32_t count, int32_t nth) noexcept:
-    # Hoare's selection: the nth smallest, from 0; all of them differ.
+    # Hoare's quickselect: return the nth smallest, from 0; all of them differ.
     cdef int32_t low = 0, high = count - 1, i, j
     cdef Turn pivot, turn
     while low < high:

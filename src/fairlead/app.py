@@ -1,7 +1,7 @@
-"""The composition root: the only file that knows every room.
+"""The composition root: the only module that knows all packages.
 
-Fleet ⊃ dispatcher ⊃ HTTP. Shutting down is returning: the listener drains, then the contexts unwind, and
-with the fleet's nursery the children end.
+Fleet ⊃ dispatcher ⊃ HTTP. To shut down, `serve` returns: the listener drains, the contexts unwind, and the
+child processes end with the fleet's nursery.
 """
 
 import signal
@@ -41,23 +41,23 @@ logger = structlog.get_logger("fairlead.app")
 
 
 class Announcer(Protocol):
-    """Who tells the person at the terminal how far we are."""
+    """Reports progress to the person at the terminal."""
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """A model has been loaded this far: 0…1; None: not known."""
+        """Report how far a model is loaded: 0…1; None: not known."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:
-        """The server answers at this address and every model is loaded."""
+        """Report that the server answers at this address and every model is loaded."""
 
     def failed(self, model: str, reason: str) -> None:
-        """The server cannot start; it ends after this."""
+        """Report that the server cannot start; it ends after this."""
 
     def stopping(self) -> None:
-        """The server takes no more requests and finishes those it has."""
+        """Report that the server takes no more requests and finishes those it has."""
 
 
 def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code: 0 good, 1 failed, 2 bad configuration."""
+    """Serve until SIGINT or SIGTERM; return the exit code: 0 success, 1 failure, 2 bad configuration."""
     interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
     with logs.log_streams():
@@ -86,12 +86,12 @@ async def serve(
     witness: Witness = lambda _journey, _load: None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Bind, load, serve, drain. Reports the server's address once what is preloaded is there.
+    """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
 
-    The listener answers from the beginning, but for what must be fetched from a hub: `/health` is live,
-    `/ready` is not yet, and jobs wait in the queue for their models to be loaded. The configuration is read
-    again from its `source`, if it has one. `witness` is told of each job at its end. Raises `ConfigError`,
-    `LoadFailed` or `OSError` when it cannot start.
+    The listener answers before models are loaded, but after their files are fetched from a hub: `/health`
+    succeeds, `/ready` does not yet, and jobs are queued until their models are loaded. The configuration is
+    read again from its `source`, if it has one. `witness` is called with each job at its end. Raises
+    `ConfigError`, `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
@@ -112,17 +112,17 @@ async def serve(
 
 
 class FleetFactory(Protocol):
-    """Makes the fleet of a server: `Fleet`, or what a test puts in its place."""
+    """Makes the fleet of a server: `Fleet`, or a test's replacement."""
 
     def __call__(self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: Progress) -> Fleet:
         """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
 
 
 class Composition:
-    """The parts of a server except for what listens: fleet ⊃ dispatcher ⊃ the ASGI application.
+    """The parts of a server except the listener: fleet ⊃ dispatcher ⊃ the ASGI application.
 
-    `prepare` comes first, then `running`. `draining` is set when no more jobs are taken. The configuration is
-    read again from its `source`, if it has one. `witness` is told of each job at its end. A test replaces
+    Call `prepare` first, then `running`. `draining` is set when no more jobs are taken. The configuration is
+    read again from its `source`, if it has one. `witness` is called with each job at its end. Tests replace
     the fleet, or the `random` numbers that spread load and retries.
     """
 
@@ -161,7 +161,7 @@ class Composition:
         await self.fleet.prepare()
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait. Running jobs go on."""
+        """Take no more jobs and refuse queued ones. Running jobs continue."""
         self.dispatcher.drain()
         self.draining.set()
 
@@ -171,8 +171,8 @@ class Composition:
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models when what is preloaded is there. `past_quart` is
-        `create_app`'s. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        Calls `loaded` with the names of all models when preloading is over. `past_quart` is as for
+        `create_app`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
         app = create_app(self._services(), past_quart=past_quart)
 
@@ -221,7 +221,7 @@ def _url_of(sock: socket.socket) -> str:
 
 
 def _limits(config: Config) -> Limits:
-    """Return the limits, with no more connections than there are descriptors for."""
+    """Return the limits, with connections reduced to what the descriptors allow."""
     share = share_of_clients(config)
     if share.connections < config.limits.connections:
         logger.warning(
@@ -235,7 +235,7 @@ def _limits(config: Config) -> Limits:
 
 
 async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
-    """Find a model's files, here or on a hub, and read what the parent knows of it. Raises `LoadFailed`."""
+    """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
     token = trio.lowlevel.current_trio_token()
 
     def fetched(fraction: float) -> None:  # called by threads of the hub's library
@@ -255,7 +255,7 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
 
 
 async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> None:
-    """The first signal drains; a second one ends at once, by the default action."""
+    """Drain at the first signal; a second one ends the process at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             drain()
@@ -265,7 +265,7 @@ async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> Non
 
 
 def _announce(announce: Callable[..., None], *details: object) -> None:
-    """Write to the terminal. One that is gone, or a disk that is full, is no reason to stop or not to."""
+    """Write to the terminal. A failure, as of a closed terminal or a full disk, is only logged."""
     with FailureBoundary() as boundary:
         announce(*details)
     if boundary.failure is not None:

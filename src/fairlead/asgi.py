@@ -2,8 +2,8 @@
 
     hypercorn --worker-class trio fairlead.asgi:app
 
-Fleet, dispatcher and routes live as long as the application's lifespan. Without one, requests are answered
-503. All routes are Quart's here. Signals, connections and everything below HTTP are the other server's.
+Fleet, dispatcher and routes exist during the application's lifespan. Without one, requests get status 503.
+Quart handles all routes here. The other server handles signals, connections and everything below HTTP.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +33,7 @@ from fairlead.supervision import FailureBoundary, log_failure
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import witness_of
 
-# The wait for requests that were cut off: a server may shield what it sends from cancellation.
+# The wait for cancelled requests: a server may shield its sends from cancellation.
 CUT_OFF_S = 2.0
 TEST_STARTUP_S = 60
 
@@ -48,11 +48,11 @@ _NOT_TRIO = "Fairlead runs on Trio only, and this server does not: hypercorn --w
 def create_app(
     config: Config | Path | str | None = None, *, watch_config: bool = False, standalone: bool = False
 ) -> "AsgiApp":
-    """Return the application for a configuration, a file with one, or what the environment says.
+    """Return the application for a configuration, a file with one, or the environment's configuration.
 
     It is read when the lifespan starts. `watch_config`: the file is read again whenever it has changed.
     `standalone`: nothing else runs in this process, so its log, garbage collector and limit of open files are
-    set as `fairlead serve` does. Raises `ConfigError` if there is no file to watch.
+    set as by `fairlead serve`. Raises `ConfigError` if there is no file to watch.
     """
     if config is None:
         return AsgiApp(_read_environment, standalone=standalone)
@@ -65,7 +65,7 @@ def create_app(
 
 
 class AsgiApp:
-    """An ASGI application that owns a whole server but for the listener. `read` returns its configuration.
+    """An ASGI application that owns a whole server except the listener. `read` returns its configuration.
 
     It can be started again after its lifespan has ended.
     """
@@ -96,9 +96,9 @@ class AsgiApp:
     async def lifespan(self, _outer: object = None) -> AsyncIterator[None]:
         """Run the server during the block: for an outer application that does not forward its lifespan.
 
-        Starlette takes this method as its own `lifespan`. The block begins when everything to be preloaded is
-        loaded. At its end waiting jobs are refused, and running ones have `limits.drain` to finish. Raises
-        `ConfigError`, `OSError` or `CycloptsError` from the configuration, and `LoadFailed` in a group.
+        Starlette accepts this method as its own `lifespan`. The block begins when preloading is over. At its
+        end queued jobs are refused, and running ones have `limits.drain` to finish. Raises `ConfigError`,
+        `OSError` or `CycloptsError` from the configuration, and `LoadFailed` in a group.
         """
         if self._is_taken:
             raise RuntimeError("this application runs already; each lifespan needs one of its own")
@@ -116,9 +116,9 @@ class AsgiApp:
             self._is_taken = False
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait; running jobs go on. Without a lifespan, do nothing.
+        """Take no more jobs and refuse queued ones; running jobs continue. Without a lifespan, do nothing.
 
-        For a server that knows that it will stop soon: the lifespan learns of it only when it has stopped.
+        For a server that knows that it will stop soon: the lifespan is notified only when it has stopped.
         """
         if self._composition is not None and not self._composition.draining.is_set():
             logger.info("stopping")
@@ -155,7 +155,7 @@ class AsgiApp:
             await send({"type": "lifespan.startup.failed", "message": _reason(boundary.failure)})
 
     def _prepare(self) -> tuple[Config, Source | None]:
-        """Read the configuration and, if we are alone, set up the process."""
+        """Read the configuration and, if `standalone`, set up the process."""
         if self._standalone:
             interpreter.prepare()
             logs.configure(json=False)
@@ -167,7 +167,7 @@ class AsgiApp:
 
     @asynccontextmanager
     async def _serving(self, composition: Composition) -> AsyncIterator[None]:
-        """Answer requests during the block, which begins when everything is loaded; then cut off the rest."""
+        """Answer requests during the block, which begins when preloading is over; then cancel the rest."""
         has_loaded = trio.Event()
 
         def loaded(models: object) -> None:
@@ -191,13 +191,13 @@ class AsgiApp:
             nursery.cancel_scope.cancel()
 
     async def _finish(self, drain_s: float) -> None:
-        """Refuse jobs, and wait for the requests that are being answered."""
+        """Refuse new and queued jobs, and wait for the requests under way."""
         self.drain()
         with trio.move_on_after(drain_s):
             await self._until_all_ended()
 
     async def _cut_off(self) -> None:
-        """End the requests that are left, so that none waits for a fleet that is gone."""
+        """Cancel the requests that are left, so that none waits for a fleet that is gone."""
         if self._requests:
             logger.warning("drain cut off", requests=len(self._requests))
         for request in self._requests:
@@ -228,19 +228,19 @@ class AsgiApp:
                 self._requests.remove(request)
                 if not self._requests:
                     self._all_ended.set()
-        # Half an answer is left unfinished: the server then ends the connection.
+        # A response that has begun is left incomplete: the server then ends the connection.
         if request.cancelled_caught and not has_begun:
             await _refuse(self._refusal(), scope, send)
 
     def _refusal(self) -> FairleadError:
-        """Return why no request is answered now."""
+        """Return the error for requests that cannot be served now."""
         if not trio.lowlevel.in_trio_run():
             return NotStarted(_NOT_TRIO)
         return Draining("Fairlead has been shut down here") if self._has_ended else NotStarted(_NOT_STARTED)
 
 
 async def _refuse(error: FairleadError, scope: Any, send: Any) -> None:
-    """Answer with an error, without the application's routes."""
+    """Send an error response, without the application's routes."""
     reply = error_reply(error, scope["path"])
     assert isinstance(reply.body, bytes)
     headers = {**reply.headers, "Content-Length": str(len(reply.body))}
@@ -250,7 +250,7 @@ async def _refuse(error: FairleadError, scope: Any, send: Any) -> None:
 
 
 def _reason(failure: BaseException) -> str:
-    """Log why the lifespan does not start, and return it for the server, which may log it or not."""
+    """Log why the lifespan cannot start, and return that for the server, which may not log it."""
     if isinstance(failure, FairleadError | ConfigError | CycloptsError | OSError):
         reason = str(failure)
         logger.error("cannot serve", reason=reason)
@@ -264,7 +264,7 @@ def _reason(failure: BaseException) -> str:
 
 
 def _read_environment() -> tuple[Config, Source | None]:
-    """Return what the environment says. Raises `CycloptsError`, `ConfigError` or `OSError`, by variable."""
+    """Read the environment. Raises `CycloptsError`, `ConfigError` or `OSError`, naming the variable."""
     options: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
     read: tuple[Config, Source | None] = _environment([], **options)
     return read
@@ -281,7 +281,7 @@ def _environment_settings(
     watch_config: Annotated[Flag, Parameter(env_var="FAIRLEAD_WATCH_CONFIG")] = False,
     options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
 ) -> tuple[Config, Source | None]:
-    """Return the configuration, as `fairlead serve` makes it of the same variables and arguments."""
+    """Return the configuration, as `fairlead serve` makes it from the same variables and arguments."""
     if config is not None:
         return _read_file(config, model, options, is_watched=watch_config)
     if watch_config:

@@ -1,6 +1,6 @@
 """Reads the lines that child processes print, and relays them to standard error or to the log's sink.
 
-The rooms that start processes do not import the log, and the log knows no processes.
+Packages that start processes do not import the log, and the log does not know processes.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from time import perf_counter
 import trio
 
 LONGEST_LINE_BYTES = 2000
-# After so long in a flood of lines, other tasks have a turn.
+# After this long in a flood of lines, other tasks get a turn.
 TURN_S = 0.0005
 # A failed read is repeated, because a child process blocks when its output pipe is full.
 RETRY_S = 1.0

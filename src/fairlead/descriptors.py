@@ -19,26 +19,26 @@ from fairlead.config import Config, ModelConfig
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
 from fairlead.nodes.upstream import MOST_IDLE
 
-# Linux's own bound (`fs.nr_open`), if nobody has changed it. Hard limits may be a thousand times as high, and
-# are inherited by children, some of which close all descriptors that they could have.
+# Linux's default bound (`fs.nr_open`). Hard limits may be a thousand times as high, and are inherited by
+# children, some of which close every possible descriptor.
 MOST = 1 << 20
-# `OPEN_MAX` of macOS, which accepts larger numbers and does not keep to them.
+# `OPEN_MAX` of macOS, which accepts larger numbers but does not honor them.
 MOST_ON_MACOS = 10240
 
 # A client's socket, a job's connection to a node, and the epoll set that watches a client that sends ahead.
 PER_CONNECTION = 3 if hasattr(select, "epoll") else 2
-# A child has four: a socket, two pipes, and a handle of the process. It takes as many again to start one.
+# A child has four: a socket, two pipes, and a handle of the process. Starting one takes as many again.
 PER_MODEL = 8
-# Probes, and the unused connections that are kept. A command's server is a model and a node.
+# Probes, and the idle connections that are kept. A command's server counts as a model and as a node.
 PER_NODE = SPARE_CONNECTIONS + MOST_IDLE
-# Logs, reading a configuration and a model's files, measuring, the sockets of a hub's library.
+# Logs, configuration and model files, memory measurements, and the sockets of a hub's library.
 FOR_THE_REST = 64
 
 logger = structlog.get_logger("fairlead.descriptors")
 
 
 class Share(NamedTuple):
-    """`connections` that clients may have at a time, given `descriptors`, of which some are `reserved`."""
+    """The `connections` that clients may have at a time, given `descriptors`, some of them `reserved`."""
 
     connections: int
     descriptors: int
@@ -46,7 +46,7 @@ class Share(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of descriptors to the hard limit. If the system refuses, that is only logged."""
+    """Raise the soft limit of descriptors to the hard limit. A refusal by the system is only logged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in _candidates(hard):
         if _finite(soft) >= wanted:
@@ -68,7 +68,7 @@ def share_of_clients(config: Config) -> Share:
 
 
 def share(config: Config, *, descriptors: int, in_use: int) -> Share:
-    """As `share_of_clients`, for a limit of `descriptors`, of which some are `in_use` at the start. Pure."""
+    """Return the share for a limit of `descriptors`, of which `in_use` are open at the start. Pure."""
     commands = sum(not isinstance(model, ModelConfig) for model in config.models)
     needed = in_use + FOR_THE_REST + REFUSALS
     needed += PER_MODEL * len(config.models) + PER_NODE * (commands + len(config.nodes))
@@ -80,7 +80,7 @@ def share(config: Config, *, descriptors: int, in_use: int) -> Share:
 def _candidates(hard: int) -> Iterator[int]:
     most = MOST_ON_MACOS if sys.platform == "darwin" else MOST
     yield min(most, _finite(hard))
-    yield min(MOST_ON_MACOS, _finite(hard))  # of a kernel whose bound is lower
+    yield min(MOST_ON_MACOS, _finite(hard))  # for a kernel with a lower bound
 
 
 def _finite(limit: int) -> int:

@@ -1,18 +1,18 @@
-"""The one tree of errors. Knows no HTTP framework: a hint says what a dialect would answer.
+"""The hierarchy of errors. Uses no HTTP framework: attributes are hints for the response.
 
-Everything a client can be told is a `FairleadError`; anything else that escapes is our own bug and
-becomes a 500. Only `api/errors.py` reads the hints.
+Every error that may be reported to a client is a `FairleadError`. Any other that escapes is a bug and becomes
+a 500. Only `api/errors.py` reads the hints.
 """
 
 from typing import ClassVar
 
 
 class FairleadError(Exception):
-    """Something a client is told about.
+    """An error that is reported to a client.
 
     Hints: `status` (HTTP), `code` (machine-readable), `param` (the field at fault), `retry_after_s` (whole
-    seconds, 1...60), `estimated_wait_s` and `queue_position` (what the request would be told if it came again
-    now), `should_retry` (None: the client's own rule).
+    seconds, 1...60), `estimated_wait_s` and `queue_position` (estimated for a repetition of the request now),
+    `should_retry` (None: the client's own rule).
     """
 
     status: int = 500
@@ -36,11 +36,11 @@ class FairleadError(Exception):
         self.queue_position = queue_position
 
 
-# What the client sent ------------------------------------------------------------------------------
+# Invalid requests ----------------------------------------------------------------------------------
 
 
 class InvalidRequest(FairleadError):
-    """The body lies, or asks for what cannot be; `param` names the field."""
+    """The request is invalid, or asks for something impossible; `param` names the field."""
 
     status = 400
     code = "invalid_request"
@@ -52,16 +52,16 @@ class ContextLengthExceeded(InvalidRequest):
     Clients then drop or summarize old messages. Some recognize the code, others the words of OpenAI's own
     messages, so both must stay:
 
-    - LangChain (`OpenAIContextOverflowError`): the code, or «Input tokens exceed the configured limit».
-    - LiteLLM (`ContextWindowExceededError`): that phrase, or «this model's maximum context length is».
-    - opencode (compaction): the code, or «maximum context length is N tokens».
+    - LangChain (`OpenAIContextOverflowError`): the code, or `Input tokens exceed the configured limit`.
+    - LiteLLM (`ContextWindowExceededError`): that phrase, or `this model's maximum context length is`.
+    - opencode (compaction): the code, or `maximum context length is N tokens`.
     """
 
     code = "context_length_exceeded"
 
     @classmethod
     def of_prompt(cls, tokens: int, what: str, *, param: str) -> "ContextLengthExceeded":
-        """Return the error for a prompt that does not fit a context of `tokens`; `what` says its size."""
+        """Return the error for a prompt that does not fit a context of `tokens`; `what` states its size."""
         return cls.of_context(tokens, f"a prompt must be shorter, and {what}", param=param)
 
     @classmethod
@@ -76,21 +76,21 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class InvalidApiKey(FairleadError):
-    """No key, or none we know."""
+    """There is no API key, or it is unknown."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(FairleadError):
-    """A known key that may not do this."""
+    """The API key is known, but may not do this."""
 
     status = 403
     code = "forbidden"
 
 
 class NotFound(FairleadError):
-    """No such route or request."""
+    """There is no such route or request."""
 
     status = 404
     code = "not_found"
@@ -103,62 +103,62 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(FairleadError):
-    """The route exists, with other methods."""
+    """The route exists, but not with this method."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class BodyTooLarge(FairleadError):
-    """Over `limits.bodyBytes` or `limits.bodiesBytes`."""
+    """The body exceeds `limits.bodyBytes` or `limits.bodiesBytes`."""
 
     status = 413
     code = "body_too_large"
 
 
-# Capacity is there, but taken ----------------------------------------------------------------------
+# Exhausted capacity --------------------------------------------------------------------------------
 
 
 class QueueFull(FairleadError):
-    """The queue holds `queue.capacity` jobs already, or more than the job may be made to wait for."""
+    """The queue already holds `queue.capacity` jobs, or the job's estimated wait is too long."""
 
     status = 429
     code = "queue_full"
 
 
 class Displaced(FairleadError):
-    """It waited in a full queue until a tenant with fewer waiting jobs needed the place."""
+    """The job was removed from a full queue, for a tenant with fewer queued jobs."""
 
     status = 429
     code = "displaced"
 
 
 class NoQueue(FairleadError):
-    """It would have had to wait, and its client asked not to."""
+    """The job would have to be queued, and its client requested not to wait."""
 
     status = 429
     code = "no_queue"
 
 
 class BodiesFull(FairleadError):
-    """The bodies in memory come to `limits.bodiesBytes`, and its tenant has more of them than others."""
+    """The bodies in memory reach `limits.bodiesBytes`, and this tenant has more of them than others."""
 
     status = 429
     code = "bodies_full"
 
 
 class RateLimited(FairleadError):
-    """The API key has used up what its limits allow for now."""
+    """The API key has exhausted its limits for now."""
 
     status = 429
     code = "rate_limited"
 
 
-# The client changed its mind ------------------------------------------------------------------------
+# Cancelled requests ---------------------------------------------------------------------------------
 
 
 class Cancelled(FairleadError):
-    """Somebody cancelled the job by its request id. The status is the one nginx made known."""
+    """The job was cancelled by its request id. The status is the one that nginx introduced."""
 
     status = 499
     code = "cancelled"
@@ -175,11 +175,11 @@ class ModelUnloaded(FairleadError):
     code = "unloaded"
 
 
-# Time ran out --------------------------------------------------------------------------------------
+# Timeouts ------------------------------------------------------------------------------------------
 
 
 class RequestTimeout(FairleadError):
-    """Ran longer than `requestTimeout`."""
+    """The request ran longer than `requestTimeout`."""
 
     status = 408
     code = "request_timeout"
@@ -195,36 +195,36 @@ class BodyTimeout(FairleadError):
 
 
 class QueueTimeout(FairleadError):
-    """Waited longer than `queue.timeout`."""
+    """The job was queued longer than `queue.timeout`."""
 
     status = 504
     code = "queue_timeout"
     should_retry = False
 
 
-# Something of ours broke, or is not there ----------------------------------------------------------
+# Failures of the server ----------------------------------------------------------------------------
 
 
 class EngineFailed(FairleadError):
-    """One sequence failed in the engine (NaN logits, say); the others go on."""
+    """One sequence failed in the engine (NaN logits, say); the others continue."""
 
     status = 500
     code = "engine_failed"
 
 
 class NodeFailed(FairleadError):
-    """The node died or went away with the job."""
+    """The node failed or went down while it ran the job."""
 
     status = 502
     code = "node_failed"
 
 
 class NodeFull(NodeFailed):
-    """The node answered that it has no room after all: the job goes back into the queue, unharmed."""
+    """The node answered that it has no room after all. The job is queued again, at no cost to it."""
 
 
 class NodeRefused(FairleadError):
-    """The node answered that the request itself is at fault; the client gets the node's own words.
+    """The node answered that the request itself is at fault; the client gets the node's own message.
 
     `status` is the node's, and `body` the JSON object that it sent; empty if it sent anything else.
     """
@@ -278,7 +278,7 @@ class Draining(FairleadError):
 
 
 class NotStarted(FairleadError):
-    """The application is asked although its lifespan does not run."""
+    """The application got a request although its lifespan does not run."""
 
     status = 503
     code = "not_started"

@@ -1,14 +1,14 @@
-"""One job's life: take a seat, generate, give the seat back. Read this first.
+"""One job from start to end: take a seat, generate, give the seat back. Read this first.
 
-`serve` runs in the nursery of the exchange that asked for it. It reports `started` when the first delta is
-there, so until then a refusal is a plain exception with a real status. After that the route reads the
-deltas at its client's pace, while this task holds the seat for exactly as long as the node works: a slow
-client keeps no seat, and a client that leaves cancels the nursery, which unwinds everything below.
+`serve` runs in the nursery of the job's HTTP exchange. It calls `started()` when the first delta is there, so
+until then a refusal is a plain exception with a real status. After that the route reads the deltas at its
+client's pace, while this task holds the seat for exactly as long as the node works. A slow client holds no
+seat. When a client disconnects, the nursery is cancelled, which unwinds everything below.
 
-A node that fails is exchanged for another, unseen, as long as the client has nothing of the answer, or can be
-given exactly what follows on what it has.
+A node that fails is replaced without the client noticing, as long as the client has nothing of the answer, or
+can get exactly what follows on what it has.
 
-What a job came to is added up here, at its end, and told to whoever wants to write it down (`tell`).
+At its end a job is counted here, and passed to `tell` for logs and traces.
 """
 
 import time
@@ -29,14 +29,14 @@ from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.sink import Sink
 from fairlead.tally import Tally, TallyStatistics
 
-# A node that is full after all costs a job none of them.
+# A node that turns out to be full does not count as an attempt.
 ATTEMPTS = 2
 
 logger = structlog.get_logger("fairlead.gateway")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the route gets when the first delta is there. Who did not wait has no estimate and no position."""
+    """What the route gets at the first delta. A job that was not queued has no estimate and no position."""
 
     deltas: Deltas
     waited_s: float
@@ -46,9 +46,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    """Serves jobs. `request_timeout_s` runs from a job's first seat; the wait before that is the queue's.
+    """Serves jobs. `request_timeout_s` runs from a job's first seat; the queue limits the wait before that.
 
-    `tell` is given each job's journey when it is over. It must not raise.
+    `tell` is called with each job's timeline when it is over. It must not raise.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Gateway:
     ) -> None:
         """Run the job; report its `Answer` at the first delta.
 
-        Raises a `FairleadError` before that, never after: later failures come through the deltas.
+        Raises a `FairleadError` before that, never after: later failures go through the deltas.
         """
         service = _Service(job, task_status)
         self._under_way.add(service)
@@ -87,7 +87,7 @@ class Gateway:
                 raise
             service.deltas.fail(error)
         except Exception:
-            service.journey.outcome = FairleadError.code  # our own bug; whoever asked is told no more
+            service.journey.outcome = FairleadError.code  # our own bug; the client gets no details
             raise
         finally:
             self._under_way.discard(service)
@@ -96,20 +96,20 @@ class Gateway:
             self._tell(journey)
 
     def statistics(self) -> TallyStatistics:
-        """Return what became of all jobs, and what those that run have generated so far."""
+        """Return the totals of all jobs, with what running jobs have generated so far."""
         return self._tally.statistics(service.look() for service in self._under_way)
 
     def waiting(self, request_id: str) -> Forecast | None:
-        """Return the place and estimate of a job that waits; None if it does not."""
+        """Return the position and estimate of a queued job; None if it is not queued."""
         return self._dispatcher.waiting(request_id)
 
     def cancel(self, request_id: str, owner: str) -> bool:
-        """End a waiting or running job of this owner; its own client is told. False if there is none."""
+        """End a queued or running job of this owner with an error. Return False if there is none."""
         return self._dispatcher.cancel(request_id, owner, Cancelled("the request was cancelled"))
 
 
 class _Service:
-    """One job from its first seat on: its channel, which outlives the attempts to fill it."""
+    """One job under way: its timeline, and its channel, which outlives the attempts that write to it."""
 
     def __init__(self, job: Job, task_status: trio.TaskStatus[Answer]) -> None:
         self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
@@ -119,7 +119,7 @@ class _Service:
         self._task_status = task_status
 
     async def run(self, seat: Seat) -> None:
-        """Attempt the job until it is over. Raises what ended it, if that is not its end."""
+        """Attempt the job until its answer is over. Raises the error if it fails for good."""
         into: Sink = self.deltas
         failures = 0
         while (error := await self._attempt(seat, into)) is not None:
@@ -129,7 +129,7 @@ class _Service:
             failures += not is_full
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
             another = again(self.deltas) if failures < attempts else None
-            # A node that is full after all is nobody's failure, and may say so many times.
+            # A node that turns out to be full has not failed, and may report this many times.
             say = logger.debug if is_full else logger.warning
             say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)
             if another is None:
@@ -138,12 +138,12 @@ class _Service:
             await seat.another(is_full=is_full, full_for_s=error.retry_after_s)
 
     def look(self) -> Journey:
-        """Return the journey as it is now."""
+        """Return the timeline as it is now."""
         self.journey.tokens = self.deltas.tokens
         return self.journey
 
     def end(self) -> Journey:
-        """Return the journey, over. A client that has its whole answer may leave before its node is done."""
+        """Close and return the timeline. A disconnect after the whole answer counts as a success."""
         if self.journey.outcome == LEFT and len(self.deltas.finish_reasons) == self._job.sequences:
             self.journey.outcome = SUCCESS
         self.journey.ended_s = trio.current_time()
@@ -151,7 +151,7 @@ class _Service:
         return self.look()
 
     async def _attempt(self, seat: Seat, into: Sink) -> FairleadError | None:
-        """Have the seat's node generate; return why the answer is not over, None if it is."""
+        """Run one attempt on the seat's node; return the error that ended it, None if the answer is over."""
         attempt = Attempt(into)
         self.journey.attempts += 1
         self.journey.node = seat.node.id
@@ -176,7 +176,7 @@ class _Service:
 
 
 def _is_repeatable(job: Job) -> bool:
-    """Whether the job, run again, gives the same answer."""
+    """Return whether the job, run again, gives the same answer."""
     return job.sampling.temperature == 0 or job.sampling.seed is not None
 
 

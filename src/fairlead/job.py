@@ -1,4 +1,4 @@
-"""The values that travel: a Job on its way in, Deltas on their way out. Knows nothing that acts on them."""
+"""The values that are passed around: jobs on their way in, deltas on their way out. Only data."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Literal
@@ -10,17 +10,17 @@ FinishReason = Literal["stop", "length"]
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 TEXTS_AT_ONCE = 32
-"""Texts of one job that are embedded at a time: the engine serves who came first, and others come too."""
+"""Texts of one job that are embedded at a time, because the engine serves in order of arrival."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence picks its tokens. Ranges are checked at the edge (api/schemas.py).
+    """How one sequence samples its tokens. The API checks the ranges (api/schemas.py).
 
     `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
     drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest;
     `prompt_logprobs`: the same for each token of the prompt but the first.
-    `logit_bias` maps token ids to additions; `stop_token_ids` end the sequence beside the model's own
-    end-of-sequence ids, which `ignore_eos` switches off. No end is accepted before `min_tokens`.
+    `logit_bias` maps token ids to what is added to their logits. `stop_token_ids` end the sequence, as do the
+    model's end-of-sequence ids, unless `ignore_eos` is set. No end is accepted before `min_tokens`.
     """
 
     max_tokens: int
@@ -50,7 +50,7 @@ class Passthrough(msgspec.Struct, frozen=True):
 class Relay(msgspec.Struct, frozen=True):
     """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
 
-    `body` is a JSON object. Nothing but its `model` is changed on the way, unless the node is told to. With a
+    `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
     """
 
@@ -66,17 +66,16 @@ class Job(msgspec.Struct, frozen=True):
     `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
     sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
 
-    `request_id` is what its client calls it by; no two jobs in flight share one. `owner` is the API key it
-    came with, as an identity that does not show the key, and empty where there are no keys: who may cancel
-    it. `priority` is an index into `queue.classes`, 0 the first to be served. `no_queue`: refuse it rather
-    than let it wait.
+    `request_id` is the client's name for it; no two jobs in flight share one. `owner` identifies its API key
+    without revealing it, and is empty where there are no keys; only the owner may cancel the job. `priority`
+    is an index into `queue.classes`, where 0 is served first. `no_queue`: refuse it rather than queue it.
 
     `relay` is for nodes that take requests as clients write them. A job that only such nodes can run may
-    have no prompts; `n` counts all its choices then, and `prompt_estimate` is what its prompts may come to.
+    have no prompts. Then `n` counts all its choices, and `prompt_estimate` is its estimated prompt tokens.
 
-    `embed`: what is wanted of each prompt is its vector, not what comes after it.
+    `embed`: the result for each prompt is its vector, not a continuation.
 
-    `traceparent` is the client's header of that name (W3C Trace Context), as it came. `path` is the route's
+    `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
     and `client` the client's address, for the log.
     """
 
@@ -101,18 +100,18 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def needs_own_node(self) -> bool:
-        """Whether no server elsewhere may run it: it is for a command's own server."""
+        """Whether no remote server may run it, because it is for a command's own server."""
         return self.relay is not None and self.relay.passthrough is not None
 
     @property
     def method(self) -> str:
-        """The method of its request. Routes that make jobs are POST, except those below `/upstream`."""
+        """The HTTP method of its request. Routes that make jobs are POST, except those below `/upstream`."""
         passthrough = self.relay.passthrough if self.relay is not None else None
         return "POST" if passthrough is None else passthrough.method
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether a node that failed may have begun it without effect (RFC 9110, 9.2.2)."""
+        """Whether it may be run again after a node failed: a passthrough, if idempotent (RFC 9110, 9.2.2)."""
         if self.relay is None or self.relay.passthrough is None:
             return True
         return self.relay.passthrough.method in _IDEMPOTENT
@@ -129,7 +128,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens_at_once(self) -> int:
-        """Tokens of prompts that a node holds at a time: each for all its sequences, or of a few texts."""
+        """Prompt tokens that a node holds at a time: each prompt once per sequence, or the longest texts."""
         if not self.embed:
             return self.prompt_tokens * self.n
         return sum(sorted(map(len, self.prompts))[-TEXTS_AT_ONCE:])
@@ -148,21 +147,21 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct):
-    """A piece of one choice's answer on its way out. The last one of a choice has a `finish_reason`.
+    """A piece of one choice's answer. The last one of a choice has a `finish_reason`.
 
-    `text` may lag behind `token_ids`: bytes of an unfinished character and the possible beginning of a
-    stop string are held back until they are decided. Deltas of one choice can be added up by `merge`.
+    `text` may lag behind `token_ids`: bytes of an incomplete character and the possible beginning of a stop
+    string are held back until later tokens decide them. `merge` combines deltas of one choice.
 
-    A piece that another server wrote has its bytes in `raw`, to be passed on as they are: whole events of a
-    stream, or the body of an answer, which is JSON. Its `text` is what they say, of any kind (reasoning and
-    calls too), and `relayed_tokens` how many tokens that is: one an event, and at the end the difference to
-    the server's own count, which may be negative. Events at the end that belong to no choice have an index of
-    their own, after those of the choices.
+    A piece from another server has its bytes in `raw`, to be passed on unchanged: whole events of a stream,
+    or the JSON body of a response. Its `text` is all text in them (reasoning and tool calls too), and
+    `relayed_tokens` how many tokens that is: one per event, and at the end the difference to the server's own
+    count, which may be negative. Events at the end that belong to no choice have an index of their own, after
+    those of the choices.
 
-    The first one of a choice has what is known of its prompt: `prompt_logprobs`, of its second token and
-    those after, if they were asked for, and how many tokens of it were cached.
+    The first one of a choice has what is known of its prompt: `prompt_logprobs`, if requested, from its
+    second token on, and how many of its tokens were cached.
 
-    Of a job that embeds, a choice's only delta has its prompt's `vector`: float32, little-endian.
+    For an embedding job, a choice's only delta has its prompt's `vector`: float32, little-endian.
     """
 
     index: int
@@ -178,7 +177,7 @@ class Delta(msgspec.Struct):
     cached_tokens: int = 0
 
     def merge(self, later: "Delta") -> None:
-        """Append what came after this delta, in place."""
+        """Append a later delta of the same choice, in place."""
         assert self.index == later.index
         assert self.finish_reason is None
         self.text += later.text

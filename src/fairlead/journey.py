@@ -1,18 +1,18 @@
-"""One job's way through the gateway, as the moments it passed. Knows no clock: its owner stamps it."""
+"""The timeline of one job in the gateway. Has no clock: its owner sets the times."""
 
 from fairlead.job import FinishReason, Job
 
-# What becomes of a job besides the codes of errors (spec 7).
+# Outcomes of a job besides the codes of errors.
 SUCCESS = "success"
 LEFT = "client_left"
 
 
 class Journey:
-    """Seconds of the clock that stamps it, None for what has not happened; `began_at_ns` since 1970.
+    """Times in seconds of its owner's clock, None for what has not happened; `began_at_ns` is since 1970.
 
     `arrived_s`, then a seat (`granted_s`, the first one), the first delta, and the end. `node` is the id of
-    the node in force. `tokens` are those of the answer, all choices together. `outcome` is `SUCCESS`, `LEFT`
-    or an error's code; until the end it is what it would be if the client left now.
+    the current node. `tokens` are those of the answer, all choices together. `outcome` is `SUCCESS`, `LEFT`
+    or an error's code; until the end it is what it would be if the client disconnected now.
     """
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Journey:
 
     @property
     def waited_s(self) -> float:
-        """How long it waited for its seat; all its time, if it never had one."""
+        """How long it waited for its first seat; all its time, if it never had one."""
         until_s = self.granted_s if self.granted_s is not None else self.ended_s
         return 0.0 if until_s is None else until_s - self.arrived_s
 
@@ -57,7 +57,7 @@ class Journey:
 
     @property
     def token_gap_s(self) -> float:
-        """The mean of those times; of choices that are generated beside each other."""
+        """The mean of those waits, where all choices are generated in parallel."""
         if not self.token_gaps or self.first_delta_s is None or self.ended_s is None:
             return 0.0
         return (self.ended_s - self.first_delta_s) * self.job.sequences / self.token_gaps

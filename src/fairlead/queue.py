@@ -1,7 +1,7 @@
 """A fair, bounded, thread-safe queue of requests, for use without the server.
 
 `RequestQueue` is a thin class over the kernel that the server itself schedules with (`FairQueue`). It adds
-what a library needs: it keeps the items, knows them by id, and lets threads and Trio tasks wait for them.
+what a library needs: it stores the items, finds them by id, and lets threads and Trio tasks wait for them.
 
     queue = RequestQueue(capacity=100)
     queue.enqueue("a1", request, tenant="ana", size=request.kv_bytes)
@@ -10,7 +10,7 @@ what a library needs: it keeps the items, knows them by id, and lets threads and
     batch = queue.get_requests(8, free_bytes)       # several at once, within a memory budget
 
 Order: classes of `priority` first (0 before 1 …), within a class the tenants take turns, within a tenant
-first in, first out. Every method may be called from any thread; only `dequeue` and `receive` wait.
+first in, first out. Every method may be called from any thread; only `dequeue` and `receive` block.
 """
 
 import threading
@@ -35,11 +35,11 @@ class Closed(Exception):
 
 
 class RequestQueue(Generic[Item]):
-    """Items that wait for their turn, at most `capacity` of them.
+    """A queue of at most `capacity` items.
 
     `fairness`, `min_share` and `bypass` are those of `FairQueue`: what tenants share (turns, or tokens by
-    VTC), the fraction of turns that a waiting lower class is sure of, and how often `get_requests` may pass
-    an item that does not fit the budget before those behind it wait for it.
+    VTC), the fraction of turns that a waiting lower class is guaranteed, and how often `get_requests` may
+    skip an item that does not fit the budget before those behind it wait for it.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class RequestQueue(Generic[Item]):
         self._lock = threading.Lock()
         self._items: dict[int, tuple[Hashable, Item]] = {}  # by the kernel's handle
         self._handles: dict[Hashable, int] = {}
-        self._waiting: deque[Callable[[], None]] = deque()  # what wakes each thread and task that waits
+        self._waiting: deque[Callable[[], None]] = deque()  # wakes each thread and task that waits
         self._is_closed = False
 
-    # Putting in and taking out -----------------------------------------------------------------------
+    # Adding and removing -----------------------------------------------------------------------------
 
     def enqueue(
         self,
@@ -69,11 +69,11 @@ class RequestQueue(Generic[Item]):
         cost: float = 1.0,
         size: int = 0,
     ) -> None:
-        """Add an item at the end of its tenant's line.
+        """Add an item at the end of its tenant's queue.
 
         `cost` is what its turn charges under token fairness, `size` what it takes of a memory budget, in any
-        unit. Raises `Full`, `Closed`, and `ValueError` for an id that waits already, a priority outside 0…7,
-        or a negative cost or size.
+        unit. Raises `Full`, `Closed`, and `ValueError` for an id that is queued already, a priority outside
+        0…7, or a negative cost or size.
         """
         with self._lock:
             self._check_open()
@@ -118,7 +118,7 @@ class RequestQueue(Generic[Item]):
     async def receive(self) -> Item:
         """Remove and return the item whose turn it is, waiting for one in this Trio task.
 
-        Raises `Closed`. Cancelling loses no item: the next that waits is woken for it.
+        Raises `Closed`. Cancelling loses no item: the next waiting thread or task is woken for it.
         """
         await trio.lowlevel.checkpoint()
         token = trio.lowlevel.current_trio_token()
@@ -143,17 +143,17 @@ class RequestQueue(Generic[Item]):
     def get_requests(self, max_count: int, memory_budget: int) -> list[Item]:
         """Remove and return up to `max_count` items whose sizes add up to `memory_budget` at most, in order.
 
-        An item that does not fit is passed, but only `bypass` times; after that, those behind it wait until a
-        call's budget holds it. Raises `Closed`.
+        An item that does not fit is skipped, but only `bypass` times. After that, those behind it wait until
+        it fits a call's budget. Raises `Closed`.
         """
         with self._lock:
             self._check_open()
             return [self._forget(handle) for handle in self._line.pop_many(max_count, memory_budget)]
 
     def remove(self, request_id: Hashable) -> bool:
-        """Remove an item, wherever it waits, in constant time. Return whether it waited here.
+        """Remove an item from any position, in constant time. Return whether it was queued.
 
-        This is what a cancelled request calls: nothing is left behind to be skipped later.
+        Call this for a cancelled request: no entry stays behind to be skipped later.
         """
         with self._lock:
             handle = self._handles.get(request_id)
@@ -176,28 +176,28 @@ class RequestQueue(Generic[Item]):
             while self._waiting:
                 self._wake_next()
 
-    # Questions ---------------------------------------------------------------------------------------
+    # Queries -----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self._items)
 
     def __contains__(self, request_id: Hashable) -> bool:
-        """Return whether the request waits here."""
+        """Return whether the request is queued."""
         return request_id in self._handles
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether nothing is queued."""
         return not self._items
 
     def position(self, request_id: Hashable) -> int:
-        """Return how many items leave before this one if none came or went. Raises `KeyError`."""
+        """Return how many items are served before this one if none is added or removed. Raises `KeyError`."""
         with self._lock:
             return self._line.position(self._handles[request_id])
 
     def statistics(self) -> Statistics:
-        """Return counts: of what waits, and of what happened since the beginning."""
+        """Return counts: of what is queued now, and of what happened since the beginning."""
         with self._lock:
             return self._line.statistics()
 
@@ -211,7 +211,7 @@ class RequestQueue(Generic[Item]):
         return self._forget(self._line.pop())
 
     def _forget(self, handle: int) -> Item:
-        """Drop what is known of an entry that has left the line; return its item."""
+        """Forget an entry that the kernel has removed; return its item."""
         request_id, item = self._items.pop(handle)
         del self._handles[request_id]
         return item
@@ -227,12 +227,12 @@ class RequestQueue(Generic[Item]):
             wake = self._waiting.popleft()
             try:
                 wake()
-            except trio.RunFinishedError:  # its event loop has ended, and it with it
+            except trio.RunFinishedError:  # its event loop has ended
                 continue
             return
 
     def _stop_waiting(self, wake: Callable[[], None]) -> None:
-        """End a wait. If it was woken meanwhile, the item is for the next that waits."""
+        """End a wait. If it was woken meanwhile, the next waiting thread or task gets the item."""
         if wake in self._waiting:
             self._waiting.remove(wake)
         elif self._items:

@@ -11,9 +11,9 @@ Part = TypeVar("Part")
 
 
 class Registry(Generic[Part]):
-    """The parts of one kind, by the names that a configuration calls them.
+    """The parts of one kind, by the names that a configuration uses.
 
-    A package provides more of them as entry points of `group`; a name of `parts` cannot be taken.
+    A package provides more of them as entry points of `group`; a name in `parts` cannot be replaced.
     """
 
     def __init__(self, kind: str, group: str, parts: Mapping[str, Part]) -> None:
@@ -38,7 +38,7 @@ class Registry(Generic[Part]):
         raise self._refused(path, f"there is no {self._kind} {name!r}; known: {', '.join(self.names())}")
 
     def faults(self, name: str, *path: str) -> tuple[Fault, ...]:
-        """Return why `find` would raise; nothing if it would not."""
+        """Return why `find` would raise; empty if it would not."""
         try:
             self.find(name, *path)
         except ConfigError as error:

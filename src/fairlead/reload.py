@@ -1,7 +1,7 @@
-"""Reads the configuration again while everything runs: on SIGHUP, or whenever its file has changed.
+"""Reads the configuration again while the server runs: on SIGHUP, or whenever its file has changed.
 
-A file that is wrong changes nothing, and the log says why, by file, line and key. Knows neither models nor
-keys: what a new configuration does is the composition root's affair.
+An invalid file changes nothing, and the log says why, by file, line and key. Knows neither models nor keys:
+the composition root applies a new configuration.
 """
 
 import signal
@@ -20,7 +20,7 @@ from fairlead.supervision import FailureBoundary, log_failure
 
 LOOK_EVERY_S = 1.0
 
-# Settings that a running server cannot change; it reports those that differ, and goes on as it was.
+# Settings that a running server cannot change. It reports those that differ, and keeps the old values.
 FIXED = (
     *("host", "port", "allowed_hosts", "cors", "queue", "limits", "request_timeout_s"),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
@@ -34,7 +34,7 @@ Change = Callable[[Config], Awaitable[object]]
 class Source(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `hears_signals`: also on SIGHUP, which in the process of another ASGI server is not ours. `read` blocks,
+    `hears_signals`: also on SIGHUP, which in the process of another ASGI server is not for us. `read` blocks,
     and raises `ConfigError` or `OSError`.
     """
 
@@ -45,10 +45,10 @@ class Source(NamedTuple):
 
 
 async def keep_up(source: Source, config: Config, change: Change) -> None:
-    """Until cancelled, have `change` carry out what the source says from now on; `config` is in force now.
+    """Until cancelled, call `change` with each new configuration of the source; `config` is in force now.
 
-    `change` gets a configuration in which nothing differs that needs a restart. It raises a `FairleadError`
-    when the configuration is right but cannot be had.
+    `change` gets a configuration without differences in settings that need a restart. It raises a
+    `FairleadError` if the configuration is valid but cannot be applied.
     """
     asked = trio.Event()
     started = config
@@ -72,17 +72,17 @@ async def keep_up(source: Source, config: Config, change: Change) -> None:
 
 
 async def _reread(source: Source, started: Config, config: Config, change: Change) -> Config:
-    """Return what was read last and is right. What needs a restart is as it was when the server `started`."""
+    """Read and apply the configuration, keeping settings that need a restart; return the last valid one."""
     wanted = config
     with FailureBoundary() as boundary:
-        # A reload is rare and its file small; a thread keeps a slow disk from holding up the streams.
+        # A reload is rare and its file small; a thread keeps a slow disk from delaying streams.
         wanted = await trio.to_thread.run_sync(source.read)
-        # Checked again: a key of a class of priority that only a restart would add cannot be taken over.
+        # Validated again: an API key of a priority class that only a restart adds is an error.
         await change(msgspec.structs.replace(wanted, **{name: getattr(started, name) for name in FIXED}))
     if boundary.failure is not None:
         _log_failure(source.file, boundary.failure)
         return config
-    # Named once, when they change, and not when the file says again what is in force.
+    # Reported once, when they change, and not when the file returns to what is in force.
     changed = set(_fixed(config, wanted))
     if fixed := [setting for setting in _fixed(started, wanted) if setting in changed]:
         logger.warning("these settings need a restart", settings=fixed)
@@ -93,14 +93,14 @@ def _log_failure(file: Path, failure: BaseException) -> None:
     if not isinstance(failure, ConfigError | FairleadError | OSError):
         log_failure("configuration not reloaded", failure, file=str(file))
         return
-    # The file is named beside it: what the system says needs neither the name nor a number.
+    # The log has the file: the system's message needs neither its name nor an error number.
     told = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
     for reason in told.splitlines():
         logger.error("configuration not reloaded", file=str(file), reason=reason)
 
 
 def _fixed(config: Config, wanted: Config) -> Iterator[str]:
-    """Yield the settings that differ, as a file has them: `port`, `queue.capacity`."""
+    """Yield the fixed settings that differ, spelled as in a file: `port`, `queue.capacity`."""
     for name in FIXED:
         before, after = getattr(config, name), getattr(wanted, name)
         if before == after:
@@ -122,7 +122,7 @@ async def _hear(ask: Callable[[], None]) -> None:
 
 
 async def _watch(file: Path, ask: Callable[[], None]) -> None:
-    """Ask once a change is over: an editor may write a file in several goes."""
+    """Call `ask` when a change is complete: an editor may write a file in several steps."""
     known = seen = _signature(file)
     while True:
         await trio.sleep(LOOK_EVERY_S)
@@ -133,7 +133,7 @@ async def _watch(file: Path, ask: Callable[[], None]) -> None:
 
 
 def _signature(file: Path) -> tuple[int, int, int] | None:
-    """What is another after any change; None while there is no such file."""
+    """Return a value that differs after any change; None while there is no such file."""
     try:
         status = file.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""Failures end where they belong: at the edge of a task.
+"""Keeps the failure of one task from ending others.
 
 An exception that leaves a Trio task cancels its nursery, and with it every sibling: one model's `OSError`
-would end the server. Each long-lived task (a model's life, a node's, the reading of configurations) therefore
+would end the server. Each long-lived task (of a model, of a node, the reading of configurations) therefore
 runs inside a `FailureBoundary`, and its owner decides what follows from `failure`. Cancellation,
 `KeyboardInterrupt` and `SystemExit` pass through: they are how the program ends.
 """
@@ -17,17 +17,17 @@ from fairlead.errors import FairleadError
 
 RESTART_S = 1.0
 
-# Everything else is a failure, also a Rust library's panic, which Python does not count as an `Exception`.
+# Everything else is a failure, including a Rust library's panic, which is no `Exception` in Python.
 PASSING = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 logger = structlog.get_logger("fairlead.supervision")
 
 
 class FailureBoundary:
-    """A `with` block that no failure leaves: `failure` is the exception that ended it, or None.
+    """A `with` block that catches every failure: `failure` is the exception that ended it, or None.
 
-    Of an exception group, the first `FairleadError` counts, or else the first exception. When a group also
-    contains what must pass, only that is raised again, and `failure` is set all the same.
+    Of an exception group, the first `FairleadError` counts, or else the first exception. If a group also
+    contains what must pass, only that is raised again, and `failure` is set nevertheless.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class FailureBoundary:
 
 
 async def contain(name: str, run: Callable[..., Awaitable[object]], *arguments: Any) -> None:
-    """Run something to its end. A failure is logged under this name and goes no further."""
+    """Run something to its end. A failure is logged under this name, and not raised."""
     boundary = FailureBoundary()
     try:
         with boundary:
@@ -70,14 +70,14 @@ async def keep_running(name: str, run: Callable[..., Awaitable[object]], *argume
 
 
 def log_failure(event: str, failure: BaseException, **details: object) -> None:
-    """Log a failure as an error, with its traceback unless its type was to be expected."""
+    """Log a failure as an error, with its traceback unless its type is expected."""
     is_expected = isinstance(failure, FairleadError | OSError)
     reason = str(failure) if is_expected else f"{type(failure).__name__}: {failure}"
     logger.error(event, reason=reason, exc_info=None if is_expected else failure, **details)
 
 
 def described(failure: BaseException) -> str:
-    """Return the reason of a failure in words that a client may read: no paths, no values."""
+    """Return the reason of a failure in words that a client may see: no paths, no values."""
     if isinstance(failure, FairleadError):
         return failure.message
     if isinstance(failure, OSError) and failure.strerror:

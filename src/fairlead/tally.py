@@ -1,10 +1,10 @@
-"""What became of all jobs, in numbers that only grow. Pure: journeys come in, frozen counts go out.
+"""Metrics of all jobs, in totals that only grow. Pure: timelines go in, frozen counts come out.
 
-A histogram cannot be pulled from a state that has passed, so each job is added up once, when it is over: its
-tokens have cost nothing on their way. The gaps between an answer's tokens are added with their mean, as many
-times as there were: their sum and number are exact, their spread is that between answers.
+A histogram cannot be pulled from a past state, so each job is added once, when it is over; its tokens cost
+nothing before. The gaps between an answer's tokens are added with their mean, as many times as there were.
+Their sum and number are exact, their distribution is that between answers.
 
-Whoever names a thing (a tenant, a model elsewhere) could name as many as they like: beyond `LABELS_AT_MOST`
+Clients and remote servers choose names (of tenants, of models), as many as they like. Beyond `LABELS_AT_MOST`
 of a kind the rest are counted together, as `OTHER`.
 """
 
@@ -19,7 +19,7 @@ from fairlead.journey import LEFT, SUCCESS, Journey
 LABELS_AT_MOST = 1000
 OTHER = "other"
 
-# Upper bounds in seconds; those that vLLM's dashboards have panels for are among them.
+# Upper bounds in seconds; they include those in the panels of vLLM's dashboards.
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -35,7 +35,7 @@ PHASE_S = (
 
 
 class HistogramStatistics(msgspec.Struct, frozen=True):
-    """How many values were at most each of `bounds` and above the one before; the last count is above all."""
+    """Counts of the values above the previous bound and up to each bound; the last is of those above all."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -43,16 +43,16 @@ class HistogramStatistics(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
 
 class Durations(msgspec.Struct, frozen=True):
     """One model's histograms, in seconds.
 
-    `queue`: from the arrival to the seat; `prefill`: on to the first token; `decode`: on to the end.
-    `first_token` and `whole` are from the arrival. `queue` has every job that got a seat, `first_token` and
-    `prefill` every one whose answer began, and the others those whose answer is whole.
+    `queue`: from arrival to seat; `prefill`: from seat to first token; `decode`: from first token to end.
+    `first_token` and `whole` start at the arrival. `queue` has every job that got a seat, `first_token` and
+    `prefill` every one whose answer began, and the others those whose answer is complete.
     """
 
     queue: HistogramStatistics
@@ -64,11 +64,11 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class ModelTally(msgspec.Struct, frozen=True):
-    """Of one model: jobs by outcome, answers by the reason why they ended, tokens, times; jobs now.
+    """Metrics of one model: jobs by outcome, answers by finish reason, tokens, times; and current jobs.
 
-    `waiting` jobs have had no seat yet, `running` ones have. `prompt_tokens` are those of prompts that were
-    computed, a guess where only another server has read them; a prompt counts when its answer begins. Tokens
-    of jobs that run now are in. `retries`: attempts beyond each job's first.
+    `waiting` jobs have had no seat yet, `running` ones have. `prompt_tokens` are those of computed prompts,
+    an estimate if only another server has tokenized them; a prompt counts when its answer begins. Tokens of
+    running jobs are included. `retries`: attempts beyond each job's first.
     """
 
     waiting: int
@@ -82,7 +82,7 @@ class ModelTally(msgspec.Struct, frozen=True):
 
 
 class TenantTally(msgspec.Struct, frozen=True):
-    """Of one tenant: jobs that are over, their tokens, and how long they waited for a seat in all."""
+    """Metrics of one tenant: finished jobs, their tokens, and their total wait for a seat."""
 
     jobs: int
     prompt_tokens: int
@@ -91,24 +91,24 @@ class TenantTally(msgspec.Struct, frozen=True):
 
 
 class TallyStatistics(msgspec.Struct, frozen=True):
-    """By model, and by tenant."""
+    """Metrics by model, and by tenant."""
 
     models: Mapping[str, ModelTally]
     tenants: Mapping[str, TenantTally]
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all models."""
+        """The prompt tokens of all models."""
         return sum(model.prompt_tokens for model in self.models.values())
 
     @property
     def generated_tokens(self) -> int:
-        """Of all models."""
+        """The generated tokens of all models."""
         return sum(model.generated_tokens for model in self.models.values())
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Of all models."""
+        """The jobs of all models by outcome."""
         outcomes: Counter[str] = Counter()
         for model in self.models.values():
             outcomes.update(model.outcomes)
@@ -116,7 +116,7 @@ class TallyStatistics(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts values by size. Adding one takes a search among the bounds, and no memory."""
+    """Counts values by size. Adding one takes a binary search of the bounds, and no memory."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -126,17 +126,17 @@ class Histogram:
         self._total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value that came so many times."""
+        """Add a value that occurred `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
 
     def statistics(self) -> HistogramStatistics:
-        """Return the counts now."""
+        """Return the current counts."""
         return HistogramStatistics(self._bounds, tuple(self._counts), self._total)
 
 
 class Tally:
-    """Adds up journeys. What is under way is not kept here, but asked for when the counts are."""
+    """Adds up finished jobs. Running ones are not kept here, but passed to `statistics`."""
 
     def __init__(self, *, labels_at_most: int = LABELS_AT_MOST) -> None:
         self._labels_at_most = labels_at_most
@@ -145,14 +145,14 @@ class Tally:
         self._told: dict[str, tuple[int, int]] = {}
 
     def add(self, journey: Journey) -> None:
-        """Count a job that is over."""
+        """Count a finished job."""
         model = self._models.setdefault(self._label(self._models, journey.job.model), _Model())
         model.add(journey)
         tenant = self._tenants.setdefault(self._label(self._tenants, journey.job.tenant), _Tenant())
         tenant.add(journey)
 
     def statistics(self, under_way: Iterable[Journey] = ()) -> TallyStatistics:
-        """Return the counts now, with the tokens of the jobs that are under way. No count ever falls."""
+        """Return the current counts, with the tokens of the jobs under way. No total ever falls."""
         now: defaultdict[str, _Now] = defaultdict(_Now)
         for journey in under_way:
             name = self._label(self._models, journey.job.model)
@@ -165,7 +165,7 @@ class Tally:
     def _of_model(self, name: str, now: "_Now") -> ModelTally:
         model = self._models[name]
         earlier = self._told.get(name, (0, 0))
-        # An answer that is begun anew on another node has fewer tokens than it had.
+        # An answer that restarts on another node has fewer tokens than before.
         prompt = max(earlier[0], model.prompt_tokens + now.prompt_tokens)
         generated = max(earlier[1], model.generated_tokens + now.generated_tokens)
         self._told[name] = (prompt, generated)
@@ -185,7 +185,7 @@ class Tally:
 
 
 class _Now:
-    """What one model's jobs that are under way come to."""
+    """The counts of one model's jobs that are under way."""
 
     __slots__ = ("generated_tokens", "prompt_tokens", "running", "waiting")
 
@@ -221,7 +221,7 @@ class _Model:
         self.generated_tokens += journey.tokens
         self.retries += max(0, journey.attempts - 1)
         if journey.outcome == SUCCESS:
-            # One a job, as vLLM counts them: an answer cut short anywhere was cut short.
+            # One per job, as vLLM counts them: an answer counts as cut short if any choice was.
             self.finish_reasons["length" if "length" in journey.finish_reasons else "stop"] += 1
         elif journey.outcome in (LEFT, "cancelled") and journey.granted_s is not None:
             self.finish_reasons["abort"] += 1
@@ -266,5 +266,5 @@ class _Tenant:
 
 
 def _computed(journey: Journey) -> int:
-    """Tokens of the prompts, once the answer has begun: they were computed then."""
+    """Return the prompt tokens, which are computed once the answer has begun; 0 before."""
     return journey.prompt_tokens if journey.first_delta_s is not None else 0

@@ -1,1 +1,1 @@
-"""Compiled kernels: integers and buffers in, integers and buffers out."""
+"""Compiled kernels, which take and return integers and buffers."""

@@ -1,4 +1,4 @@
-# What cext/blockpool.pyx offers; its docstrings say what each method promises.
+# The interface of cext/blockpool.pyx; the docstrings are there.
 from collections.abc import Sequence
 from typing import NamedTuple, Self, final
 

@@ -1,4 +1,4 @@
-# What cext/cpustep.pyx offers; its docstrings say what each method promises.
+# The interface of cext/cpustep.pyx; the docstrings are there.
 from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 

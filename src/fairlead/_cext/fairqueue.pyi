@@ -1,4 +1,4 @@
-# What cext/fairqueue.pyx offers; its docstrings say what each method promises.
+# The interface of cext/fairqueue.pyx; the docstrings are there.
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Self, final
 

@@ -1,4 +1,4 @@
-# What cext/inputbatch.pyx offers; its docstrings say what each method promises.
+# The interface of cext/inputbatch.pyx; the docstrings are there.
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, final

@@ -1,4 +1,4 @@
-# What cext/jsoncount.pyx offers; its docstrings say what it promises.
+# The interface of cext/jsoncount.pyx; the docstrings are there.
 from typing import final
 
 @final

@@ -1,4 +1,4 @@
-# What cext/slotmap.pyx offers; its docstrings say what each method promises.
+# The interface of cext/slotmap.pyx; the docstrings are there.
 from collections.abc import Sequence
 from typing import Self, final
 

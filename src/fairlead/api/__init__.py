@@ -1,1 +1,1 @@
-"""The only room that knows HTTP."""
+"""The HTTP server: the only package that knows its routes and formats."""

@@ -1,12 +1,12 @@
-"""Who calls, and what that allows: API keys, tenants, priorities. Knows no route and no queue.
+"""Authentication and authorization: API keys, tenants, priorities. Does not know routes or the queue.
 
-The tenant, between whom there is fairness, is, in this order:
+The queue is fair between tenants. The tenant of a request is, in this order:
 
 1. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
-   `safety_identifier`. It is written under the key's own identity, `portal/alice`, so that two trusted
-   keys cannot speak for each other's users, and no named user can pass for a key's user;
+   `safety_identifier`. Its prefix is the key's own identity, `portal/alice`: two trusted keys cannot name
+   each other's users, and no named user can be taken for a key's user;
 2. the key's user, or a hash of the key if it has none;
-3. with no keys configured, everybody is trusted to name a user: `user/alice`;
+3. with no keys configured, the user that any request names: `user/alice`;
 4. the client's address, `address/192.0.2.7`.
 """
 
@@ -31,14 +31,14 @@ _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
 class Access:
-    """The keys this server knows. Without any, everybody may call."""
+    """The configured keys. Without any, every client may call."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Know these keys from now on; who is inside stays."""
-        # Digests have one length, so comparing them tells nothing about the length of a key either.
+        """Replace the keys. Requests that are authenticated already go on."""
+        # Digests have equal lengths, so comparing them does not reveal the length of a key.
         self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
 
     @property
@@ -53,9 +53,9 @@ class Access:
         presented = _presented_key(headers)
         if presented is None:
             raise InvalidApiKey("an API key is needed, as `Authorization: Bearer KEY`")
-        digest = _digest(presented.encode("latin-1"))  # the servers' reading of header bytes, undone
+        digest = _digest(presented.encode("latin-1"))  # header bytes were decoded as Latin-1
         found = None
-        for known, api_key in self._keys:  # to the end, whichever matches: the time must not tell
+        for known, api_key in self._keys:  # no early exit: the time must not reveal which one matches
             if compare_digest(known, digest):
                 found = api_key
         if found is None:
@@ -80,24 +80,24 @@ def tenant_of(
 
 
 def identity_of(api_key: ApiKey) -> str:
-    """Return the tenant of a key's own jobs; the users that a trusted key names are under it."""
+    """Return the tenant of a key's own jobs, which is also the prefix of users that a trusted key names."""
     return api_key.user or owner_of(api_key)
 
 
 def owner_of(api_key: ApiKey | None) -> str:
-    """Return a key's own identity, which does not show it; empty without a key. Two keys never share one."""
+    """Return an identity of a key that does not reveal it; empty without a key. No two keys share one."""
     return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
 
 
 def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueConfig) -> int:
-    """Return the class of priority for a job, an index into `queue.classes`; `asked` is its name.
+    """Return the priority class of a job, an index into `queue.classes`; `asked` is the requested one.
 
-    A whole number is taken as vLLM does, the lower the earlier: 0 is the default class, -1 the class before
-    it, 1 the one after it, and what is beyond the classes is the first or last one. Tenants share a class
-    fairly whichever number they send.
+    A whole number is read as in vLLM, lower is earlier: 0 is the default class, -1 the class before it, 1 the
+    one after it. Numbers beyond the classes mean the first or last one. Tenants share a class fairly
+    whichever number they send.
 
-    Who asks for none gets the default class, or the highest one its key allows if that is lower. Without
-    keys everybody may ask for any. Raises `InvalidRequest` and `Forbidden`.
+    A job that requests no class gets the default class, or the highest one its key allows if that is lower.
+    Without keys, any class may be requested. Raises `InvalidRequest` and `Forbidden`.
     """
     if api_key is None:
         highest = 0
@@ -124,7 +124,7 @@ def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueCon
 
 
 def flag_of(headers: Headers, name: str) -> bool:
-    """Return whether a header that is 1 or absent is 1. Raises `InvalidRequest` for anything else."""
+    """Return whether a header is 1; absent and 0 mean false. Raises `InvalidRequest` for anything else."""
     given = headers.get(name, "")
     if given not in {"", "0", "1"}:
         raise InvalidRequest(f"{name}: must be 1 or absent, not {told(given)}", param=name)
@@ -140,11 +140,11 @@ def _presented_key(headers: Headers) -> str | None:
 
 @lru_cache(ADDRESSES_REMEMBERED)
 def _network(address: str | None) -> str:
-    """One client has a whole /64 of IPv6 addresses, and must not be a new tenant with each of them."""
+    """Return the address; for IPv6 its /64 network, or one client could be a new tenant with each address."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
-        return "unknown"  # a Unix socket, say
+        return "unknown"  # for example a Unix socket
     if parsed.version == 6 and not parsed.is_loopback:
         return str(ipaddress.ip_network((parsed.packed, 64), strict=False))
     return str(parsed)

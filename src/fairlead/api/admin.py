@@ -1,4 +1,4 @@
-"""What an operator and a load balancer ask: is it alive, is it ready, what is it doing."""
+"""The routes for operators and load balancers: liveness, readiness, running models, version."""
 
 from quart import Quart, Response, g
 
@@ -9,7 +9,7 @@ from fairlead.version import VERSION
 
 
 class Admin:
-    """`/health`, `/ready`, `/running`, `/version`."""
+    """The routes `/health`, `/ready`, `/running`, `/version`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -20,23 +20,23 @@ class Admin:
             app.add_url_rule(f"/{name}", view_func=getattr(self, name), methods=["GET"])
 
     async def health(self) -> Response:
-        """Live: the process answers, and no model is stuck in a step. Loading is not being ill."""
+        """Report whether the process responds and no model is stuck in a step. Loading is healthy."""
         instance = self._services.fleet.instance
         if problems := self._services.problems():
             return json_response({"status": "stuck", "models": dict(problems), "instance": instance}, 503)
         return json_response({"status": "ok", "instance": instance})
 
     async def ready(self) -> Response:
-        """Every model is loaded, so that a job would not wait for one."""
+        """Report whether every model is loaded, so that a job would not wait for one."""
         if self._services.ready():
             return json_response({"status": "ready"})
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
 
     async def running(self) -> Response:
-        """The models that have a process here, as far as the caller may see them."""
+        """Return the models that have a process here, as far as the caller may see them."""
         seen = scope_of(self._services, g.call.api_key).of_models(self._services.fleet.models())
         return json_response([status for status in seen if status.is_resident])
 
     async def version(self) -> Response:
-        """The program's version."""
+        """Return the program's version."""
         return json_response({"version": VERSION})

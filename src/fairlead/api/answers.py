@@ -1,4 +1,4 @@
-"""What a whole answer looks like in OpenAI's dialect; `chunks` has that of a stream. Knows no socket."""
+"""Whole responses in OpenAI's dialect; `chunks` has the streamed ones. Does not know sockets."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from fairlead.job import Delta, Job
 from fairlead.nodes.deltas import Deltas
 from fairlead.text.tokenizer import Tokenizer
 
-# Above these, deltas are written in a thread, or other streams' tokens would wait. A token with 20 others
-# beside it takes 25 µs.
+# Above these, deltas are encoded in a thread, so that other streams' tokens are not delayed. A token with 20
+# alternatives takes 25 µs.
 LARGE_TEXT_CHARS = 1024 * 1024
 LARGE_VECTORS_BYTES = 200_000
 MANY_LOGPROBS = 200
@@ -20,13 +20,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Echo(NamedTuple):
-    """What completions begin with: the text of each prompt. `alone`: nothing follows it (`max_tokens: 0`)."""
+    """The prompts' texts, with which completions begin. `alone`: nothing follows them (`max_tokens: 0`)."""
 
     texts: ReadOnlySequence[str] = ()
     alone: bool = False
 
     def of(self, deltas: list[Delta]) -> list[Delta]:
-        """Return the deltas to show: `alone`, they are without what was generated."""
+        """Return the deltas to show; if `alone`, without the generated tokens."""
         return list(map(_without_answer, deltas)) if self.alone else deltas
 
 
@@ -34,11 +34,11 @@ NO_ECHO = Echo()
 
 
 async def collect(deltas: Deltas, choices: int) -> list[Delta]:
-    """Wait for the end; return one delta a choice, in order. Raises the error that came instead, if any.
+    """Wait for the end; return one delta per choice, in order. Raises the error that ended it, if any.
 
-    What another server wrote is whole in the first: it is one body for all choices.
+    Another server's response is whole in the first delta: it is one body for all choices.
     """
-    # Not reading before the end leaves the adding up to the channel, and wakes this task once.
+    # Reading only at the end lets the channel merge the deltas, and wakes this task once.
     await deltas.ended()
     whole = [Delta(index) for index in range(choices)]
     while taken := await deltas.take():
@@ -49,7 +49,7 @@ async def collect(deltas: Deltas, choices: int) -> list[Delta]:
 
 
 def is_large(deltas: list[Delta]) -> bool:
-    """Whether these deltas are to be written in a thread. A slow client's may be a whole answer."""
+    """Return whether to encode these deltas in a thread. A slow client's may be a whole answer."""
     return (
         sum(len(delta.text) for delta in deltas) > LARGE_TEXT_CHARS
         or sum(len(delta.logprobs) + len(delta.prompt_logprobs) for delta in deltas) > MANY_LOGPROBS
@@ -58,7 +58,7 @@ def is_large(deltas: list[Delta]) -> bool:
 
 
 def usage(job: Job, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return the counts, in tokens; a prompt counts once however many answers it gets."""
+    """Return the token counts; a prompt counts once however many answers it gets."""
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -68,7 +68,7 @@ def usage(job: Job, completion_tokens: int, cached_tokens: int) -> dict[str, Any
 
 
 def cached_tokens(job: Job, deltas: list[Delta]) -> int:
-    """Return what was in the cache of the prompts, as the first choice of each found it."""
+    """Return the cached tokens of the prompts, as counted by the first choice of each."""
     return sum(delta.cached_tokens for delta in deltas if delta.index % job.n == 0)
 
 
@@ -81,7 +81,7 @@ def _without_answer(delta: Delta) -> Delta:
     )
 
 
-# Whole ---------------------------------------------------------------------------------------------
+# Whole responses -----------------------------------------------------------------------------------
 
 
 def chat_completion(job: Job, answers: list[Delta], tokenizer: Tokenizer, *, created: int) -> bytes:
@@ -115,7 +115,7 @@ def completion(
     echo: Echo = NO_ECHO,
     lists_prompt: bool = False,
 ) -> bytes:
-    """Return the body of a completion; with `lists_prompt`, `prompt_logprobs` are in it."""
+    """Return the body of a completion; `lists_prompt` adds `prompt_logprobs`."""
     wants_logprobs = job.sampling.logprobs is not None
     answers = echo.of(answers)
     choices = [
@@ -137,7 +137,7 @@ def completion(
 
 
 def scored(job: Job, delta: Delta, echo: Echo) -> list[Scored]:
-    """Return what a completion's `logprobs` list: the prompt's tokens, if its text has them, and its own."""
+    """Return the tokens for a completion's `logprobs`: the prompt's, if its text is shown, and its own."""
     answer = Scored(delta.logprobs)
     if not echo.texts:
         return [answer]

@@ -1,10 +1,10 @@
-"""Connections and requests that have come but are not begun yet: those of different addresses take turns.
+"""Accepted connections and requests that are not yet started: a round robin of the clients' addresses.
 
-The kernel hands connections over in the order in which they came, and to begin one costs ten times as much as
-to accept it. So a client that opens a thousand at once would keep whoever comes behind it waiting for all of
-them. Here the newcomer's turn comes after one of the thousand. (Behind a proxy everybody has one address:
-then the order of arrival holds.) Requests take turns likewise: of each address one begins per pass of the
-event loop. Knows no sockets but as something to keep, and to close at the end.
+The kernel returns connections in the order of their arrival, and starting one costs ten times as much as
+accepting it. So a client that opens a thousand at once would delay every later client until all of them are
+started. Here a new address comes after one of the thousand. (Behind a proxy all clients have one address:
+then the order of arrival holds.) Sockets are only stored, and closed at the end. Of the requests of each
+address, one is started per pass of the event loop.
 """
 
 import socket
@@ -15,14 +15,14 @@ import trio
 
 
 class Arrival(NamedTuple):
-    """An accepted, non-blocking socket and its client's address as `accept` gives it."""
+    """An accepted, non-blocking socket and its client's address as `accept` returns it."""
 
     sock: socket.socket
     client: tuple[Any, ...]
 
 
 class Arrivals:
-    """A line for each address, in the order in which their turns come."""
+    """One queue per address, in round-robin order."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Arrival]] = {}
@@ -32,12 +32,12 @@ class Arrivals:
         return self._count
 
     def add(self, arrival: Arrival) -> None:
-        """Add a connection behind the others of its address."""
+        """Append a connection to the queue of its address."""
         self._lines.setdefault(arrival.client[0], deque()).append(arrival)
         self._count += 1
 
     def pop(self) -> Arrival:
-        """Take the connection whose turn it is out; its address goes behind all others."""
+        """Remove and return the next connection; its address moves behind all others."""
         address = next(iter(self._lines))
         line = self._lines.pop(address)
         arrival = line.popleft()
@@ -47,20 +47,20 @@ class Arrivals:
         return arrival
 
     def close(self) -> None:
-        """Close on all who still wait."""
+        """Close all queued connections."""
         while self._count:
             self.pop().sock.close()
 
 
 class RequestTurns:
-    """Begins the requests of each address one after another, one per pass of the event loop.
+    """Starts the requests of each address in their order, one per pass of the event loop.
 
-    In one pass, Trio runs every task that can run. If a client sends many requests at once, another client's
-    request would be delayed by all of them at each of its steps.
+    In one pass, Trio runs every runnable task. Many requests of one client would delay another client's
+    request at each of its steps.
     """
 
     def __init__(self) -> None:
-        # An address is a key while one of its requests is beginning; the events are of those behind it.
+        # An address is a key while one of its requests is starting; the events are of the requests behind it.
         self._lines: dict[str, OrderedDict[trio.Event, None]] = {}
 
     @property

@@ -1,7 +1,7 @@
-"""One request as an ASGI app sees it: `Inbox.receive` and `Stream.app_send`.
+"""The ASGI side of one request: `Inbox.receive` and `Stream.app_send`.
 
-Bounded on both sides: what an app does not read stops being parsed for it, and an app that always has
-something to send leaves other tasks their turn. Knows neither bytes nor sockets.
+Both sides are bounded: parsing stops while an app does not read, and an app that always has data to send
+yields to other tasks. Does not know the HTTP format or sockets.
 """
 
 from collections import deque
@@ -11,19 +11,19 @@ from typing import Any, Protocol
 import trio
 from hypercorn.protocol.http_stream import HTTPStream
 
-# What an app may leave unread before we stop parsing for it. A message costs more than the bytes in it,
-# which counts when a client sends its body in chunks of one byte.
+# Unread data at which parsing for an app stops. A message costs more than the bytes in it, which matters
+# when a client sends its body in chunks of one byte.
 UNREAD_BYTES = 64 * 1024
 MESSAGE_BYTES = 512
 SENDS_A_TURN = 8
 
 
 class Disconnected(OSError):
-    """The client has gone, or its answer is complete: there is nobody to send to."""
+    """The client has disconnected, or its response is complete: nothing can be sent."""
 
 
 class Inbox:
-    """What the client has sent and the app has not yet asked for. A disconnect overtakes the body."""
+    """Received messages that the app has not read yet. A disconnect overtakes the body."""
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self._messages: deque[dict[str, Any]] = deque()
@@ -35,11 +35,11 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether the app has this much to read that it must not be given more."""
+        """Whether the app has so much to read that it must not get more."""
         return self._bytes >= UNREAD_BYTES
 
     async def put(self, message: dict[str, Any]) -> None:
-        """Add a message. Never waits: it is for the caller not to put more into a full one."""
+        """Add a message. Never waits: the caller must not add more to a full inbox."""
         if message["type"] == "http.disconnect":
             self._left = True
             self._messages.clear()
@@ -52,7 +52,7 @@ class Inbox:
         """Return the next message: ASGI's `receive`."""
         if not self._messages:
             if self._told:
-                await trio.lowlevel.checkpoint()  # an app may ask in a loop
+                await trio.lowlevel.checkpoint()  # an app may call this in a loop
             elif not self._left:
                 self._arrival = trio.Event()
                 await self._arrival.wait()
@@ -72,27 +72,27 @@ class Direct(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether a piece of the answer's body can be sent now."""
+        """Whether a piece of the response body can be sent now."""
 
     def send_now(self, data: bytes) -> None:
-        """Send a piece, not an empty one. What becomes of it is seen by the next ordinary `send`."""
+        """Send a piece, which must not be empty. The next ordinary `send` raises if this failed."""
 
 
 class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
-    """One request's ASGI state. Sending to a client that has gone raises."""
+    """One request's ASGI state. Sending to a client that has disconnected raises."""
 
     _sends = 0
     _room: Callable[[], bool] | None = None
     _send_piece: Callable[[bytes], None]
 
     def open_direct(self, room: Callable[[], bool], send: Callable[[bytes], None]) -> None:
-        """From here on `send` sends a piece of the body, while there is `room`."""
+        """Enable `send_now` from here on: it uses `send`, while `room()` is true."""
         self._room = room
         self._send_piece = send
 
     @property
     def writable(self) -> bool:
-        """Whether a piece of the body can go out now: its head has, and so has all that came before."""
+        """Whether a piece of the body can be sent now: its head and all earlier data have been."""
         return self._room is not None and not self.closed and self._room()
 
     def send_now(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not fol
         self._send_piece(data)
 
     async def app_send(self, message: Any) -> None:
-        """ASGI's `send`. Most sends need not wait, and those to a HEAD never do, so others get a turn."""
+        """Send a message: ASGI's `send`. Most sends, and all for HEAD, do not wait, so some yield."""
         if self.closed:
             raise Disconnected
         await super().app_send(message)

@@ -1,11 +1,11 @@
-"""From bytes to a typed value, or to an error that names the field at fault.
+"""Parsing of request bodies: from bytes to a typed value, or to an error that names the field at fault.
 
-msgspec reads strictly and fast, and is the only parser of bodies that are good. Only when it refuses one
-is the body read again, by the slower standard parser, to find out where it is wrong.
+msgspec is strict and fast, and the only parser of valid bodies. Only a body that it refuses is read again, by
+the slower standard parser, to locate the fault.
 
-A parser holds the GIL while it makes objects, and 16 MB can become eight million of them: for that long no
-stream gets its next token. So the values of a body that may have too many are counted first, which makes
-none.
+A parser holds the GIL while it creates objects, and 16 MB can become eight million of them. Meanwhile no
+stream gets its next token. So the values of a body that may have too many are counted first, which creates no
+objects.
 """
 
 import json
@@ -20,19 +20,19 @@ from fairlead.errors import InvalidRequest
 
 Body = TypeVar("Body")
 
-# Members, of any dialect, whose numbers are token ids: there are many, and each costs little.
+# Members, in any dialect, whose numbers are token ids: there are many, and each costs little.
 TOKEN_LISTS = (b"prompt", b"input", b"tokens")
-# A body has at most this many values a byte ("1.," counts as four), so most need not be counted.
+# A body has at most this many values per byte ("1.," counts as four), so most need not be counted.
 _MOST_VALUES_A_BYTE = 2
 
-# The second reading holds up every other request, so it has bounds. Beyond the first the message is less
-# precise; beyond the other a whole number may not be written as 5.0.
+# The second parse blocks every other request, so it is bounded. Above the first bound the message is less
+# precise; above the second a whole number may not be written as 5.0.
 MAX_DIAGNOSED_BYTES = 64 * 1024
 MAX_REWRITTEN_BYTES = 1024 * 1024
-# What a client wrote is not told back to it at any length.
+# Bounds of client text that error messages quote.
 MAX_TOLD_CHARS = 200
 MAX_TOLD_NAME_CHARS = 100
-# A parser's message begins with what it found, which it may quote at any length, and ends with where.
+# A parser's message begins with the fault, which may quote text of any length, and ends with its place.
 _MESSAGE_HEAD_CHARS = 300
 _MESSAGE_TAIL_CHARS = 1000
 
@@ -40,7 +40,7 @@ _PLACE = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
 _MEMBER = re.compile(
     r"object (?P<fault>missing required|contains unknown) field `(?P<name>[^`]*)`", re.DOTALL
 )
-# The position of a value: that of what contains it, and its key or index there.
+# The position of a value: that of its container, and its key or index there.
 _Place = tuple["_Place | None", str | int]
 
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
@@ -49,12 +49,12 @@ _NOT_UTF8 = "not valid UTF-8"
 
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Body:
-    """Decode a body. Raises `InvalidRequest` for whatever is wrong with it, with the `param` if known."""
+    """Decode a body. Raises `InvalidRequest` for any fault, with the `param` if known."""
     try:
         if _MOST_VALUES_A_BYTE * len(body) > limits.body_values:
             check_counts(body, limits)
         else:
-            str(body, "utf-8")  # msgspec does not look into the strings of fields it ignores
+            str(body, "utf-8")  # msgspec does not check the strings in fields it ignores
         return _decode(body, decoder)
     except msgspec.ValidationError as error:
         raise _misfit(str(error)) from None
@@ -65,7 +65,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> B
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """Decode a body. A whole number may be written 5.0, as JSON Schema allows, which msgspec refuses."""
+    """Decode a body. Accepts 5.0 for a whole number, as JSON Schema does; msgspec refuses it."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -78,14 +78,14 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
 
 
 def _with_whole_numbers(value: object) -> object:
-    """Return a number, or numbers in lists, with 5.0 as 5. Objects stay as they are: they are not ours."""
+    """Return a number, or numbers in lists, with 5.0 as 5. Objects are not changed: they are client data."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return list(map(_with_whole_numbers, value)) if isinstance(value, list) else value
 
 
 def check_counts(body: bytes, limits: Limits) -> None:
-    """Raise `InvalidRequest` for more values than the limits allow, `UnicodeDecodeError` for other bytes."""
+    """Raise `InvalidRequest` for more values than allowed, `UnicodeDecodeError` for invalid UTF-8."""
     counts = count(body, TOKEN_LISTS)
     if counts.invalid_at >= 0:
         raise UnicodeDecodeError("utf-8", b"", counts.invalid_at, counts.invalid_at + 1, _NOT_UTF8)
@@ -110,22 +110,22 @@ def too_many_tokens(tokens: int, param: str, limits: Limits) -> InvalidRequest:
 
 
 def told(name: str) -> str:
-    """Return a name that a client sent as it can stand in a message to it."""
+    """Return a name from a request, quoted and shortened for an error message."""
     return repr(name if len(name) <= MAX_TOLD_NAME_CHARS else f"{name[:MAX_TOLD_NAME_CHARS]}…")
 
 
 def _misfit(message: str) -> InvalidRequest:
-    """Valid JSON that is not what the schema asks for. msgspec says where: "… - at `$.messages[0].role`"."""
+    """Return the error for JSON that violates the schema. msgspec appends "… - at `$.messages[0].role`"."""
     if len(message) > _MESSAGE_HEAD_CHARS + _MESSAGE_TAIL_CHARS:
         message = f"{message[:_MESSAGE_HEAD_CHARS]}…{message[-_MESSAGE_TAIL_CHARS:]}"
-    # The last one is msgspec's own: what a client wrote, which it quotes, may look like a place too.
+    # The last separator is msgspec's own: quoted client text may contain the same words.
     reason, _, place = message.rpartition(" - at ")
     found = _PLACE.fullmatch(place)
     if found is None:
         reason = message
     path = "" if found is None else found[1][:MAX_TOLD_CHARS]
     reason = reason[:1].lower() + reason[1:MAX_TOLD_CHARS]
-    # Keys the client chose are written "[...]"; what comes after them is not worth naming.
+    # msgspec writes "[...]" for keys the client chose; the path after them is dropped.
     param = path.partition("[...]")[0]
     member = _MEMBER.fullmatch(reason)
     if member is not None and "[...]" not in path:
@@ -138,7 +138,7 @@ def _misfit(message: str) -> InvalidRequest:
 
 
 def _malformed(body: bytes, error: Exception) -> InvalidRequest:
-    """Find out why a body is not JSON, and in which field."""
+    """Return the error for a body that is not JSON, with the field at fault if known."""
     if not body or body.isspace():
         return InvalidRequest("the body is empty; a JSON object is expected")
     if len(body) <= MAX_DIAGNOSED_BYTES:
@@ -153,13 +153,13 @@ def _malformed(body: bytes, error: Exception) -> InvalidRequest:
 
 
 class _NotANumber:
-    """Stands where the body has a NaN or an Infinity."""
+    """A placeholder for a NaN or an Infinity in a body."""
 
 
 def _diagnose(body: bytes) -> InvalidRequest | None:
-    """Return what a lenient parser takes and we do not, with its path; None if that one does not take it."""
+    """Return a fault that a lenient parser accepts, with its path; None if that one refuses the body too."""
     try:
-        # Bytes that are not UTF-8 become surrogates U+DC80…U+DCFF, and are found like those.
+        # Bytes that are not UTF-8 become surrogates U+DC80…U+DCFF, and are found as such.
         text = body.decode("utf-8", "surrogateescape")
         document = json.loads(text, parse_constant=lambda _: _NotANumber(), parse_int=float)
     except RecursionError:
@@ -167,7 +167,7 @@ def _diagnose(body: bytes) -> InvalidRequest | None:
     except ValueError:
         return None
     encoding_fault = _SURROGATE if text.isascii() or _is_encodable(text) else _NOT_UTF8
-    # A path is only made for the value at fault. Paths of all values would take half a gigabyte for 64 KB.
+    # A path is only built for the value at fault. Paths of all values would take half a gigabyte for 64 KB.
     unvisited: list[tuple[_Place | None, object]] = [(None, document)]
     while unvisited:
         place, value = unvisited.pop()

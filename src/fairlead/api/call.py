@@ -1,7 +1,7 @@
-"""One request as the routes see it, whether it came through Quart or past it, and what a route answers.
+"""A request as routes see it, whether it came through Quart or not, and the response that a route returns.
 
-Knows no framework. `Headers` is what both kinds of requests have in common: the first value of a name,
-whatever its case.
+Independent of frameworks. `Headers` is the common interface of both kinds of requests: the first value of a
+name, in any case.
 """
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
@@ -27,7 +27,7 @@ class Headers(Protocol):
 
 
 class FirstHeaders:
-    """`Headers` over what ASGI gives: pairs of bytes, the names in lower case."""
+    """`Headers` over ASGI's pairs of bytes, whose names are in lower case."""
 
     __slots__ = ("_values",)
 
@@ -46,14 +46,13 @@ class FirstHeaders:
 
 
 class Call:
-    """One request. `nursery` is of all that is done for it, and is cancelled when its client leaves.
+    """One request. All work for it runs in `nursery`, which is cancelled when the client disconnects.
 
-    `read` returns the whole body, once, or raises as `IncomingBody.read` does; `leave_body` is called when
-    the request does not need it any more. `address` is the client's. `request_id` and `api_key` are what the
-    door made of its headers; `body_bytes` is 0 until it was read. `user` is the user that the body names,
-    once it was parsed. `is_job`: the gateway has it from here on, and says what became of it. `method` and
-    `path` are for the log. `is_open_to_pages`: pages of other servers may be answered, where the
-    configuration allows any (`cors`).
+    `read` returns the whole body, once, or raises as `IncomingBody.read` does. `leave_body` is called when
+    the request no longer needs it. `address` is the client's. `Door.enter` sets `request_id` and `api_key`
+    from the headers. `body_bytes` is 0 until the body was read. `user` is the user that the body names, once
+    it was parsed. `is_job`: from here on the gateway accounts for the request. `method` and `path` are for
+    the log. `is_open_to_pages`: pages of other servers may read the response, where `cors` allows any.
     """
 
     __slots__ = (
@@ -91,9 +90,9 @@ def _nothing() -> None:
 
 
 class Reply(NamedTuple):
-    """An answer: its body whole, or in pieces as they come.
+    """A response: its whole body, or an iterator of its pieces.
 
-    Nobody closes what makes the pieces: it must hold nothing, and so be no generator.
+    The iterator is never closed. So it must hold no resources, and must not be a generator.
     """
 
     body: bytes | AsyncIterable[bytes]
@@ -102,9 +101,9 @@ class Reply(NamedTuple):
 
 
 def json_reply(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    """Return an answer in JSON; bytes are taken as JSON already.
+    """Return a response in JSON; bytes are taken as JSON already.
 
-    Some contain what another server wrote, so browsers are told not to guess another type.
+    Some contain text of other servers, so browsers must not guess another content type.
     """
     body = document if isinstance(document, bytes) else _encode(document)
     return Reply(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})

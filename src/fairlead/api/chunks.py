@@ -1,7 +1,7 @@
-"""An answer in OpenAI's dialect as the chunks of a stream. Knows no socket.
+"""Streamed responses in OpenAI's dialect, as chunks. Does not know sockets.
 
-Chunks are written by hand: everything but the text is the same from one to the next, so it is prepared
-once and only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
+Chunks are assembled by hand: everything but the text is the same in all of them, so it is prepared once and
+only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks(ABC):
-    """Writes deltas as server-sent events and counts their tokens. One object an answer."""
+    """A writer of deltas as server-sent events, which counts their tokens. One object per answer."""
 
-    # The beginning of a choice's text and what closes it, in JSON.
+    # The object's name, and the JSON before and after a choice's text.
     _kind: ClassVar[str]
     _opening: ClassVar[bytes]
     _closing: ClassVar[bytes]
@@ -66,17 +66,17 @@ class Chunks(ABC):
         return b"".join(events)
 
     def end(self) -> bytes:
-        """Return the events after the last delta: the usage, if asked for, and the end mark."""
+        """Return the events after the last delta: the usage, if requested, and the end mark."""
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + self._usage() + b"}\n\n" + DONE
 
     def error(self, error: FairleadError) -> bytes:
-        """Return the event that says why the answer is not whole."""
+        """Return the event that says why the answer is incomplete."""
         return error_event(error)
 
     def skip_beginnings(self) -> None:
-        """The client has the beginnings of all choices already, by another's hand."""
+        """Skip the beginnings of all choices: another server has written them already."""
         self._begun = [True] * len(self._begun)
 
     def _last(self, delta: Delta) -> bytes:
@@ -100,11 +100,11 @@ class Chunks(ABC):
 
     @abstractmethod
     def _beginning(self, delta: Delta) -> bytes:
-        """Return the event that comes before a choice's first delta, this one, if one does."""
+        """Return the event before a choice's first delta, which is `delta`; empty if there is none."""
 
     @abstractmethod
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Return what the dialect says about the delta's tokens."""
+        """Return the log-probabilities of the delta's tokens in this dialect."""
 
 
 class ChatChunks(Chunks):

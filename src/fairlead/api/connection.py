@@ -1,17 +1,17 @@
-"""One client's socket: reading ahead, writing with a deadline, and leaving in good order.
+"""One client's socket: reading ahead, writing with a deadline, and an orderly close.
 
-One task reads for as long as the connection lives, also while a request is answered, so that a client that
-leaves is seen at once. Everything the app does runs in the connection's nursery and is cancelled with it.
-An error here ends this connection and no other. Knows no HTTP: that is `protocol`'s.
+One task reads for the whole life of the connection, also while a request is handled, so that a disconnect is
+seen at once. Everything the app does runs in the connection's nursery and is cancelled with it. An error here
+ends this connection and no other. Does not know HTTP: that is `protocol`'s part.
 
-What counts as leaving: the end of the client's stream (FIN) or a reset. A client that shuts down only its
-sending side looks just like one that has closed, and while a job waits or runs that is the only sign there
-is, so it counts too. A FIN comes after all that the client has sent, and not at all while the kernel has no
-room for that. So we read on while a request is answered, also what is pipelined behind it (`protocol` refuses
-too much of that). Reading stops only while the app does not read a body; the connection is then checked for
-a FIN every `LOOK_EVERY_S`, and the time limit of the body ends what that does not find.
+A disconnect is the end of the client's stream (FIN) or a reset. A client that shuts down only its sending
+side looks just like one that has closed. While a job is queued or runs there is no other sign, so it counts
+too. A FIN arrives after all that the client has sent, and not at all while the kernel's buffer has no space
+for that. So we read on while a request is handled, also what is pipelined behind it (`protocol` refuses too
+much of that). Reading stops only while the app does not read a body. The connection is then checked for a FIN
+every `LOOK_EVERY_S`, and the body's time limit ends what that check misses.
 
-A connection costs one descriptor.
+A connection uses one descriptor.
 """
 
 import select
@@ -38,25 +38,25 @@ LOOK_EVERY_S = 1.0
 
 
 class Connection:
-    """Serves one accepted, non-blocking TCP socket, and closes it."""
+    """The server side of one accepted, non-blocking TCP socket, which it closes at its end."""
 
     def __init__(self, shared: Shared, sock: socket.socket, client: tuple[Any, ...]) -> None:
         self._socket = sock
         self._stall_s = shared.limits.stall_s
         self._writing = trio.Lock()
-        self._unsent = b""  # what `_write_now` began and somebody else is to finish
+        self._unsent = b""  # the rest of a `_write_now`, for `_write_slowly` to send
         self._ahead = 0
-        self._new = True  # usually its first request has come with it: reading need not wait for news of it
+        self._new = True  # the first request has usually arrived already: read without waiting
         self._ended = False
         self._lingers = True
-        self._pause = trio.CancelScope()  # what the reader waits in, when it waits
+        self._pause = trio.CancelScope()  # the scope that the reader waits in
         self._shared = shared
         self._client = (str(client[0]), int(client[1]))
         self._protocol: Protocol | None = None
         self._start_soon: Callable[..., None]
 
     async def run(self) -> None:
-        """Serve until the client leaves, we are asked to end, or something breaks. Raises nothing of that."""
+        """Serve until the client disconnects, we close, or an error occurs. Raises none of these."""
         try:
             async with trio.open_nursery() as nursery:
                 self._protocol = Protocol(
@@ -79,7 +79,7 @@ class Connection:
             if self._lingers:
                 await linger(self._socket)
         except* OSError:
-            pass  # the client has gone
+            pass  # the client has disconnected
         except* Exception as group:
             logger.exception("connection dropped", client=self._client, exc_info=group)
         finally:
@@ -87,16 +87,16 @@ class Connection:
             self._socket.close()
 
     def drain(self) -> None:
-        """End the connection if no request is being answered; else its answer will be its last."""
+        """End the connection if it is idle; else the current response is its last."""
         if self._protocol is None or self._protocol.idle:
             self._lingers = False
             self._end()
 
     def abort(self) -> None:
-        """End the connection now, without regard for what has not been sent. Wakes whoever waits for it."""
+        """End the connection now and drop unsent data. Wakes all tasks that wait for the socket."""
         self._lingers = False
         with suppress(OSError):
-            # A reset, or the kernel would go on trying to deliver.
+            # Send a reset: otherwise the kernel would go on trying to deliver.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._socket.shutdown(socket.SHUT_RDWR)
         self._end()
@@ -104,7 +104,7 @@ class Connection:
     # Reading ---------------------------------------------------------------------------------------
 
     async def _read(self, protocol: Protocol) -> None:
-        """Read and parse until the connection is to end."""
+        """Read and parse until the connection ends."""
         while True:
             await protocol.advance()
             if self._ended:
@@ -113,7 +113,7 @@ class Connection:
             if not blocked:
                 self._ahead = 0
             data = None
-            # No checkpoint since `advance`: whatever happens from here on can wake us.
+            # No checkpoint since `advance`: no wake-up has been missed.
             with trio.CancelScope(deadline=inf if blocked else protocol.deadline) as self._pause:
                 data = await self._receive(holds=blocked and not protocol.reads_ahead)
             if data:
@@ -126,9 +126,9 @@ class Connection:
                 await protocol.expire()
 
     async def _receive(self, *, holds: bool) -> bytes | None:
-        """Wait for the client. Return what it has sent, nothing if it has left, None if there was no news.
+        """Wait for data and return it; empty after a disconnect, None if there is none after all.
 
-        `holds`: nobody can take more than `READ_AHEAD_BYTES` now.
+        `holds`: no more than `READ_AHEAD_BYTES` can be taken now.
         """
         if holds and self._ahead >= READ_AHEAD_BYTES:
             await _hung_up(self._socket)
@@ -153,7 +153,7 @@ class Connection:
     # Writing ---------------------------------------------------------------------------------------
 
     async def _on_event(self, event: Any) -> None:
-        """Do what the protocol asks for: Hypercorn's `RawData`, `Closed` and `Updated`."""
+        """Handle an event of the protocol: Hypercorn's `RawData`, `Closed` or `Updated`."""
         if type(event) is RawData:
             await self._write(event.data)
         elif type(event) is Closed:
@@ -164,7 +164,7 @@ class Connection:
             self._wake()
 
     async def _write(self, data: bytes) -> None:
-        """Write all of it. Usually the kernel takes it at once, and this does not wait."""
+        """Write all data. Usually the kernel takes it at once, and this does not wait."""
         sent = 0
         if self._caught_up():
             try:
@@ -179,14 +179,14 @@ class Connection:
         await self._write_slowly(data[sent:])
 
     def _caught_up(self) -> bool:
-        """Whether the kernel has taken all that came before, and nobody else is writing."""
+        """Return whether the kernel has taken all earlier data, and no other task is writing."""
         return not (self._unsent or self._writing.locked())
 
     def _writable(self) -> bool:
         return self._caught_up() and not self._ended
 
     def _write_now(self, data: bytes) -> None:
-        """Write what the kernel takes at once; the rest follows as the client reads. Only if `_writable`."""
+        """Write what the kernel takes at once; a task sends the rest. Only if `_writable`."""
         sent = 0
         try:
             sent = self._socket.send(data)
@@ -200,7 +200,7 @@ class Connection:
             self._start_soon(self._write_slowly, b"")
 
     async def _write_slowly(self, data: bytes) -> None:
-        """Write as the client reads. Each time the kernel takes more, it has `stall_s` again."""
+        """Write as the client reads. Each time the kernel takes more, the limit `stall_s` begins anew."""
         try:
             async with self._writing:
                 left, self._unsent = memoryview(self._unsent + data), b""
@@ -216,12 +216,12 @@ class Connection:
             self._end()
             raise Disconnected from None
         except trio.Cancelled:
-            self.abort()  # the other half of what we began can never follow
+            self.abort()  # the rest of a partial write cannot be sent any more
             raise
 
 
 async def linger(sock: socket.socket) -> None:
-    """Read what still comes, or closing would reset the connection before our last words are read."""
+    """Read until the client closes: closing first could reset the connection before it has read all."""
     with trio.move_on_after(LINGER_S):
         await trio.lowlevel.wait_readable(sock)
         while sock.recv(RECEIVE_BYTES):
@@ -229,10 +229,10 @@ async def linger(sock: socket.socket) -> None:
 
 
 async def _hung_up(sock: socket.socket) -> None:
-    """Wait for a reset or the end of the client's stream, leaving what it has sent unread.
+    """Wait for a reset or the end of the client's stream, without reading what it has sent.
 
-    Trio could only wait for bytes, of which there are plenty, and an epoll set would cost a descriptor.
-    Systems without POLLRDHUP, which is Linux's, report a reset only.
+    Trio can only wait for readable data, which there is already, and an epoll set would use a descriptor.
+    Systems without POLLRDHUP, which is Linux's, report only a reset.
     """
     news = select.poll()
     news.register(sock, getattr(select, "POLLRDHUP", 0))

@@ -1,8 +1,8 @@
-"""Lets web pages of other servers use the API (CORS, in the Fetch standard): those of the configured origins.
+"""CORS, of the Fetch standard: web pages of the configured origins may use the API.
 
-A browser sends a page's requests with the page's `Origin`, and shows it an answer only if that answer says
-so. Before a request that no form could send it asks, with `OPTIONS`, whether it may. An operator's routes say
-so to no page, and refuse foreign ones: see `origin`. Knows no framework.
+A browser sends a page's requests with the page's `Origin`, and shows it a response only if that response
+allows it. Before a request that no form could send, it sends a preflight request with `OPTIONS`. Operator
+routes allow no page, and refuse those of other servers: see `origin`. Independent of frameworks.
 """
 
 import re
@@ -16,7 +16,7 @@ EXPOSED = (
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
-# How long a browser may go by the answer to its question.
+# How long a browser may cache a preflight response.
 MAX_AGE_S = 600
 MAX_NAMES_LENGTH = 2048
 
@@ -25,25 +25,25 @@ _NAMES = re.compile(rf"{_NAME}(?:[ \t]*,[ \t]*{_NAME})*", re.ASCII)
 
 
 class Cors:
-    """The origins whose pages may use the API; `*` stands for all, and none by default."""
+    """The origins whose pages may use the API: `*` stands for all. There are none by default."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:
         self._origins = frozenset(origins)
 
     def allows(self, headers: Headers) -> bool:
-        """Whether the request is of a page that may use the API."""
+        """Return whether the request comes from a page that may use the API."""
         origin = headers.get("Origin")
         return origin is not None and (origin in self._origins or EVERY_ORIGIN in self._origins)
 
     def asks(self, method: str, headers: Headers) -> bool:
-        """Whether this is the browser's question for such a page: whether it may send a request."""
+        """Return whether this is the preflight request of such a page."""
         is_question = method == "OPTIONS" and headers.get("Access-Control-Request-Method") is not None
         return is_question and self.allows(headers)
 
     def permission(self, headers: Headers, methods: Iterable[str]) -> dict[str, str]:
-        """Return the headers of the answer to it; `methods` are those of the route.
+        """Return the headers of the preflight response; `methods` are those of the route.
 
-        Any header may be sent: clients add their own, and none does harm.
+        Any header is allowed: clients add their own, and none does harm.
         """
         wanted = headers.get("Access-Control-Request-Headers", "")
         names = {"Access-Control-Allow-Headers": wanted} if _may_be_sent(wanted) else {}
@@ -54,9 +54,9 @@ class Cors:
         }
 
     def headers(self, headers: Headers) -> dict[str, str]:
-        """Return what an answer says to a browser, and to caches, which must not mix up answers."""
+        """Return the headers of a response for browsers, and for caches, which must not mix up responses."""
         if EVERY_ORIGIN in self._origins:
-            # Also without an origin: what a cache keeps is good for any page.
+            # Also without an origin: then a cached response is valid for any page.
             return {"Access-Control-Allow-Origin": EVERY_ORIGIN, "Access-Control-Expose-Headers": EXPOSED}
         if not self._origins:
             return {}

@@ -1,6 +1,6 @@
-"""What every request passes before its route: it gets an id, and its key, `Host` and `Origin` are checked.
+"""The steps before every route: a request gets an id, and its key, `Host` and `Origin` are checked.
 
-Knows no framework and no route.
+Independent of frameworks and routes.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ logger = structlog.get_logger("fairlead.api")
 
 
 class Door:
-    """Lets requests in, and says what headers their answers get."""
+    """The checks of requests, the log of refused ones, and the headers common to all responses."""
 
     def __init__(self, access: Access, quotas: Quotas, guard: Guard, cors: Cors | None = None) -> None:
         self._access = access
@@ -47,12 +47,12 @@ class Door:
         is_operator_route: bool = False,
         is_probe: bool = False,
     ) -> None:
-        """Set the request's id and its key, and check that no other server's page has sent it.
+        """Set the request's id and key, and check that no page of another server has sent it.
 
-        What is checked of `Host` and `Origin` is in `origin`. Raises `InvalidApiKey` and `Forbidden`.
+        `origin` describes the checks of `Host` and `Origin`. Raises `InvalidApiKey` and `Forbidden`.
         """
         call.request_id = _request_id(call.headers.get("X-Request-Id", ""))
-        call.is_open_to_pages = not is_operator_route  # from here on: a page reads of its refusal, too
+        call.is_open_to_pages = not is_operator_route  # before the checks: a page may read its refusal, too
         structlog.contextvars.bind_contextvars(request_id=call.request_id)
         if not without_key:
             call.api_key = self._access.authenticate(call.headers)
@@ -62,11 +62,11 @@ class Door:
             self._guard.check(call.headers, strict=False, any_origin=self._cors.allows(call.headers))
 
     def refused(self, call: Call, error: FairleadError) -> None:
-        """Write down that a request was refused before it became a job; of jobs the gateway keeps account."""
+        """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""
         if call.is_job:
             return
         self._refusals[error.code] += 1
-        if error.status == FairleadError.status:  # our own bugs are in the log already
+        if error.status == FairleadError.status:  # our own bugs are logged already
             return
         line = {
             "outcome": error.code,
@@ -89,18 +89,18 @@ class Door:
         return nearest_route(path, self.rules)
 
     def refusals(self) -> Mapping[str, int]:
-        """Return how many requests were refused before they became jobs, by the error's code."""
+        """Return the number of requests refused before they became jobs, by error code."""
         return dict(self._refusals)
 
     def headers(self, call: Call) -> dict[str, str]:
-        """Return what every answer says. A caller whose key is not known has no limits to be told."""
+        """Return the headers of every response. A caller without a known key has no limits to report."""
         limits = self._quotas.of(call.api_key).headers(trio.current_time())
         cors = self._cors.headers(call.headers) if call.is_open_to_pages else {}
         return {"X-Request-Id": call.request_id, **limits, **cors}
 
 
 def _request_id(given: str) -> str:
-    """Take over the client's id if it can stand in a header and a log line as it is; else make one."""
+    """Return the client's id if it is safe in headers and log lines, else a new one."""
     if 1 <= len(given) <= MAX_REQUEST_ID_LENGTH and all("!" <= character <= "~" for character in given):
         return given
     return token_hex(16)

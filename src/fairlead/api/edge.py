@@ -1,7 +1,7 @@
-"""What the routes of every dialect do with a request: read, encode, have a job served.
+"""The steps that the routes of every dialect share: read a body, encode texts, run a job.
 
-Request ids: a job is known by the `X-Request-Id` of its request, to its own client, to `cancel` and to the
-log. An id that a job in flight has already gets a suffix, and the answer's header says so.
+Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. An
+id that a job in flight has already gets a suffix, which the response's header includes.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,17 +37,17 @@ from fairlead.text.model import TextModel
 
 Encoded = TypeVar("Encoded")
 
-# From here on, tokenizing could hold up everybody's next token: it goes to a thread.
+# From this size on, tokenizing could delay the next token of every stream, so a thread does it.
 LONG_BODY_BYTES = 8 * 1024
 ENCODING_THREADS = 2
-# From here on, parsing could. A parser does not release the GIL: two at a time would hold it twice as long.
+# From this size on, parsing could, too. It holds the GIL: two at a time would hold it twice as long.
 LARGE_BODY_BYTES = 64 * 1024
 PARSING_THREADS = WRITING_THREADS = 1
 _SUFFIX_LENGTH = 8
 
 
 class Edge:
-    """The routes' way to the services. What it keeps of a request is what must outlive the route."""
+    """The routes' access to the services. Keeps the state that outlives a request: quotas, threads, ids."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -60,10 +60,10 @@ class Edge:
         self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
         self._in_flight: set[str] = set()
 
-    # What the request is -----------------------------------------------------------------------------
+    # Reading a request -------------------------------------------------------------------------------
 
     async def take(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> tuple[bytes, Body]:
-        """Return the body, and parsed. Raises `InvalidRequest`, and as `IncomingBody.read` and `parse` do."""
+        """Return the raw and the parsed body. Raises as `IncomingBody.read` and `parse` do."""
         body = await call.read()
         call.body_bytes = len(body)
         return body, await self.parse(call, body, decoder)
@@ -75,7 +75,7 @@ class Edge:
     async def parse(self, call: Call, body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         """Parse a body, in a thread if it is large.
 
-        Raises `InvalidRequest`; of a large one also `QueueFull` and `QueueTimeout`.
+        Raises `InvalidRequest`; for a large body also `QueueFull` and `QueueTimeout`.
         """
         limits = self.services.config.limits
         if len(body) <= LARGE_BODY_BYTES:
@@ -85,7 +85,7 @@ class Edge:
     async def encode(
         self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
-        """Call what takes time in proportion to a job's prompt, as `in_turn` does.
+        """Call a function whose time grows with a job's prompt, as `in_turn` does.
 
         Raises `RateLimited`, too, if the body is long and the key's limits are used up.
         """
@@ -94,16 +94,16 @@ class Edge:
         return await self.in_turn(call, partial(encode, *arguments, **options))
 
     async def in_turn(self, call: Call, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
-        """Call what takes time in proportion to a text: of a long body in a thread, by the tenant's turn.
+        """Call a function whose time grows with a text: for a long body in a thread, by tenants' turns.
 
-        Raises what that raises, `QueueFull` and `QueueTimeout`.
+        Raises what the function raises, `QueueFull` and `QueueTimeout`.
         """
         if call.body_bytes < LONG_BODY_BYTES:
             return encode(*arguments)
         return await self._encoding.run(self._tenant_so_far(call), encode, *arguments)
 
     async def write(self, call: Call, write: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Call in a thread, by the tenant's turn, what writes a long answer. Raises as `in_turn` does."""
+        """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
         return await self._writing.run(self._tenant_so_far(call), write, *arguments)
 
     @contextmanager
@@ -127,33 +127,33 @@ class Edge:
         return self.tenant(call, user=call.user)
 
     def tenant(self, call: Call, *, user: str | None = None, safety_identifier: str | None = None) -> str:
-        """Return whom the request is to be counted for."""
+        """Return the tenant that the request counts for."""
         return tenant_of(
             call.api_key, call.headers, call.address, user=user, safety_identifier=safety_identifier
         )
 
     def priority(self, call: Call, asked: str | int | None = None) -> int:
-        """Return the request's class of priority; `asked` is the body's wish, which a header overrules."""
+        """Return the request's priority class; the header overrides `asked`, which is the body's."""
         asked = call.headers.get("X-Priority") or asked
         return priority_of(call.api_key, asked, self.services.config.queue)
 
     def models(self, call: Call) -> list[ModelStatus]:
-        """Return the models that the caller may use, but for unlisted ones."""
+        """Return the models that the caller may use, except unlisted ones."""
         known = self.services.fleet.models()
         return [status for status in known if not status.unlisted and self._allows(call, status.model)]
 
     def offered(self, call: Call) -> list[ModelStatus]:
-        """Return those of them that a client could choose now: not what only a node has that is down.
+        """Return those of them that are of use now: without remote models that no ready node has.
 
-        Whoever asks for such a model all the same may wait for its node to come back.
+        A request for such a model may still wait for its node to come back.
         """
         known = self.models(call)
         return [status for status in known if status.kind != "remote" or status.state == "ready"]
 
     def find(self, call: Call, name: str | None) -> str:
-        """Return the canonical name of that model; without a name, of the only one the caller may use.
+        """Return the canonical name of a model; without a name, of the only one the caller may use.
 
-        Of a selector it is the one that a job would get now. Raises `ModelNotFound`, `Forbidden`, or
+        For a selector it is the model that a job would get now. Raises `ModelNotFound`, `Forbidden`, or
         `InvalidRequest` when there are several to choose from.
         """
         if name is None:
@@ -166,7 +166,7 @@ class Edge:
         return model
 
     def find_model(self, call: Call, name: str | None) -> TextModel:
-        """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokens are unknown here."""
+        """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
         found = self.find(call, name)
         model = self.services.models.get(found)
         if model is None:
@@ -188,7 +188,7 @@ class Edge:
         prompt_estimate: int = 0,
         embed: bool = False,
     ) -> Job:
-        """Return the job that the request asks for; `kind` begins its id.
+        """Return the job for the request; `kind` is the prefix of its id.
 
         Raises as `priority` does, and `NoNode`.
         """
@@ -215,10 +215,10 @@ class Edge:
             client=call.address,
         )
 
-    # Having it served --------------------------------------------------------------------------------
+    # Running its job ---------------------------------------------------------------------------------
 
     async def whole(self, call: Call, job: Job) -> tuple[list[Delta], dict[str, str]]:
-        """Have the job served to its end. Return one delta a choice, and what the headers say of its wait.
+        """Run the job to its end. Return one delta per choice, and the response headers about its wait.
 
         Raises a `FairleadError`.
         """
@@ -230,10 +230,10 @@ class Edge:
     async def stream(
         self, call: Call, job: Job, writer: Writer, *, loading: LoadingProgress | None = None
     ) -> Reply:
-        """Have the job served; return its stream when the first delta is there, or `keep_alive_s` has passed.
+        """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
-        With `loading` to report, the stream begins almost at once. Raises a `FairleadError` until then;
-        afterwards errors come as events.
+        With `loading` to report, the stream begins after `LOADING_AFTER_S`. Raises a `FairleadError` until
+        then; afterwards errors are sent as events.
         """
         job, pending = self._start(call, job)
         keep_alive_s = self.services.config.queue.keep_alive_s
@@ -248,17 +248,17 @@ class Edge:
         return event_reply(body, headers)
 
     def start(self, call: Call, job: Job) -> PendingAnswer:
-        """Have the job served beside the route, which reads the answer as it comes. Raises `RateLimited`."""
+        """Start the job in a task; the route reads the answer as it arrives. Raises `RateLimited`."""
         return self._start(call, job)[1]
 
     def _start(self, call: Call, job: Job) -> tuple[Job, PendingAnswer]:
-        """Return the job as it is known from now on, and its answer to come."""
+        """Return the job with its final request id, and its pending answer."""
         job, charge, pending = self._admit(call, job)
         call.nursery.start_soon(self._serve, job, charge, pending)
         return job, pending
 
     def _admit(self, call: Call, job: Job) -> tuple[Job, Charge, PendingAnswer]:
-        """Charge for the job, or raise; from here until `_serve` is over it is in flight."""
+        """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         charge = self.quotas.of(call.api_key).admit(
             prompt_tokens=job.prompt_tokens,
             is_estimate=not job.prompts,
@@ -276,7 +276,7 @@ class Edge:
         return job, charge, PendingAnswer()
 
     async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
-        """Own one job: from here to the end of this task it is in flight, and counts against its key."""
+        """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
             await self.services.gateway.serve(job, task_status=pending)
             if not pending.is_there:
@@ -307,7 +307,7 @@ class Edge:
 
 
 def waiting_headers(answer: Answer) -> dict[str, str]:
-    """Return what an answer that had to wait says about it (spec 2); nothing for one that did not."""
+    """Return the response headers about a job's wait; none for a job that did not wait."""
     return _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
 
 
@@ -321,10 +321,10 @@ def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether a job that has no answer costs nothing.
+    """Return whether a job without an answer costs nothing.
 
-    Not so what has run for as long as it may, nor what its client itself ended, which could otherwise have
-    prompts computed for nothing.
+    A job that ran until its timeout costs, and so does one that its client cancelled: otherwise clients could
+    have prompts computed for free.
     """
     return isinstance(error, FairleadError) and not isinstance(error, RequestTimeout | Cancelled)
 

@@ -1,4 +1,4 @@
-"""OpenAI's route that makes vectors of texts: `POST /v1/embeddings`. Knows no socket and no engine."""
+"""OpenAI's route for embeddings of texts: `POST /v1/embeddings`. Does not know sockets or the engine."""
 
 import math
 import struct
@@ -23,14 +23,14 @@ from fairlead.text.embedding import Embedding
 from fairlead.text.model import TextModel
 
 MAX_INPUTS = 2048
-"""Texts in one request: OpenAI's bound, which its clients cut their lists by."""
+"""Texts in one request: OpenAI's bound, by which its clients split their lists."""
 
 _decoder = msgspec.json.Decoder(unserved.reading(EmbeddingRequest, unserved.EMBEDDING))
 _encode = msgspec.json.Encoder().encode
 
 
 class Embeddings:
-    """`/v1/embeddings`"""
+    """The route `/v1/embeddings`."""
 
     def __init__(self, edge: Edge, relaying: Relaying) -> None:
         self._edge = edge
@@ -42,7 +42,7 @@ class Embeddings:
         return {EMBEDDINGS: self.embed}
 
     async def embed(self, call: Call) -> Reply:
-        """`POST /v1/embeddings`."""
+        """Handle `POST /v1/embeddings`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, EMBEDDINGS, body, addressed, name)
@@ -67,7 +67,7 @@ class Embeddings:
             relay=self._relaying.beside(name, EMBEDDINGS, body, wanted),
             embed=True,
         )
-        # This frame lives as long as the job, which needs the texts no more.
+        # This frame exists as long as the job, which no longer needs the texts.
         wanted = msgspec.structs.replace(wanted, input="")
         del body, addressed, prompts
         write = partial(embedding_list, job, embedding=model.embedding, wanted=wanted)
@@ -75,7 +75,7 @@ class Embeddings:
 
 
 def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted: EmbeddingRequest) -> bytes:
-    """Return the body of an answer: the vectors in the order of their texts."""
+    """Return the response body: the vectors in the order of their texts."""
     data: list[dict[str, Any]] = []
     for answer in answers:
         if len(answer.vector) != 4 * embedding.width:
@@ -92,9 +92,9 @@ def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted:
 
 
 def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
-    """Return the first `dimensions` of a vector's numbers, scaled to length 1 again if the whole had that."""
+    """Return a vector's first `dimensions` numbers, scaled to length 1 again if it was normalized."""
     numbers = _numbers(vector[: 4 * dimensions])
-    # Of nothing but zeros there is no direction: it stays as it is.
+    # A zero vector has no direction and is not scaled.
     length = (math.hypot(*numbers) or 1.0) if normalized else 1.0
     return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
 
@@ -104,7 +104,7 @@ def _numbers(vector: bytes) -> tuple[float, ...]:
 
 
 def _inputs(wanted: str | list[Any]) -> list[prepare.Prompt]:
-    """Return the texts, each as such or as token ids, from any of the four forms OpenAI allows."""
+    """Return the inputs, each a text or token ids, from any of the four forms OpenAI allows."""
     kinds = {str} if isinstance(wanted, str) else set(map(type, wanted))
     if len(kinds) > 1:
         raise prepare.refuse("input", "must be a text, token ids, or a list of either, all of one kind")

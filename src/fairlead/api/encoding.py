@@ -1,4 +1,4 @@
-"""Encodes the prompts of one request: each within the model's limits, all together within the request's."""
+"""Encoding of one request's prompts: each within the model's limits, all together within the request's."""
 
 from array import array
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def encode_prompts(
     *,
     special_tokens: SpecialTokens = "parse",
 ) -> tuple[ReadOnlySequence[int], ...]:
-    """Return each prompt's token ids; it may be ids already. Raises `InvalidRequest` of `param`."""
+    """Return each prompt's token ids; a prompt may be ids already. Raises `InvalidRequest` for `param`."""
     encoded: list[ReadOnlySequence[int]] = []
     tokens = 0
     for prompt in prompts:
@@ -37,5 +37,5 @@ def encode_prompts(
 
 
 def packed(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:
-    """Return many ids as an array, in four bytes each: the form in which the engine takes them."""
+    """Return many ids as an array of four bytes each, the form that the engine takes."""
     return array("i", ids) if len(ids) >= LONG_PROMPT_TOKENS else ids

@@ -1,9 +1,9 @@
-"""Errors as HTTP answers: the only reader of the hints that a `FairleadError` carries.
+"""Errors as HTTP responses: the only reader of the hints that a `FairleadError` carries.
 
-Whatever is raised becomes JSON in the dialect of the route it was raised on, with the status and headers
-of spec 7; but what another server said of a request that was passed on to it stays as it is. What is not a
-`FairleadError` is our own bug: it is logged, once, and the client is told nothing about it but the request id
-to ask for.
+Every exception becomes JSON in the dialect of the route that raised it, with its status and headers. The
+error of another server that a request was relayed to is passed on unchanged. An exception that is neither a
+`FairleadError` nor an HTTP error of Quart's is our own bug: it is logged, once, and the client gets only the
+request id to ask about.
 """
 
 from collections.abc import Callable
@@ -70,33 +70,33 @@ def anthropic_error(error: FairleadError) -> bytes:
 
 
 def _message(error: FairleadError) -> str:
-    """Return the message with the field at fault: many clients show nothing else."""
+    """Return the message, beginning with the field at fault: many clients show nothing else."""
     if error.status == 400 and error.param and not error.message.startswith(error.param):
         return f"{error.param}: {error.message}"
     return error.message
 
 
 class Dialect(NamedTuple):
-    """How an error is written: `body`, and before it in a stream `head`, which names the event."""
+    """How an error is written: `body`, and in a stream the `head` before it, which names the event."""
 
     body: Callable[[FairleadError], bytes]
     head: bytes = b""
 
 
 _OPENAI = Dialect(openai_error)
-# By the beginning of the path, the first that fits.
+# By path prefix; the first match counts.
 _DIALECTS = (("/v1/messages", Dialect(anthropic_error, b"event: error\n")), ("/", _OPENAI))
 
 
 def error_event(error: FairleadError, path: str = "/") -> bytes:
-    """Return the event that ends a stream on `path`, because of an error that a client may know of."""
+    """Return the event that ends a stream on `path`, for an error that a client may see."""
     dialect = _dialect(path)
     data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or dialect.body(error)
     return dialect.head + b"data: " + data + b"\n\n"
 
 
 def _in_one_line(body: bytes) -> bytes:
-    """Return another server's error as it can stand in an event; nothing if it has no form we know."""
+    """Return another server's error in one line, as events require; empty if its form is unknown."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -105,9 +105,9 @@ def _in_one_line(body: bytes) -> bytes:
 
 
 def error_reply(raised: Exception, path: str, public: FairleadError | None = None) -> Reply:
-    """Return the answer for whatever was raised while a request to `path` was handled.
+    """Return the response for an exception raised while a request to `path` was handled.
 
-    `public` is its `public_error`, if it was asked for before: that may log.
+    `public` is its `public_error`, if already known: computing it may log.
     """
     error = public or public_error(raised)
     headers = _headers(error)
@@ -119,7 +119,7 @@ def error_reply(raised: Exception, path: str, public: FairleadError | None = Non
 
 
 def public_error(raised: Exception) -> FairleadError:
-    """Return what a client may know of an error. Logs those that are our own bugs."""
+    """Return the error that a client may see. Logs bugs of our own."""
     match raised:
         case FairleadError():
             return raised

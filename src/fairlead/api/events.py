@@ -1,11 +1,12 @@
-"""`GET /events`: the server as it changes, for whoever watches. Server-sent events, JSON each.
+"""`GET /events`: the server's state as it changes, as server-sent events with JSON data.
 
 First `history`, the totals of the last ten minutes, then `snapshot`s: one a second, and up to four while
-something changes. A watcher is sent what its key may see; the history has only totals, which every key may.
+something changes. A watcher is sent what its key may see; the history has only totals, which every key may
+see.
 
-A look at the server is shared by all watchers, and encoded once for all keys that are for the same models. A
-watcher holds nothing but its place among `WATCHERS`: what a slow one has not taken is never made, and one
-that does not read at all is cut off by the listener. When the server drains the streams end.
+A snapshot is shared by all watchers, and encoded once for all keys with the same models. A watcher holds only
+its place among `WATCHERS`. Events are created when a watcher has taken the last one, and the listener
+disconnects one that does not read at all. When the server drains, the streams end.
 """
 
 from collections.abc import Callable
@@ -36,9 +37,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Events:
-    """The route, and the looks its watchers share. `take` returns the server as it is now.
+    """The route, and the snapshots that its watchers share. `take` returns the server's current snapshot.
 
-    `draining` says whether the server is about to stop, `scope_of` what a key may see. Keeps the history
+    `draining` says whether the server is about to stop, `scope_of` what a key may see. Records the history
     while the app is served.
     """
 
@@ -55,7 +56,7 @@ class Events:
         self._keeping = trio.CancelScope()
 
     def add_to(self, app: QuartTrio) -> None:
-        """Register the route, and have the history kept from the app's start to its end."""
+        """Register the route, and record the history from the app's start to its end."""
         app.add_url_rule("/events", view_func=self.events, methods=["GET"])
 
         async def start() -> None:
@@ -68,7 +69,7 @@ class Events:
         app.after_serving(stop)
 
     async def events(self) -> Response:
-        """Everything that the dashboard shows, as it changes. Raises `RateLimited` when too many watch."""
+        """Stream the dashboard's data as it changes. Raises `RateLimited` for too many watchers."""
         if self._watchers >= WATCHERS:
             raise RateLimited(f"{WATCHERS} watch already, and no more may", retry_after_s=_FULL_RETRY_S)
         call: Call = g.call
@@ -78,7 +79,7 @@ class Events:
         return response_of(Reply(watch, 200, HEADERS))
 
     async def _stay(self) -> None:
-        """Hold one of the places, as long as the exchange."""
+        """Count a watcher, as long as its exchange lasts."""
         try:
             await trio.sleep_forever()
         finally:
@@ -90,14 +91,14 @@ class Events:
 
 
 class Looks:
-    """The latest look at the server, taken when somebody wants one and the last is old."""
+    """The latest snapshot, taken again when it is requested and the last is old."""
 
     def __init__(self, take: Callable[[], Snapshot], scope_of: ScopeOf = lambda _: Scope()) -> None:
         self.scope_of = scope_of
         self._take = take
         self._taken: Snapshot | None = None
         self._taken_at = -float("inf")
-        # By the models that a key is for. A view is dropped with its last watcher.
+        # By a key's models. A view is dropped with its last watcher.
         self._views: WeakValueDictionary[tuple[str, ...], View] = WeakValueDictionary()
 
     def look(self) -> Snapshot:
@@ -109,7 +110,7 @@ class Looks:
         return self._taken
 
     def view(self, api_key: ApiKey | None) -> "View":
-        """Return the view of a key; keys that are for the same models share one."""
+        """Return the view of a key; keys with the same models share one."""
         models = () if api_key is None else api_key.models
         view = self._views.get(models)
         if view is None:
@@ -118,7 +119,7 @@ class Looks:
 
 
 class View:
-    """The latest look as a key may see it, in `event`. `changes` counts how often that was another one."""
+    """The latest snapshot as a key may see it, encoded in `event`. `changes` counts its changes."""
 
     def __init__(self, looks: Looks, api_key: ApiKey | None) -> None:
         self._looks = looks
@@ -129,13 +130,13 @@ class View:
         self.event = b""
 
     def look(self) -> None:
-        """Bring `event` and `changes` up to date."""
+        """Update `event` and `changes`."""
         taken = self._looks.look()
         if taken is self._taken:
             return
         self._taken = taken
         snapshot = self._looks.scope_of(self._api_key).of_snapshot(taken)
-        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # the time passes, which is no change
+        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # a new time alone is no change
         if seen != self._seen:
             self._seen = seen
             self.changes += 1
@@ -143,7 +144,7 @@ class View:
 
 
 def _shown(snapshot: Snapshot) -> Snapshot:
-    """Return what is shown: all but what commands print, which is for their operator and may be anything."""
+    """Return the snapshot without the output of commands, which is for operators and may be anything."""
     if not any(model.output for model in snapshot.models):
         return snapshot
     models = tuple(msgspec.structs.replace(model, output=()) for model in snapshot.models)
@@ -151,7 +152,7 @@ def _shown(snapshot: Snapshot) -> Snapshot:
 
 
 class Watch:
-    """One watcher's body: asked for the next piece when the last has gone out. Holds nothing."""
+    """One watcher's body. Its next piece is made when the last has been sent. Holds no resources."""
 
     def __init__(self, view: View, history: History, draining: Callable[[], bool]) -> None:
         self._view = view

@@ -1,12 +1,12 @@
-"""One request and its answer: the lifetime that everything done for a request belongs to.
+"""One request and its response in Quart: the lifetime that all work for a request belongs to.
 
-An `Exchange` gives its request a nursery. It is cancelled when the client leaves and when the answer has
-been sent, so a route starts a task there and need not stop it. Once a status is on its way an error cannot
-have another: the exchange then returns or raises with its answer unfinished, and the listener cuts the
-connection.
+An `Exchange` gives its request a nursery. It is cancelled when the client disconnects and when the response
+has been sent, so a route can start a task there and need not stop it. Once a status has been sent, an error
+cannot change it. The exchange then returns or raises with its response unfinished, and the listener closes
+the connection.
 
-Knows ASGI and Quart, no socket and no route. The limits come with the ASGI scope (`state["limits"]`);
-without them, as under a test client, the defaults hold.
+Knows ASGI and Quart, not sockets or routes. The limits are in the ASGI scope (`state["limits"]`); without
+them, as under a test client, the defaults hold.
 """
 
 from collections.abc import Iterator
@@ -28,15 +28,15 @@ from fairlead.errors import FairleadError
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
-class CutStream(Exception):  # not an error: how a body says that its answer is not whole
+class CutStream(Exception):  # not an error: a body's signal that it is incomplete
     """Raised by a response body after its last chunk: end the connection so that the client notices.
 
-    A chunked answer then lacks its end. (An HTTP/1.0 answer has no mark of its end to leave out.)
+    A chunked response then lacks its end. (An HTTP/1.0 response has no end mark to leave out.)
     """
 
 
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
-    """A request, with the nursery of all that is done for it, and its body.
+    """A request, with its body and the nursery of all work for it.
 
     The body counts against `body_memory`, for the `tenant`.
     """
@@ -48,16 +48,16 @@ class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no t
 
 
 class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has no types
-    """Runs one request through a Quart app; to be its `asgi_http_class`, beside `FairleadRequest`."""
+    """One request's way through a Quart app: its `asgi_http_class`, together with `FairleadRequest`."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Answer the request, or return without an answer if its client leaves first."""
+        """Respond to the request, or return without a response if its client disconnects first."""
         request = self._create_request_from_scope(send)
         self._limits = self.scope.get("state", {}).get("limits") or Limits()
         self._answering = False
         cancels = self.scope.get("extensions", {}).get("fairlead") is not None  # as our listener does
         failure: BaseException | None = None
-        # One app context for the route and its error page: what the route put into `g` is there for both.
+        # One app context for the route and its error handlers, so that both have the same `g`.
         async with self.app.app_context():
             try:
                 async with trio.open_nursery() as request.nursery:
@@ -81,7 +81,7 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
             request.routing_exception = None
 
     async def _send_response(self, send: Any, response: Any) -> None:
-        """Send the answer. It may take as long as it wants to, if only the client reads."""
+        """Send the response. It may take any time as long as the client reads."""
         self._answering = True
         self._incoming.keep()
         headers = encode_headers(response.headers)
@@ -90,21 +90,21 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
             await send({"type": "http.response.body", "body": response.get_data(), "more_body": True})
         else:
             async with response.response as body:
-                if self.scope["method"] != "HEAD":  # what a HEAD leaves out may be an endless stream
+                if self.scope["method"] != "HEAD":  # the body that HEAD omits may be an endless stream
                     async for chunk in body:
                         data = chunk.encode() if isinstance(chunk, str) else chunk
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-        # The end of an answer makes a listener report a disconnect, which cancels this very nursery.
+        # After the end, an ASGI server reports a disconnect, which cancels this nursery.
         with trio.move_on_after(self._limits.stall_s, shield=True):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _error_page(self, request: FairleadRequest, error: BaseException) -> Any:
-        """Answer for an error that was not raised in the route, by the app's own error handlers."""
+        """Return the response for an error raised outside the route, from the app's error handlers."""
         async with self.app.request_context(request) as context:
             try:
                 page = await self.app.handle_user_exception(error)
                 return await self.app.finalize_request(page, context, from_error_handler=True)
-            except Exception as unhandled:  # noqa: BLE001  # what Quart does with it in a route
+            except Exception as unhandled:  # noqa: BLE001  # as Quart does in a route
                 return await self.app.handle_exception(unhandled)
 
 
@@ -114,20 +114,20 @@ async def read_body(request: FairleadRequest) -> bytes:
 
 
 def response_of(reply: Reply) -> Response:
-    """Return what Quart is to answer."""
+    """Return a reply as Quart's response."""
     return Response(reply.body, reply.status, reply.headers)
 
 
 def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return Quart's answer in JSON; bytes are taken as JSON already."""
+    """Return Quart's response in JSON; bytes are taken as JSON already."""
     return response_of(json_reply(document, status, headers))
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Return what a group of errors is about: the `FairleadError` in it, else its only error, else itself.
+    """Return the relevant error of a group: the `FairleadError` in it, else its only error, else the group.
 
-    Tasks that end because of an error often raise in turn (a channel closed on them, say); what a client
-    is to be told is the `FairleadError`.
+    Tasks that end because of an error often raise in turn, for example when a channel is closed. The client
+    gets the `FairleadError`.
     """
     errors = [leaf for leaf in _leaves(error) if not isinstance(leaf, trio.Cancelled)]
     told = [leaf for leaf in errors if isinstance(leaf, FairleadError)]

@@ -1,8 +1,8 @@
-"""What an operator sees of nodes, and does to nodes and models: load, unload, add, drain, remove.
+"""The operators' routes for nodes and models: list, logs, load, unload, add, drain, remove.
 
-Whoever has a valid key may do it, to the models which that key may use; without keys, everybody who can reach
-the server may. Nodes are for all models, and read what jobs say: only a key for all models changes them.
-No page of another server may do anything: see `origin`.
+Any valid key may use them, for the models which that key may use; without keys, every client may. Nodes are
+for all models, and read the content of jobs: only a key for all models may change them. Pages of other
+servers may not use these routes: see `origin`.
 """
 
 import re
@@ -32,9 +32,9 @@ _WORD = re.compile(r"\w+")
 
 
 class FleetRoutes:
-    """`/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
+    """The routes `/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
 
-    # Their rules: those of which a browser is asked whose page it shows.
+    # Their rules, for which `Host` and `Origin` are checked strictly.
     RULES = frozenset(
         {
             "/models/load",
@@ -66,16 +66,16 @@ class FleetRoutes:
             app.add_url_rule(rule, view_func=view, methods=[method])
 
     async def load(self) -> Response:
-        """Have a model loaded; answered when it is ready, with its status."""
+        """Load a model; respond when it is ready, with its status."""
         wanted = await self._edge.read(g.call, _load_decoder)
         model = self._find(wanted.model)
         await self._fleet.load(model)
         return json_response(self._model(model))
 
     async def unload(self) -> Response:
-        """Have a model unloaded; answered when its process is gone. `force` fails its jobs, else they end.
+        """Unload a model; respond when its process has ended. With `force` its jobs fail, else they finish.
 
-        What waits for it is answered 409; with `?wait=true` it waits for the next load.
+        Requests that wait for it get a 409; with `?wait=true` they wait for the next load.
         """
         wanted = await self._edge.read(g.call, _unload_decoder)
         model = self._find(wanted.model)
@@ -83,7 +83,7 @@ class FleetRoutes:
         return json_response(self._model(model))
 
     async def logs(self, name: str) -> Response:
-        """Return what a model's processes have printed; with `?follow=true` also what they print later."""
+        """Return the output of a model's processes; with `?follow=true` also their later output."""
         model = self._find(name)
         follows = wants_to_follow(request.args.get("follow"))
         output = self._fleet.output(model)
@@ -92,36 +92,36 @@ class FleetRoutes:
         return response_of(self._logs.follow(g.call, output, partial(self._is_current, model, output)))
 
     def _is_current(self, model: str, output: ProcessOutput) -> bool:
-        """Return whether the model has this output still; a reload may remove it."""
+        """Return whether the model still has this output; a reload may remove it."""
         with suppress(FairleadError):
             return self._fleet.output(model) is output
         return False
 
     async def nodes(self) -> Response:
-        """Every node that the caller may see, ours and those elsewhere. No key of any is shown."""
+        """Return every node that the caller may see, local and remote, without its API key."""
         return json_response(scope_of(self._edge.services, g.call.api_key).of_nodes(self._fleet.nodes()))
 
     async def add_node(self) -> Response:
-        """Take a server elsewhere into service, until this one ends; answered when it was asked how it is."""
+        """Add a remote server as a node, until this server stops; respond after its first probe."""
         _check_is_for_all(g.call)
         wanted = await self._edge.read(g.call, _node_decoder)
         await self._fleet.add_node(_configuration(wanted))
         return json_response(self._node(wanted.id), 201)
 
     async def remove_node(self, node_id: str) -> Response:
-        """Take a node out of service; answered when the jobs it runs are finished."""
+        """Remove a node; respond when the jobs it runs are finished."""
         _check_is_for_all(g.call)
         await self._fleet.remove_node(node_id)
         return json_response({"id": node_id, "object": "node", "deleted": True})
 
     async def drain_node(self, node_id: str) -> Response:
-        """Give a node no more jobs; answered at once."""
+        """Give a node no more jobs; respond at once."""
         _check_is_for_all(g.call)
         self._fleet.drain_node(node_id)
         return json_response(self._node(node_id))
 
     def _find(self, name: str | None) -> str:
-        """As `Edge.find`, but a selector is not taken for one of its models: which, would be chance."""
+        """Return a model as `Edge.find` does, but refuse a selector: its choice would be arbitrary here."""
         if name is not None and self._edge.selecting.is_selector(name):
             raise InvalidRequest(f"model: {told(name)} stands for several models; name one", param="model")
         return self._edge.find(g.call, name)
@@ -130,7 +130,7 @@ class FleetRoutes:
         for status in self._fleet.models():
             if status.model == name:
                 return status
-        raise NotFound(f"the model {told(name)} is gone", param="model")  # by a reload, meanwhile
+        raise NotFound(f"the model {told(name)} is gone", param="model")  # removed by a reload
 
     def _node(self, node_id: str) -> NodeStatus:
         for status in self._fleet.nodes():
@@ -140,7 +140,7 @@ class FleetRoutes:
 
 
 def _flag(name: str) -> bool:
-    """Return a parameter of the query that is true or false; false if it is not there."""
+    """Return a query parameter that is true or false; false if absent."""
     said = request.args.get(name, "false")
     if said not in ("true", "false"):
         raise InvalidRequest(f"{name} must be true or false, not {told(said)}", param=name)
@@ -148,13 +148,13 @@ def _flag(name: str) -> bool:
 
 
 def _check_is_for_all(call: Call) -> None:
-    """Raise `Forbidden` for a key that may use some of the models only."""
+    """Raise `Forbidden` for a key that is limited to some models."""
     if call.api_key is not None and call.api_key.models:
         raise Forbidden("this API key is for some models only; nodes are for all")
 
 
 def _configuration(wanted: NodeRequest) -> NodeConfig:
-    """Return the node as a configuration would have it. Raises `InvalidRequest` with our own spelling."""
+    """Return the node's configuration. Raises `InvalidRequest`, with the request's names of the fields."""
     given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
     try:
         return NodeConfig(**given)
@@ -162,6 +162,6 @@ def _configuration(wanted: NodeRequest) -> NodeConfig:
         fault = error.faults[0]
         names = {spelled(name): name for name in wanted.__struct_fields__}
         param = dotted((names.get(str(fault.path[0]), fault.path[0]), *fault.path[1:]))
-        # A fault of one field may name another: where to put a key, say.
+        # A fault's message may name other fields, too.
         message = _WORD.sub(lambda word: names.get(word[0], word[0]), fault.message)
         raise InvalidRequest(f"{param}: {message}", param=param) from None

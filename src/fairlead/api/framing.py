@@ -1,10 +1,10 @@
-"""Strict lines for h11, which forgives what another server on a request's way may read differently.
+"""Strict line parsing for h11, which accepts what another server on a request's path may read differently.
 
-Servers that disagree about where a line or a request ends can be made to take a part of one client's body
-for another's request (request smuggling). So only CRLF ends a line, in a head, between chunks and in trailers
-(RFC 9112, 2.2, lets a server decide); a line is not continued by the next (5.2); and there is one
-`Content-Length` with one number (6.3 lets a server refuse several that are equal). Each byte is examined
-once, in whatever pieces a head arrives.
+Servers that disagree about where a line or a request ends enable request smuggling: a part of one client's
+body is taken for another client's request. So only CRLF ends a line, in a head, between chunks and in
+trailers (RFC 9112, 2.2, leaves this to the server). A header folded over several lines is refused (5.2).
+There is one `Content-Length` with one number (6.3 lets a server refuse several equal ones). Each byte is
+examined once, in whatever pieces a head arrives.
 
 h11 finds lines in its receive buffer, which this module replaces. The buffer is not a public part of h11, so
 pyproject.toml bounds its version.
@@ -17,7 +17,7 @@ _LENGTH = b"\ncontent-length:"
 
 
 class StrictConnection(h11.Connection):
-    """The server's side of a connection."""
+    """The server side of an h11 connection, with a `StrictBuffer`."""
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
@@ -25,16 +25,16 @@ class StrictConnection(h11.Connection):
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes have been received and not yet parsed."""
+        """The number of bytes received and not yet parsed."""
         return len(self._receive_buffer)
 
 
 class StrictBuffer(ReceiveBuffer):
-    """Finds lines. What is wrong with them raises `LocalProtocolError`, as h11's parsers do."""
+    """A receive buffer that accepts only CRLF. Faults raise `LocalProtocolError`, as in h11's parsers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._checked = 0  # up to here there is no end of a head and no line end but CRLF
+        self._checked = 0  # up to here there are only CRLF line ends, and no end of a head
 
     def maybe_extract_next_line(self) -> bytearray | None:
         """Return the line before a chunk, with its end; None if it is not complete."""
@@ -51,7 +51,7 @@ class StrictBuffer(ReceiveBuffer):
             return []
         start = self._checked
         found = data.find(b"\r\n\r\n", max(0, start - 2))
-        # A CR at the end may have its LF still to come.
+        # The LF of a CR at the end may still arrive.
         end = found + 4 if found >= 0 else len(data) - data.endswith(b"\r")
         line_ends = data.count(b"\r\n", start, end)
         if not line_ends == data.count(b"\n", start, end) == data.count(b"\r", start, end):
@@ -61,7 +61,7 @@ class StrictBuffer(ReceiveBuffer):
             return None
         self._checked = 0
         head = self._extract(end)
-        if b"\0" in head or b"\v" in head or b"\f" in head:  # its parser takes quadratic time to find them
+        if b"\0" in head or b"\v" in head or b"\f" in head:  # h11's parser takes quadratic time to find them
             raise h11.LocalProtocolError("a control character in the head")
         if b"\n " in head or b"\n\t" in head:
             raise h11.LocalProtocolError("a header is folded over several lines")
@@ -70,7 +70,7 @@ class StrictBuffer(ReceiveBuffer):
 
 
 def _check_content_length(head: bytearray) -> None:
-    """h11 takes several lengths that are equal for one."""
+    """Raise if there are several lengths. h11 accepts them if they are equal."""
     lowered = head.lower()
     start = lowered.find(_LENGTH) + len(_LENGTH)
     if start < len(_LENGTH):

@@ -1,7 +1,7 @@
-"""The totals of the last ten minutes, so that a dashboard that is opened now shows what was before.
+"""The totals of the last ten minutes, so that a dashboard can show them as soon as it is opened.
 
-Owns a ring of rows, one each `EVERY_S`, and asks for a snapshot for each; the memory it takes does not grow.
-Knows totals only: no model, no node and no user is in a row (seed 000, FR-014).
+Owns a ring of rows, one each `EVERY_S`, and takes a snapshot for each; its memory does not grow. A row has
+totals only: no model, no node and no user.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ SPAN_S = 600.0
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """A row. `at_s`: seconds since 1970; `rejected`: since the start; `cache_usage` 0…1, None of no cache."""
+    """A row. `at_s`: seconds since 1970; `rejected`: since the start; `cache_usage` 0…1, None if no cache."""
 
     at_s: float
     waiting: int
@@ -32,29 +32,29 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The ring. `take` returns the server as it is now."""
+    """The ring of rows. `take` returns the server's current snapshot."""
 
     def __init__(self, take: Callable[[], Snapshot]) -> None:
         self._take = take
         self._rows: deque[Totals] = deque(maxlen=round(SPAN_S / EVERY_S) + 1)
 
     async def run(self) -> None:
-        """Write a row every `EVERY_S`, for ever. One that cannot be had is logged, and left out."""
+        """Add a row every `EVERY_S`, forever. A snapshot that fails is logged and skipped."""
         while True:
             try:
                 self._rows.append(totals_of(self._take()))
             except Exception:
-                logger.exception("no snapshot")  # our own bug, which must not end the server
+                logger.exception("no snapshot")  # our own bug must not end the server
             await trio.sleep(EVERY_S)
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Return the rows, oldest first, as a list for each name: what is drawn is drawn by columns."""
+        """Return the rows, oldest first, as one list per name: plots are drawn by column."""
         names = Totals.__struct_fields__
         return {name: [getattr(row, name) for row in self._rows] for name in names}
 
 
 def totals_of(snapshot: Snapshot) -> Totals:
-    """Return the row that a snapshot is."""
+    """Return the row for a snapshot."""
     return Totals(
         at_s=round(snapshot.at_s, 3),
         waiting=snapshot.queue.waiting,

@@ -1,11 +1,11 @@
-"""The routes that generate or tokenize, answered past Quart: the same contract for a third of the time.
+"""The generating and tokenizing routes, handled without Quart: the same contract for a third of the time.
 
-In a flood of requests what each costs is what everybody else waits. So a request is one task, which reads
-the body, has the job served and answers; only a stream needs a second one, and a refusal is answered within
-the turn in which its request was read.
+In a flood of requests, the cost of each delays all others. So a request is one task, which reads the body,
+runs the job and responds. Only a stream needs a second task. A refusal is sent in the same event-loop turn in
+which its request was read.
 
-An answer's lifetime is as in `exchange`: all that is done for a request belongs to its nursery, which is
-cancelled when the client leaves and when the answer is complete, and half an answer ends the connection.
+A request's lifetime is as in `exchange`: all work for it runs in its nursery, which is cancelled when the
+client disconnects and when the response is complete. A truncated response ends the connection.
 """
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ Route = Callable[[Call], Awaitable[Reply]]
 
 
 class HotRoutes:
-    """ASGI for POST to a few exact paths. Bodies count against `body_memory`."""
+    """An ASGI app for POST to a few exact paths. Bodies count against `body_memory`."""
 
     def __init__(self, door: Door, routes: Mapping[str, Route], body_memory: Shares | None = None) -> None:
         self._door = door
@@ -35,15 +35,15 @@ class HotRoutes:
         self._body_memory = body_memory or Shares(Limits().bodies_bytes)
 
     def serves(self, scope: Any) -> bool:
-        """Whether this request is for one of them. All other questions about their paths are Quart's."""
+        """Return whether a request is for one of the routes. Quart handles other methods of their paths."""
         return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._routes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer the request, or return without an answer if its client leaves first."""
+        """Respond to the request, or return without a response if its client disconnects first."""
         await self._answer(self._routes[scope["path"]], scope, receive, send)
 
     async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request with this error, after the checks that precede every route."""
+        """Respond with this error, after the checks that precede every route."""
 
         async def fail(_call: Call) -> Reply:
             raise error
@@ -59,7 +59,7 @@ class HotRoutes:
 
 
 class _Request:
-    """One request and the sending of its answer."""
+    """One request and its response."""
 
     def __init__(self, door: Door, body_memory: Shares, scope: Any, receive: Any, send: Any) -> None:
         self._door = door
@@ -81,7 +81,7 @@ class _Request:
         self._answering = False
 
     async def answer(self, route: Route) -> None:
-        """Have the route answer, and send what it says."""
+        """Run the route and send its response."""
         unended: Reply | None = None
         failure: BaseException | None = None
         try:
@@ -89,7 +89,7 @@ class _Request:
                 reply = await self._reply(route)
                 if not isinstance(reply.body, bytes):
                     await self._stream(reply, reply.body)
-                # The end goes out when nothing of the request is left: who hears of it may cancel what is.
+                # The end is sent after all tasks of the request: it makes some ASGI servers cancel them.
                 if self._call.nursery.child_tasks:
                     unended = reply
                     self._call.nursery.cancel_scope.cancel()
@@ -121,13 +121,13 @@ class _Request:
         error = public_error(raised)
         self._door.refused(self._call, error)
         reply = error_reply(raised, self._path, error)
-        # Its frames refer to the body, and, if a thread raised it, to the error itself: the body would stay
-        # in memory until the cycle collector runs, that of every refused request.
+        # The traceback's frames refer to the body, and, if a thread raised the error, to the error itself.
+        # The body of every refused request would stay in memory until the cycle collector runs.
         raised.__traceback__ = None
         return reply
 
     async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
-        """Send the answer but for its end. It may take as long as it wants to, if only the client reads."""
+        """Send the response except for its end. It may take any time as long as the client reads."""
         await self._begin(reply)
         if isinstance(body, EventStream):
             body.direct = self._direct
@@ -135,7 +135,7 @@ class _Request:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _end(self, reply: Reply) -> None:
-        """Send what remains of the answer: its end, or all of it."""
+        """Send the rest of the response: its end, or all of it."""
         rest = b""
         if isinstance(reply.body, bytes):
             rest = reply.body

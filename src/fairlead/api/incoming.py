@@ -1,11 +1,11 @@
-"""Reads the bodies of requests. Bounds each of them, and the memory that all of them take.
+"""Reading of request bodies. Bounds each of them, and the memory that all of them take.
 
-A body counts from its first byte until the request does not need it any more. The memory for bodies is shared
+A body counts from its first byte until the request no longer needs it. The memory for bodies is shared
 between tenants (`shares`), as far as they are known before the body: by key, header or address. When it is
 used up, the largest tenant's newest request is refused: while its body is being received or encoded, or waits
-to be relayed, but not once its response has begun. A body that is announced and not sent counts nothing.
+to be relayed, but not once its response has begun. A body that is announced but not sent does not count.
 
-Knows ASGI's `receive`, and no framework.
+Uses ASGI's `receive`; independent of frameworks.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,8 +27,8 @@ Receive = Callable[[], Awaitable[Any]]
 class IncomingBody:
     """One request's body. It counts until `leave`; after `keep` its request cannot be refused for others.
 
-    `nursery` is the request's: a refusal is raised in it, and it is cancelled when the client leaves.
-    `cancels`: the ASGI server does the latter itself, so that it need not be watched for once the body has
+    `nursery` is the request's: a refusal is raised in it, and it is cancelled when the client disconnects.
+    `cancels`: the ASGI server does the latter itself, so that no task need watch for it once the body has
     been read.
     """
 
@@ -63,18 +63,18 @@ class IncomingBody:
         raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
 
     def keep(self) -> None:
-        """Note that the response has begun: the request cannot be refused any more."""
+        """Note that the response has begun: the request can no longer be refused."""
         if self._shares is not None and self._holding is not None:
             self._shares.keep(self._holding)
 
     def leave(self) -> None:
-        """Stop counting the body: the request does not need it any more."""
+        """Stop counting the body: the request no longer needs it."""
         if self._shares is not None and self._holding is not None:
             self._shares.leave(self._holding)
             self._holding.owner = None  # the two would be a reference cycle
 
     async def watch(self) -> None:
-        """Cancel the request when its client leaves."""
+        """Cancel the request when its client disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._nursery.cancel_scope.cancel()
@@ -104,7 +104,7 @@ class IncomingBody:
         return message.get("body", b""), message.get("more_body", False)
 
     def _count(self, piece: bytes, size: int) -> None:
-        """Count a piece that was received; with it there are `size` bytes."""
+        """Count a received piece; `size` is the number of bytes including it."""
         assert self._shares is not None
         assert self._holding is not None
         if size > self._limits.body_bytes:
@@ -136,7 +136,7 @@ class IncomingBody:
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise `InvalidRequest` unless a body of this `Content-Encoding` is just what it says."""
+    """Raise `InvalidRequest` unless this `Content-Encoding` means that the body is not encoded."""
     if encoding.strip().lower() not in {"", "identity"}:
         raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
 

@@ -1,11 +1,11 @@
-"""How much one API key may use: requests and tokens in any minute, and jobs at a time.
+"""Limits of one API key: requests and tokens in any minute, and concurrent jobs.
 
-Pure: the time is an argument, in seconds of any clock that never goes back. What a limited key is refused
-it is not charged for, and it is told exactly when to come back.
+Pure: the time is an argument, in seconds of any monotonic clock. A refused request is not charged, and the
+error says when to retry.
 
-A window slides: an amount counts until a minute after it was spent, so no minute, wherever it begins, has
-more than the limit. Only the tokens of answers can go beyond it, since nobody knows their number before:
-they count when the answer ends, and what they are too many holds up the key's next requests.
+The window slides: an amount counts until a minute after it was spent, so no minute, wherever it begins, has
+more than the limit. Only the tokens of answers can exceed it, because their number is not known before. They
+count when the answer ends, and their excess delays the key's next requests.
 """
 
 import math
@@ -16,14 +16,14 @@ from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
-# What is spent this close together leaves the window together, with the last of it. Bounds its memory.
+# Amounts spent within this time leave the window together, with the last of them. Bounds its memory.
 GRAIN_S = 1.0
-# Nobody knows when a key's own jobs will end: it is told to ask again soon.
+# The end of a key's running jobs is unknown, so it is asked to retry soon.
 CONCURRENT_RETRY_S = 2
 
 
 class _Expense:
-    """What was spent within one grain of time."""
+    """The amount spent within one grain of time."""
 
     __slots__ = ("amount", "began_s", "latest_s")
 
@@ -33,7 +33,7 @@ class _Expense:
 
 
 class Window:
-    """An amount that may be spent in any minute. Holds at most one expense a grain."""
+    """An amount that may be spent in any minute. Holds at most one expense per grain."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -41,12 +41,12 @@ class Window:
         self._expenses: deque[_Expense] = deque()
 
     def remaining(self, now_s: float) -> int:
-        """Return what may still be spent now."""
+        """Return the amount that may still be spent now."""
         self._forget(now_s)
         return max(0, self.limit - self._spent)
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Return seconds until so much may be spent: 0 is now. It must be within the limit."""
+        """Return the seconds until `amount`, at most the limit, may be spent; 0 means now."""
         assert amount <= self.limit
         self._forget(now_s)
         excess = self._spent + amount - self.limit
@@ -59,13 +59,13 @@ class Window:
         return 0.0
 
     def reset_s(self, now_s: float) -> float:
-        """Return seconds until the whole limit is there again, if nothing more is spent."""
+        """Return the seconds until the whole limit is available, if nothing more is spent."""
         self._forget(now_s)
         latest_s = max((expense.latest_s for expense in self._expenses if expense.amount), default=None)
         return 0.0 if latest_s is None else latest_s + WINDOW_S - now_s
 
     def spend(self, amount: int, now_s: float) -> _Expense:
-        """Spend it, whether or not it is there; return the receipt that `refund` wants."""
+        """Spend an amount, even beyond the limit; return the receipt for `refund`."""
         self._forget(now_s)
         if not self._expenses or now_s - self._expenses[-1].began_s >= GRAIN_S:
             self._expenses.append(_Expense(now_s))
@@ -76,7 +76,7 @@ class Window:
         return expense
 
     def refund(self, expense: _Expense, amount: int) -> None:
-        """Take back what was spent; nothing if it has left the window."""
+        """Refund an amount; nothing if it has left the window."""
         amount = min(amount, expense.amount)
         expense.amount -= amount
         self._spent -= amount
@@ -89,7 +89,7 @@ class Window:
 
 
 class Quota:
-    """One key's limits and what it has used of them. Without limits, everything is admitted."""
+    """One key's limits and usage. Without limits, every job is admitted."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.requests = _window(limits.requests_per_minute)
@@ -102,8 +102,8 @@ class Quota:
     ) -> "Charge":
         """Charge a job for itself and its prompt, or charge nothing and raise.
 
-        Raises `RateLimited` with the time to come back, and `InvalidRequest` for a prompt that no minute
-        has the tokens for; one that is only estimated to be so long has a minute of its own.
+        Raises `RateLimited` with the time to retry, and `InvalidRequest` for a prompt with more tokens than
+        the limit for a minute. An estimate above that limit is reduced to it.
         """
         if is_estimate and self.tokens is not None:
             prompt_tokens = min(prompt_tokens, self.tokens.limit)
@@ -116,7 +116,7 @@ class Quota:
         return Charge(self, prompt_tokens, now_s)
 
     def check(self, *, prompt_tokens: int = 1, now_s: float) -> None:
-        """Raise `RateLimited` if a job of so many tokens, at most the limit, cannot be admitted now."""
+        """Raise `RateLimited` if a job with `prompt_tokens`, at most the limit, cannot be admitted now."""
         if self._concurrent is not None and self.running >= self._concurrent:
             raise _refusal(f"{self._concurrent} jobs at a time", CONCURRENT_RETRY_S)
         costs = ((self.requests, 1, "requests"), (self.tokens, prompt_tokens, "tokens"))
@@ -133,7 +133,7 @@ class Quota:
             raise _refusal(f"{window.limit} {unit} a minute", wait_s)
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """Return what OpenAI's answers say about limits; nothing about those that are not set."""
+        """Return OpenAI's headers about limits; none for limits that are not set."""
         headers = {}
         for unit, window in (("requests", self.requests), ("tokens", self.tokens)):
             if window is not None:
@@ -144,7 +144,7 @@ class Quota:
 
 
 class Charge:
-    """What one job has cost its key. Ends once, with the job."""
+    """The cost of one job for its key. It ends once, with the job."""
 
     def __init__(self, quota: Quota, prompt_tokens: int, now_s: float) -> None:
         self._quota = quota
@@ -155,20 +155,20 @@ class Charge:
         self._prompt = quota.tokens.spend(prompt_tokens, now_s) if quota.tokens is not None else None
 
     def settle(self, prompt_tokens: int, now_s: float) -> None:
-        """Charge for the prompt's tokens, now that they are counted, instead of their estimate."""
+        """Replace the charge for the prompt's estimated tokens by that for their number."""
         if self._quota.tokens is not None and self._prompt is not None:
             self._quota.tokens.refund(self._prompt, self._prompt_tokens)
             self._prompt = self._quota.tokens.spend(prompt_tokens, now_s)
         self._prompt_tokens = prompt_tokens
 
     def answered(self, tokens: int, now_s: float) -> None:
-        """Charge for the answer: so many tokens in all, less those that were charged before."""
+        """Charge for the answer: `tokens` in all, less those charged before."""
         if self._quota.tokens is not None and tokens > self._answer_tokens:
             self._quota.tokens.spend(tokens - self._answer_tokens, now_s)
         self._answer_tokens = tokens
 
     def refund(self) -> None:
-        """Take everything back: the job was refused."""
+        """Refund everything: the job was refused."""
         assert not self._answer_tokens
         if self._quota.requests is not None and self._request is not None:
             self._quota.requests.refund(self._request, 1)
@@ -176,12 +176,12 @@ class Charge:
             self._quota.tokens.refund(self._prompt, self._prompt_tokens)
 
     def end(self) -> None:
-        """The job neither waits nor runs any more."""
+        """Stop counting the job as concurrent: it is neither queued nor running."""
         self._quota.running -= 1
 
 
 class Quotas:
-    """The quotas of all keys that this server knows."""
+    """The quotas of all configured keys."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
         self._of_key: Mapping[tuple[str, KeyLimits], Quota] = {}
@@ -189,7 +189,7 @@ class Quotas:
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Keep these keys' quotas from now on. A key whose limits are the same has used what it has used."""
+        """Replace the configured keys. A key whose limits are the same keeps its usage."""
         known = self._of_key
         names = [(api_key.key, api_key.limits) for api_key in api_keys]
         self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}
@@ -199,7 +199,7 @@ class Quotas:
         if api_key is None:
             return self._unlimited
         quota = self._of_key.get((api_key.key, api_key.limits))
-        # A caller may have come in with a key just before it was changed or taken away.
+        # The key may have been changed or removed since the request was authenticated.
         return quota if quota is not None else Quota(api_key.limits)
 
 
@@ -217,5 +217,5 @@ def _refusal(allowed: str, wait_s: float) -> RateLimited:
 
 
 def _whole(wait_s: float) -> int:
-    """Whole seconds, up; no further than the window, beyond which sums of floats may be by a hair."""
+    """Return whole seconds, rounded up, at most the window: float sums may exceed it slightly."""
     return min(math.ceil(wait_s), int(WINDOW_S))

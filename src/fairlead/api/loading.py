@@ -1,6 +1,6 @@
-"""What a streamed chat says while its model is loaded: deltas of `reasoning_content`, which chats show.
+"""The load progress in a streamed chat: deltas of `reasoning_content`, which chat clients show.
 
-Only where the configuration asks for it (`sendLoadingState`). A client that joins the content of an answer
+Only where the configuration enables it (`sendLoadingState`). A client that joins the content of an answer
 does not see it.
 """
 
@@ -14,16 +14,16 @@ from fairlead.api.services import Services, Waiting
 from fairlead.job import Job
 from fairlead.nodes.status import ModelStatus
 
-# A stream begins with its answer if that is there by then; a job that is refused has its own status.
+# Until then, a stream can begin with its answer, and a refused job can have an error status.
 LOADING_AFTER_S = 0.25
-# How often it is looked whether there is anything new to report.
+# The interval of progress reports.
 REPORT_EVERY_S = 1.0
 
 _encode = msgspec.json.Encoder().encode
 
 
 class LoadingProgress:
-    """`Notices` of one chat about the load of its model, which `status` returns the state of."""
+    """`Notices` of one chat about the load of its model; `status` returns the model's state."""
 
     interval_s = REPORT_EVERY_S
 
@@ -51,14 +51,14 @@ class LoadingProgress:
         return self._delta(text)
 
     def end(self) -> bytes:
-        """Say once how long it took."""
+        """Return the time that the load took, once."""
         if self._is_loaded:
             return b""
         self._is_loaded = True
         return self._delta(f"\nLoaded after {trio.current_time() - self._began_at:.1f} s\n\n")
 
     def _delta(self, text: str) -> bytes:
-        # Without a role: clients that add deltas up would have it twice.
+        # Without a role: clients that merge deltas would have it twice.
         choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
         chunk = {
             "id": self._job.id,
@@ -81,7 +81,7 @@ def loading_progress(services: Services, job: Job) -> LoadingProgress | None:
 
 
 def _progress(status: ModelStatus | None, waiting: Waiting | None) -> str:
-    """Return how far the load is, and how many wait before this job if any do."""
+    """Return the progress of the load, and the job's queue position unless it is the first."""
     parts = []
     if status is not None and status.state == "loading":
         parts.append(status.load_stage or "starting")

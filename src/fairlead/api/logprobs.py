@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's and vLLM's answers list them. Knows no choice and no chunk."""
+"""Log-probabilities as OpenAI's and vLLM's responses list them. Does not know choices or chunks."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any, NamedTuple
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 from fairlead.job import TokenLogprob
 from fairlead.text.tokenizer import Tokenizer
 
-# JSON has no infinity; OpenAI writes this for a token that cannot come.
+# JSON has no infinity; OpenAI writes this for an impossible token.
 LEAST_LOGPROB = -9999.0
 
 
 class Scored(NamedTuple):
     """Tokens with their log-probabilities, for `completion_logprobs`.
 
-    `first`: a token before them that has none, as the first one of a prompt; `text` is what its prompt shows,
-    which may lack it. `top`: how many alternatives are listed beside each.
+    `first`: a token before them that has none, as the first one of a prompt; `text` is the prompt's shown
+    text, which may lack it. `top`: the number of alternatives listed beside each.
     """
 
     logprobs: ReadOnlySequence[TokenLogprob]
@@ -43,7 +43,7 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> dict[st
 def completion_logprobs(
     tokenizer: Tokenizer, parts: ReadOnlySequence[Scored], *, offset: int
 ) -> tuple[dict[str, Any], int]:
-    """Return the four parallel lists, and the offset after them; offsets in characters of the tokens."""
+    """Return the four parallel lists, and the offset after them; offsets count the tokens' characters."""
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
@@ -67,14 +67,14 @@ def completion_logprobs(
             for token_id, logprob in chosen.top[: part.top]:
                 if token_id != chosen.token_id:
                     name = tokenizer.token(token_id)
-                    # Different tokens can have the same text, and none may hide a likelier one.
+                    # Different tokens can have the same text, and none may replace a likelier one.
                     top[f"token_id:{token_id}" if name in top else name] = max(logprob, LEAST_LOGPROB)
             add(token, value, top, len(token))
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
 
 
 def prompt_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Return vLLM's `prompt_logprobs`: for each token of a prompt its entry and the likeliest ones, by id.
+    """Return vLLM's `prompt_logprobs`: for each token of a prompt, its entry and the likeliest ones, by id.
 
     The first token has none. Ranks count from 1, the likeliest.
     """

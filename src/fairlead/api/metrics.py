@@ -1,4 +1,4 @@
-"""`GET /metrics`, as Prometheus reads it."""
+"""`GET /metrics`, for Prometheus."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ from fairlead.telemetry.tenants import TenantNames
 
 
 class Metrics:
-    """`/metrics`, in the text format or as OpenMetrics, whichever is asked for."""
+    """The route `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` says."""
 
     def __init__(
         self, services: Services, overview: Overview, refusals: Callable[[], Mapping[str, int]]
@@ -29,10 +29,10 @@ class Metrics:
         app.add_url_rule("/metrics", view_func=self.metrics, methods=["GET"])
 
     async def metrics(self) -> Response:
-        """Everything that is counted and that the caller may see, as it is now.
+        """Return all current metrics that the caller may see.
 
-        To write out a thousand tenants takes tens of milliseconds, for which no token is to wait: a thread
-        does it, of what was pulled before.
+        Encoding a thousand tenants takes tens of milliseconds and must not delay tokens. So the values are
+        pulled here and encoded in a thread.
         """
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         pulled = self._metrics.pull(scope_of(self._services, g.call.api_key))

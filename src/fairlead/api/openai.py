@@ -1,4 +1,4 @@
-"""OpenAI's routes that generate, and its list of models."""
+"""OpenAI's generating routes, and its list of models."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ _completion_decoder = msgspec.json.Decoder(unserved.reading(CompletionRequest, u
 
 
 class OpenAI:
-    """`/v1/…`"""
+    """The routes `/v1/chat/completions`, `/v1/completions` and `/v1/models`."""
 
     def __init__(self, edge: Edge, relaying: Relaying) -> None:
         self._edge = edge
@@ -33,11 +33,11 @@ class OpenAI:
         self._began = int(time.time())
 
     def generating(self) -> dict[str, Route]:
-        """Return the routes that generate, by path: all are POST."""
+        """Return the generating routes, by path: all are POST."""
         return {CHAT: self.chat, COMPLETIONS: self.complete}
 
     def add_to(self, app: Quart) -> None:
-        """Register the others."""
+        """Register the other routes."""
         listing: dict[str, Callable[..., Awaitable[Response]]] = {
             "/v1/models": self.models,
             "/v1/models/<path:name>": self.model,
@@ -46,7 +46,7 @@ class OpenAI:
             app.add_url_rule(rule, view_func=view, methods=["GET"])
 
     async def chat(self, call: Call) -> Reply:
-        """`POST /v1/chat/completions`."""
+        """Handle `POST /v1/chat/completions`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, CHAT, body, addressed, name)
@@ -79,7 +79,7 @@ class OpenAI:
             relay=self._relaying.beside(name, CHAT, body, wanted),
         )
         created, options = int(time.time()), wanted.stream_options
-        del body, addressed, wanted, messages, prompt  # this frame lives as long as the job
+        del body, addressed, wanted, messages, prompt  # this frame exists as long as the job
         if job.stream:
             writer = chunks.ChatChunks(job, model.tokenizer, created=created, options=options)
             return await self._relaying.stream(call, job, writer)
@@ -88,7 +88,7 @@ class OpenAI:
         )
 
     async def complete(self, call: Call) -> Reply:
-        """`POST /v1/completions`."""
+        """Handle `POST /v1/completions`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
             return await self._relaying.pass_on(call, COMPLETIONS, body, addressed, name)
@@ -147,7 +147,7 @@ class OpenAI:
         )
 
     async def models(self) -> Response:
-        """`GET /v1/models`."""
+        """Handle `GET /v1/models`."""
         offered = self._edge.offered(g.call)
         served = [self._card(status.model) for status in offered]
         if self._services.fleet.lists_aliases:
@@ -158,14 +158,14 @@ class OpenAI:
         return json_response({"object": "list", "data": served + selectors})
 
     async def model(self, name: str) -> Response:
-        """`GET /v1/models/{id}`, by name or alias; of a selector, too."""
+        """Handle `GET /v1/models/{id}`, for a name, an alias or a selector."""
         found = self._edge.find(g.call, name)
         if (card := self._edge.selecting.card(g.call, name)) is not None:
             return json_response(self._blank_card(name) | card)
         return json_response(self._card(found))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Return what is told about a model: more of those whose tokens are known here."""
+        """Return a model's entry in the list, with more fields if its tokenizer is known here."""
         card = self._blank_card(name)
         if (model := self._services.models.get(name)) is not None:
             card |= {"created": model.created, "max_model_len": model.max_model_len}
@@ -187,7 +187,7 @@ class OpenAI:
 
 
 def _described(config: CommandConfig) -> dict[str, Any]:
-    """Return what its configuration says for people and user interfaces, as llama-swap shows it."""
+    """Return the descriptive fields of a command's configuration, in llama-swap's format."""
     told = {
         "name": config.title,
         "description": config.description,

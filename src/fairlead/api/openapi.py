@@ -1,7 +1,7 @@
-"""`GET /openapi.json`: every route, with the types of what it takes and answers.
+"""`GET /openapi.json`: every route, with the types of its requests and responses.
 
-The types are those that the routes read bodies with, and `shapes` for what they write. A test compares the
-table below with the routes that there are.
+The routes decode bodies with the same types; `shapes` has the types of the responses. A test compares the
+table below with the registered routes.
 """
 
 import re
@@ -25,7 +25,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 COMPONENTS = "#/components/schemas/{name}"
 
-# What may go wrong, by status.
+# The descriptions of errors, by status.
 ERRORS = {
     400: "The request is wrong; `param` names the field. `context_length_exceeded`: the prompt is too long.",
     401: "No API key, or a wrong one.",
@@ -45,11 +45,11 @@ _JOB = (400, 403, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 
 
 class Operation(NamedTuple):
-    """One method of one path. `takes` and `gives` are types; `media` what an answer is, if not JSON.
+    """One method of one path. `takes` and `gives` are types; `media` the response's type, if not JSON.
 
-    `streams`: the answer may be a stream of events instead. `errors` beside 401 and 403, which all have that
-    are not open to everybody. `states`: those that say something else than an error, in the same form
-    as a good answer. `refuses`: fields of other servers.
+    `streams`: the response may be a stream of events instead. `errors`: statuses besides 401 and 403, which
+    all routes have that need a key. `states`: error statuses whose response has the same form as a successful
+    one. `refuses`: fields of other servers.
     """
 
     method: str
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
 
 
 class PassedOn(msgspec.Struct, frozen=True):
-    """A body that is passed on to the server which has the model; what else is in it, that one reads."""
+    """A body that is relayed to the server which has the model; that server reads the other fields."""
 
     model: str
     stream: bool | None = None
@@ -277,14 +277,14 @@ OPERATIONS = (
 
 
 class OpenApi:
-    """The route."""
+    """The route `/openapi.json`."""
 
     def add_to(self, app: Quart) -> None:
-        """Register it."""
+        """Register the route."""
         app.add_url_rule("/openapi.json", view_func=self.document, methods=["GET"])
 
     async def document(self) -> Response:
-        """The document, in JSON. Below a prefix it says so, or its paths would be looked for without one."""
+        """Return the document, in JSON. Below a prefix it names the prefix, which its paths do not have."""
         return response_of(json_reply(_encoded(request.scope.get("prefix", ""))))
 
 
@@ -305,7 +305,7 @@ def document() -> dict[str, Any]:
             "summary": "A language-model server that gives every user a fair turn.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "security": [{"key": []}, {}],  # without keys in the configuration everybody may call
+        "security": [{"key": []}, {}],  # without configured keys every client may call
         "paths": paths,
         "components": {
             "schemas": components,
@@ -315,7 +315,7 @@ def document() -> dict[str, Any]:
 
 
 def _without_version() -> Iterator[Operation]:
-    """Yield OpenAI's operations as they are under the same paths without `/v1`."""
+    """Yield OpenAI's operations under the same paths without `/v1`."""
     by_rule = {operation.path.replace("{name}", "<path:name>"): operation for operation in OPERATIONS}
     for rule, operation in without_version(by_rule).items():
         path = rule.replace("<path:name>", "{name}")

@@ -1,37 +1,37 @@
-"""Refuses requests that a web page of another server made its visitor's browser send.
+"""Protection against requests that a page of another server makes its visitor's browser send.
 
-A page can send requests to every address that its visitor's machine can reach. If the name of its own
-server is made to resolve to our address (DNS rebinding), it can also read the answers. A browser says which
-page asks (`Origin`) and which name it was sent to (`Host`), and a page cannot change either. A program may
-leave both out.
+A page can send requests to every address that its visitor's machine can reach. If the name of its own server
+is made to resolve to our address (DNS rebinding), it can also read the responses. A browser reports which
+page sends a request (`Origin`) and which name it was sent to (`Host`), and a page cannot change either. Other
+programs may omit both.
 
 What is checked:
 
 | | without API keys | with API keys |
 |---|---|---|
-| an operator's routes (`/models/load`, `/nodes`, …) | strictly | strictly |
+| operator routes (`/models/load`, `/nodes`, …) | strictly | strictly |
 | `/health`, `/ready` | no | no |
 | every other route | yes | no: a page does not have the key |
 
 `Host` may be, wherever the server listens:
 
 - a name of the loopback interface, the configured `host`, or one of `allowedHosts`. The public name of a
-  reverse proxy that passes `Host` on must be among the latter: a rebinding attack uses such a name too;
+  reverse proxy that forwards `Host` must be in `allowedHosts`: a rebinding attack uses such a name too;
 - if the server listens on all addresses, the machine's name and every address;
-- unless checked strictly, every address, and every name that public DNS does not have. A page cannot make
+- unless checked strictly, every address, and every name that is not in public DNS. A page cannot make
   an address resolve to another, and a page on the internet cannot have such a name. Kubernetes and load
   balancers probe and scrape by address, also through a sidecar that forwards to the loopback interface.
-  Containers and services have names without a dot, as has an `upstream` of nginx, or names such as
+  Containers, services and nginx's `upstream` have names without a dot, or names such as
   `host.docker.internal`.
 
-Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are open to all.
+Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are not checked.
 
-`Origin` may be the server that was asked, or one of `allowedHosts` on its scheme's own port. Unless checked
-strictly, it may be any if the browser says that the page comes from the address that it asked
-(`Sec-Fetch-Site: same-origin`): the proxy in between may have sent us another `Host`. `Origin: null`, which a
-sandboxed frame and a local file send, is refused. Routes that are not an operator's are open to the pages of
-the origins in `cors`, too. Below `/upstream`, a request that a browser sends for a page of another server
-without `Origin`, as for an image, is refused (see `upstream`).
+`Origin` may be the requested server, or one of `allowedHosts` on the default port of its scheme. Unless
+checked strictly, any `Origin` is accepted if the browser says that page and request have the same origin
+(`Sec-Fetch-Site: same-origin`): a proxy in between may have changed `Host`. `Origin: null`, which sandboxed
+frames and local files send, is refused. All but operator routes also accept pages of the origins in `cors`.
+Below `/upstream`, a request that a browser sends without `Origin` for a page of another server, as for an
+image, is refused (see `upstream`).
 """
 
 import ipaddress
@@ -53,11 +53,11 @@ _NAME = re.compile(r"[a-z0-9_.-]+")
 # Names below these are never in public DNS (RFC 6761, 6762, 8375; ICANN on .internal), or not today.
 PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa", ".lan", ".svc")
 HOSTS_REMEMBERED = 256
-MAX_HOST_LENGTH = 262  # a name of DNS, a colon and a port
+MAX_HOST_LENGTH = 262  # a DNS name, a colon and a port
 
 
 class Guard:
-    """Checks `Host` and `Origin`. `host` is the address to listen on, `allowed` are further names for it."""
+    """The check of `Host` and `Origin`. `host` is the listening address, `allowed` are other names for it."""
 
     def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
@@ -65,13 +65,13 @@ class Guard:
         self._everywhere = _is_everywhere(host)
         if self._everywhere:
             self._names.add(socket.gethostname().lower())
-        # Taking a host apart costs as much as the rest of a request's checks, and few different ones come.
+        # Parsing a host costs as much as all other checks of a request, and few different hosts occur.
         self._is_right = lru_cache(HOSTS_REMEMBERED)(self._judge)
 
     def check(self, headers: Headers, *, strict: bool, any_origin: bool = False) -> None:
-        """Raise `Forbidden` unless `Host` is one of ours and `Origin`, if there is one, is the same.
+        """Raise `Forbidden` unless `Host` and `Origin`, where present, name this server.
 
-        With `any_origin` that is not looked at: the page may use the API (see `cors`).
+        With `any_origin`, `Origin` is not checked: the page may use the API (see `cors`).
         """
         host = headers.get("Host")
         if host is not None and (len(host) > MAX_HOST_LENGTH or not self._is_right(host, strict)):
@@ -87,7 +87,7 @@ class Guard:
     def _may_ask(self, origin: str, host: str | None) -> bool:
         if host is not None and _is_same(origin, host):
             return True
-        # On its scheme's own port only: others of that machine may belong to somebody else.
+        # On the scheme's default port only: other ports of that machine may be other servers.
         return any(_is_same(origin, name) for name in self._allowed)
 
     def _judge(self, host: str, strict: bool) -> bool:
@@ -102,7 +102,7 @@ class Guard:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Whether the page's server is the one that was asked. A proxy may have taken the `s` off https."""
+    """Return whether the origin's server is the requested one. A proxy may have replaced https by http."""
     try:
         parts = urlsplit(origin)
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
@@ -115,10 +115,10 @@ def _is_same(origin: str, host: str) -> bool:
 
 
 def _hostname(host: str) -> str:
-    """Return the name in a `Host`, in lower case; nothing if it is none."""
+    """Return the name in a `Host`, in lower case; empty if the value is invalid."""
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises if it is none
+        _ = parts.port  # raises ValueError if invalid
     except ValueError:
         return ""
     return parts.hostname or "" if parts.netloc == host and parts.username is None else ""

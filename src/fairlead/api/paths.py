@@ -1,13 +1,13 @@
-"""The one spelling of a path that is routed. Any other is a 404: nothing is redirected or rewritten.
+"""The one accepted spelling of each routed path. Any other is a 404: nothing is redirected or rewritten.
 
-Two readings of a path must not disagree, neither the generating routes' and Quart's, nor a proxy's that keeps
-some paths from its clients and ours. So a path as it was sent (RFC 3986, 3.3)
+All readers of a path must agree: the generating routes and Quart, and also a proxy that hides some paths from
+its clients. So the raw path (RFC 3986, 3.3)
 
 - begins with one slash, ends in none unless it is `/`, and has no empty, `.` or `..` segment, escaped or not;
-- has no character unescaped that a URL must escape, as a backslash;
-- is printable UTF-8 when its escapes are decoded. They are decoded once, as ASGI does;
-- may end in a slash below `/upstream/`, where another server's paths are;
-- has an escaped slash only in a name: OpenAI's client asks for `/v1/models/org%2Fmodel`, which is the same as
+- has no unescaped character that a URL must escape, such as a backslash;
+- is printable UTF-8 when its escapes are decoded. They are decoded once, as in ASGI;
+- may end in a slash below `/upstream/`, where the paths are another server's;
+- has an escaped slash only in a name: OpenAI's client requests `/v1/models/org%2Fmodel`, which is the same as
   `/v1/models/org/model`, but `/v1%2Fmodels` is no route.
 """
 
@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote_to_bytes
 Value = TypeVar("Value")
 
 VERSION = "/v1"
-# What clients of OpenAI's API ask for below `VERSION`, or below a base URL that lacks it.
+# Paths that clients of OpenAI's API request below `VERSION`, or without it if their base URL lacks it.
 VERSIONLESS = frozenset(
     f"{VERSION}/{name}"
     for name in ("chat/completions", "completions", "embeddings", "responses", "models", "models/<path:name>")
@@ -31,25 +31,25 @@ _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
 _ESCAPED = re.compile(rb"(?:/(?:[%b]|%%[0-9A-Fa-f]{2})+)+" % _CHARACTERS)
 
 _UPSTREAM = b"/upstream/"
-# Comparing two texts takes the product of their lengths, and a flood of unknown paths must stay cheap.
+# Comparing takes time in the product of both lengths, and a flood of unknown paths must stay cheap.
 COMPARED_LENGTH = 64
 
 
 def nearest_route(path: str, rules: Collection[str]) -> str | None:
-    """Return the rule that a path without a route resembles most; None if it resembles none."""
+    """Return the rule most similar to a path that has no route; None if none is similar."""
     if len(path) > COMPARED_LENGTH:
         return None
     return next(iter(get_close_matches(path.rstrip("/") or "/", rules, n=1)), None)
 
 
 class Paths:
-    """Says whether a path is spelled as it must be. `rules` are the routes' in Quart's notation."""
+    """The check of a path's spelling. `rules` are the routes' paths in Quart's notation."""
 
     def __init__(self, rules: Iterable[str]) -> None:
         self._before_names = tuple({rule.partition("<")[0].encode() for rule in rules if "<" in rule})
 
     def has(self, raw_path: bytes | None, path: str) -> bool:
-        """Whether a path may be routed. ASGI servers may leave out the raw one."""
+        """Return whether a path may be routed. ASGI servers may omit the raw path."""
         raw = quote(path).encode() if raw_path is None else raw_path
         if raw.startswith(_UPSTREAM) and raw != _UPSTREAM:
             raw = raw.removesuffix(b"/")
@@ -67,10 +67,10 @@ class Paths:
 
 
 def without_root(scope: dict[str, Any]) -> dict[str, Any]:
-    """Return the ASGI scope of a request below `root_path` without that, which is then the scope's `prefix`.
+    """Return the ASGI scope of a request below `root_path` with that prefix removed and kept as `prefix`.
 
-    A path that does not begin with the prefix is left as it is: a proxy or an outer application has taken it
-    off already.
+    A path that does not begin with the prefix is unchanged: a proxy or an outer application has removed it
+    already.
     """
     root, path, raw_path = scope["root_path"].rstrip("/"), scope["path"], scope.get("raw_path")
     inner = {**scope, "root_path": "", "prefix": root}
@@ -79,12 +79,12 @@ def without_root(scope: dict[str, Any]) -> dict[str, Any]:
     if raw_path is not None:
         segments = raw_path.split(b"/", root.count("/") + 1)
         if unquote_to_bytes(b"/".join(segments[:-1])).decode(errors="replace") != root:
-            return inner  # an escaped slash in the prefix: the path as a whole is then no route's
+            return inner  # an escaped slash in the prefix: the unchanged path matches no route
         inner["raw_path"] = b"/" + segments[-1]
     inner["path"] = path.removeprefix(root)
     return inner
 
 
 def without_version(routes: Mapping[str, Value]) -> dict[str, Value]:
-    """Return OpenAI's routes among these under the same paths without `/v1`."""
+    """Return those of the routes that OpenAI's API has, under the same paths without `/v1`."""
     return {rule.removeprefix(VERSION): value for rule, value in routes.items() if rule in VERSIONLESS}

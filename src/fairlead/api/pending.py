@@ -1,7 +1,7 @@
-"""The answer that a job will have: how the task that serves it and the route that wants it meet.
+"""The future answer of a job, between the task that serves it and the route that waits for it.
 
-The task belongs to the exchange, the answer to whoever waits for it: the route, or the body of a stream that
-was answered early. Either may stop waiting at any time; the task does not notice.
+The task belongs to the exchange. The answer belongs to its reader: the route, or the body of a stream that
+began early. Either may stop waiting at any time, which does not affect the task.
 """
 
 import trio
@@ -11,7 +11,7 @@ from fairlead.api.services import Answer
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):
-    """An `Answer` or the error that came instead, once it is there."""
+    """An `Answer`, or the error in its place, once available."""
 
     def __init__(self) -> None:
         self._answer: Answer | None = None
@@ -20,28 +20,28 @@ class PendingAnswer(trio.TaskStatus[Answer]):
 
     @property
     def is_there(self) -> bool:
-        """Whether there is something to `get`."""
+        """Whether `get` has a result."""
         return self._arrival.is_set()
 
     @property
     def error(self) -> BaseException | None:
-        """The error, if it is there."""
+        """The error, if there is one."""
         return self._error
 
     @property
     def answer(self) -> Answer | None:
-        """The answer, if it is there and is not an error."""
+        """The answer, if available and not an error."""
         return self._answer
 
     def started(self, value: Answer | None = None) -> None:
-        """Hand over the answer: `serve` calls this, as its task status."""
+        """Set the answer: `serve` calls this, as its task status."""
         assert value is not None
         assert not self.is_there
         self._answer = value
         self._arrival.set()
 
     def fail(self, error: BaseException) -> None:
-        """Hand over an error instead."""
+        """Set an error instead."""
         assert not self.is_there
         self._error = unwrap(error)
         self._arrival.set()

@@ -1,7 +1,6 @@
-"""From a parsed body to what a Job is made of: messages, prompts, sampling. Checks what depends on the model.
+"""From a parsed body to the parts of a `Job`: messages, prompts, sampling. Checks what depends on the model.
 
-Pure: knows no HTTP, and encodes nothing. Everything refused here is an `InvalidRequest` that names
-the field.
+Pure: does not know HTTP and encodes nothing. Every refusal is an `InvalidRequest` that names the field.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from fairlead.errors import InvalidRequest
 from fairlead.job import Sampling
 from fairlead.text.model import TextModel
 
-# What one request may ask for: written, they take some 60 bytes each.
+# Entries that one request may list: each takes some 60 bytes of JSON.
 MAX_PROMPT_LOGPROBS = 512 * 1024
 
 Prompt = str | list[int]
@@ -22,7 +21,7 @@ Value = TypeVar("Value")
 
 
 def refuse(param: str, reason: str) -> InvalidRequest:
-    """Return the error that names the field and says what is wrong with it."""
+    """Return the error that names the field and its fault."""
     return InvalidRequest(f"{param}: {reason}", param=param)
 
 
@@ -30,7 +29,7 @@ def refuse(param: str, reason: str) -> InvalidRequest:
 
 
 def check_generation(wanted: schemas.Generation, *, prompts: int, sequences: int) -> int:
-    """Refuse what this server does not do, and more than `sequences` in one request; return `n`."""
+    """Refuse options that are not served, and more than `sequences` per request; return `n`."""
     if wanted.response_format is not None and wanted.response_format.type != "text":
         raise refuse("response_format", "only the type 'text' is served")
     if wanted.stream_options is not None and not wanted.stream:
@@ -45,7 +44,7 @@ def check_generation(wanted: schemas.Generation, *, prompts: int, sequences: int
 
 
 def check_completion(wanted: schemas.CompletionRequest) -> None:
-    """Refuse what only old completion models did."""
+    """Refuse options of old completion models."""
     if wanted.suffix:
         raise refuse("suffix", "inserting text is not served")
     if wanted.best_of is not None and wanted.best_of != (wanted.n or 1):
@@ -55,7 +54,7 @@ def check_completion(wanted: schemas.CompletionRequest) -> None:
 
 
 def check_tokenize(wanted: schemas.TokenizeRequest) -> None:
-    """Refuse what has no meaning for a prompt, or for messages."""
+    """Refuse fields that have no meaning for a prompt, or for messages."""
     if (wanted.prompt is None) == (wanted.messages is None):
         raise refuse("prompt", "either prompt or messages must be given")
     if wanted.messages is not None and wanted.special_tokens is not None:
@@ -65,7 +64,7 @@ def check_tokenize(wanted: schemas.TokenizeRequest) -> None:
 
 
 def chat_logprobs(wanted: schemas.ChatCompletionRequest) -> int | None:
-    """Return how many alternatives to list beside each token; None if no log-probabilities are wanted."""
+    """Return the number of alternatives to list per token; None if no log-probabilities are requested."""
     if wanted.top_logprobs and not wanted.logprobs:
         raise refuse("top_logprobs", "needs logprobs: true")
     return (wanted.top_logprobs or 0) if wanted.logprobs else None
@@ -93,7 +92,7 @@ def template_messages(messages: list[schemas.Message]) -> list[dict[str, Any]]:
 
 def _template_message(message: schemas.Message, path: str) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
-    # Few templates know OpenAI's newer name, and some refuse roles they do not know.
+    # Few templates know OpenAI's newer name, and some refuse unknown roles.
     written = {"role": "system" if role == "developer" else role, **_given(message)}
     if isinstance(message.content, list):
         written["content"] = [
@@ -115,7 +114,7 @@ def _template_part(part: schemas.ContentPart, path: str) -> dict[str, str]:
 
 
 def _given(fields: msgspec.Struct) -> dict[str, Any]:
-    """Return what the client gave. Not deeply: its JSON schemas may be nested as deep as Python goes."""
+    """Return the fields that are set. Not recursive: JSON schemas may be nested as deep as Python goes."""
     return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
 
 
@@ -134,16 +133,16 @@ def completion_prompts(prompt: str | list[Any]) -> list[Prompt]:
 
 
 def check_token_ids(token_ids: list[int], model: TextModel, param: str) -> None:
-    """Refuse ids that the model has no token for."""
+    """Refuse ids that are not in the model's vocabulary."""
     size = model.tokenizer.vocab_size
     if max(token_ids) >= size:
         raise refuse(param, f"{max(token_ids)} is not a token id; this model has {size}")
 
 
 def prompt_logprobs(wanted: schemas.Generation, prompts: Sequence[Sequence[int]], n: int) -> int | None:
-    """Return how many alternatives to list beside each token of the prompts; None if none are wanted.
+    """Return the number of alternatives to list per token of the prompts; None if none are requested.
 
-    `echo` asks for as many as `logprobs` does. Raises `InvalidRequest` if the answer would be too long.
+    `echo` requests as many as `logprobs` does. Raises `InvalidRequest` if the response would be too long.
     """
     asked = {"prompt_logprobs": wanted.prompt_logprobs}
     if isinstance(wanted, schemas.CompletionRequest) and wanted.echo:
@@ -168,11 +167,11 @@ def sampling(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> Sampling:
-    """Return how to sample, with the model's defaults where the client says nothing.
+    """Return the sampling parameters, with the model's defaults for those that the client does not set.
 
-    `shortest_prompt` in tokens. An answer may fill the rest of the model's context, as far as the
-    configuration lets it: a larger `max_tokens` is reduced to that. Of several prompts the engine reduces it
-    further for the longer ones.
+    `shortest_prompt` is in tokens. An answer may fill the rest of the model's context, up to a configured
+    maximum: a larger `max_tokens` is reduced to that. Of several prompts the engine reduces it further for
+    the longer ones.
     """
     longest = model.longest_answer(shortest_prompt)
     limit = longest if max_tokens is None else min(max(1, max_tokens), longest)
@@ -188,7 +187,7 @@ def sampling(
         max_tokens=limit,
         temperature=_either(wanted.temperature, defaults.temperature),
         top_p=_either(wanted.top_p, defaults.top_p),
-        top_k=max(0, _either(wanted.top_k, defaults.top_k)),  # -1 is vLLM's way to say off
+        top_k=max(0, _either(wanted.top_k, defaults.top_k)),  # vLLM's -1 means off
         min_p=_either(wanted.min_p, defaults.min_p),
         seed=wanted.seed,
         stop_token_ids=tuple(stop_token_ids),
@@ -204,7 +203,7 @@ def sampling(
 
 
 def stop_strings(wanted: schemas.Generation) -> tuple[str, ...]:
-    """Return the stop strings, however they were written."""
+    """Return the stop strings, from either form."""
     return (wanted.stop,) if isinstance(wanted.stop, str) else tuple(wanted.stop or ())
 
 

@@ -1,7 +1,7 @@
-"""What a model's processes have printed, as plain text: the kept lines, and on request those that follow.
+"""The output of a model's processes, as plain text: the kept lines, and on request those that follow.
 
-The lines are shown as they can stand in a terminal and in a file: without colours and cursor movements, and
-with all other control characters escaped. A reader that follows holds only the number of its next line.
+Lines are made safe for a terminal and a file: colors and cursor movements are removed, and all other control
+characters escaped. A reader that follows holds only the number of its next line.
 """
 
 import re
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.25
 RETRY_S = 10
 HEADERS = {"Content-Type": "text/plain; charset=utf-8", **NO_SNIFFING}
 
-# ECMA-48: control sequences (colours, the cursor) and operating system commands (the window's title).
+# ECMA-48: control sequences (colors, the cursor) and operating system commands (the window's title).
 _ESCAPE_SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 
 
@@ -33,14 +33,14 @@ def printable(line: str) -> str:
 
 
 def wants_to_follow(value: str | None) -> bool:
-    """Return what the query's `follow` says. Raises `InvalidRequest`."""
+    """Return the query's `follow`. Raises `InvalidRequest`."""
     if value not in (None, "true", "false"):
         raise InvalidRequest("follow: must be true or false", param="follow")
     return value == "true"
 
 
 class ProcessLogs:
-    """Answers with the lines of a `ProcessOutput`; `draining` says whether the server is about to stop."""
+    """The lines of a `ProcessOutput` as responses; `draining`: whether the server is about to stop."""
 
     def __init__(self, draining: Callable[[], bool]) -> None:
         self._draining = draining
@@ -68,7 +68,7 @@ class ProcessLogs:
 
 
 class _Following:
-    """The body of one follower: asked for the next piece when the last has been sent."""
+    """The body of one follower. Its next piece is made when the last has been sent."""
 
     def __init__(self, output: ProcessOutput, goes_on: Callable[[], bool]) -> None:
         self._output = output

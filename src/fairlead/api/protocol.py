@@ -1,14 +1,14 @@
-"""One connection's HTTP/1.1: bytes in, ASGI out and back, with Hypercorn's protocol at the core.
+"""HTTP/1.1 on one connection: from bytes to ASGI and back, based on Hypercorn's protocol.
 
-Hypercorn's `H11Protocol` parks its reader while an answer is under way, upgrades to HTTP/2 and WebSocket,
-and answers mistakes with an empty page. This one parses as far as it can and returns, speaks HTTP/1.0 and
-1.1 only, as strictly as `framing` and `refusals` say, and answers every mistake in JSON. It owns the h11
-state and the tasks of the app; it knows no socket: `send` takes bytes, `Closed` and `Updated` events, and
-time passes by `deadline` and `expire`.
+Hypercorn's `H11Protocol` blocks its reader while a request is handled, upgrades to HTTP/2 and WebSocket, and
+answers errors with an empty page. This one parses as far as it can and returns. It speaks HTTP/1.0 and 1.1
+only, as strictly as `framing` and `refusals` say, and answers every error in JSON. It owns the h11 state and
+the app's tasks. It does no I/O: `send` takes bytes, `Closed` and `Updated` events, and time passes by
+`deadline` and `expire`.
 
-Requests may be pipelined, up to `PIPELINED_BYTES` behind the one that is being answered. They are read before
-their turn because a client's FIN comes after them. A client that sends more could leave unnoticed, while the
-request it does not wait for any more runs; so it is refused, together with that request.
+Requests may be pipelined, up to `PIPELINED_BYTES` behind the current one. They are read ahead because a
+client's FIN arrives after them. If a client sends more, its disconnect could go unnoticed while its request
+still runs. So it is refused, together with that request.
 """
 
 import re
@@ -39,7 +39,7 @@ from fairlead.config import Limits
 logger = structlog.get_logger("fairlead.http")
 
 PIPELINED_BYTES = 64 * 1024
-# A body may have so many chunks, and one more for each `CHUNK_BYTES` in it.
+# A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
 MOST_SMALL_CHUNKS = 1000
 CHUNK_BYTES = 64
 _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
@@ -47,7 +47,7 @@ _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 @dataclass(frozen=True)
 class Shared:
-    """What the connections of a listener have in common; `config`, `context` and `state` are Hypercorn's."""
+    """What a listener's connections share; `config`, `context` and `state` are Hypercorn's."""
 
     app: Any
     config: Any
@@ -58,7 +58,7 @@ class Shared:
 
 
 class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
-    """HTTP/1.x on one connection. Its reader calls `receive`, `advance` and `expire`; the app all else."""
+    """HTTP/1.x on one connection. Its reader calls `receive`, `advance` and `expire`; the app the rest."""
 
     connection: StrictConnection
     stream: Stream | None
@@ -94,12 +94,12 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._writable = writable
         self._write_now = write_now
         self._inbox = Inbox(self._resume)
-        self._begun = False  # some of the next request's head is here
-        self._paused = False  # the request is here to its end, and something after it
-        self._pipelined = 0  # bytes of that
-        self._chunks = self._chunked_bytes = 0  # of the body that is coming in
-        self._half_line = b""  # half of an empty line before a request
-        self._held = b""  # the head of an answer, until it can go out with the body
+        self._begun = False  # a part of the next request's head has arrived
+        self._paused = False  # the whole request has arrived, and more data after it
+        self._pipelined = 0  # bytes of that data
+        self._chunks = self._chunked_bytes = 0  # of the body being received
+        self._half_line = b""  # the CR of an empty line before a request
+        self._held = b""  # the head of a response, until it is sent with the body
         self.ended = False
         self.deadline = trio.current_time() + shared.limits.header_timeout_s
 
@@ -110,20 +110,20 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     @property
     def blocked(self) -> bool:
-        """Whether what comes in now must wait for the app: for an answer, or for room in its inbox."""
+        """Whether received data must wait for the app: for its response, or for space in its inbox."""
         return self.stream is not None and (self._paused or self._inbox.full)
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether it is to be given what comes in although it is blocked. It bounds that itself."""
+        """Whether to pass received data to it although it is blocked. It bounds the amount itself."""
         return self._paused
 
     # The reader's side -----------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take what has come in. `advance` makes something of it."""
+        """Buffer received data. `advance` parses it."""
         if self.stream is None and not self._begun:
-            if self._half_line or data.startswith(b"\r"):  # some clients end a body so (RFC 9112, 2.2)
+            if self._half_line or data.startswith(b"\r"):  # some clients add CRLF to a body (RFC 9112, 2.2)
                 data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
                 self._half_line = data if data == b"\r" else b""
                 if len(data) == len(self._half_line):
@@ -135,7 +135,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.connection.receive_data(data)
 
     async def advance(self) -> None:
-        """Parse all that can be parsed now."""
+        """Parse as much as possible now."""
         if self._paused and self._pipelined > PIPELINED_BYTES:
             await self.refuse(400, f"more than {PIPELINED_BYTES} bytes were sent ahead of the response")
             return
@@ -168,36 +168,36 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     async def _refuse_malformed(self, error: h11.RemoteProtocolError) -> None:
         if error.error_status_hint == 501:
             await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
-        else:  # what follows the colon is the client's own bytes
+        else:  # the client's own bytes follow the colon
             await self.refuse(error.error_status_hint, str(error).partition(":")[0])
 
     def _has_small_chunks(self, data: h11.Data) -> bool:
-        """Count a chunk, whose framing takes longer to read than the bytes in it if these are few."""
+        """Count a chunk; return whether too many are small. Parsing one costs more than its few bytes."""
         self._chunks += data.chunk_start
         self._chunked_bytes += len(data.data)
         return self._chunks > MOST_SMALL_CHUNKS + self._chunked_bytes // CHUNK_BYTES
 
     async def expire(self) -> None:
-        """Act on a `deadline` that has passed: an unfinished head is refused, the rest is just ended."""
+        """Handle a `deadline` that has passed: refuse an unfinished head, close the connection otherwise."""
         if self.stream is None and self._begun:
             await self.refuse(408, "the head of the request took too long to arrive")
         else:
             await self.leave()
 
     async def leave(self) -> None:
-        """End the connection; the app is told, and whatever it sends from now on raises `Disconnected`."""
+        """End the connection. The app receives a disconnect, and its further sends raise `Disconnected`."""
         self.ended = True
         await self._close_stream()
         await self.send(Closed())
 
     async def refuse(self, status: int, message: str, request: h11.Request | None = None) -> None:
-        """Answer in the app's place if nothing has been answered yet, and end the connection.
+        """Send an error response unless a response has begun, and end the connection.
 
-        `request`: the one that is refused, if the app has not seen it but its head could be read.
+        `request`: the refused request, if its head was parsed but the app has not seen it.
         """
         unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         self.ended = True
-        if unanswered and status != 500:  # `_run` has logged our own failures
+        if unanswered and status != 500:  # `_run` has logged internal errors
             self._log_refusal(status, message, request)
         await self._close_stream()
         if unanswered:
@@ -205,7 +205,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         await self.send(Closed())
 
     def _log_refusal(self, status: int, message: str, request: h11.Request | None) -> None:
-        """Write the line that `Door.refused` writes of other requests."""
+        """Log the same line as `Door.refused` does for other requests."""
         line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
         if request is not None:
             path = path_of(request).partition(b"?")[0].decode("latin-1")
@@ -252,10 +252,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     async def spawn_app(
         self, app: Any, _config: Any, scope: Any, _send: Any
     ) -> Callable[..., Awaitable[None]]:
-        """Start the app on the request: what Hypercorn's streams ask of their task group.
+        """Start the app on the request: Hypercorn's streams call this on their task group.
 
-        An app that knows of the extension `fairlead` (`asgi.Direct`) is also promised that its task is
-        cancelled when the client leaves.
+        An app that uses the extension `fairlead` (`asgi.Direct`) can also rely on the cancellation of its
+        task when the client disconnects.
         """
         self._inbox = Inbox(self._resume)
         scope["extensions"]["fairlead"] = self.stream
@@ -264,7 +264,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
         try:
-            # Who left in the same moment as this request came is unwound before the request sees anything.
+            # Requests that are cancelled at this moment unwind before this one sees any state.
             await self._turns.wait(self.client[0])
             await app(scope, receive, stream.app_send)
         except* Disconnected:
@@ -278,15 +278,15 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         if stream.state is ASGIHTTPState.REQUEST:
             await self.refuse(500, "the server failed")
         else:
-            await self.leave()  # half an answer must not look like a whole one
+            await self.leave()  # a truncated response must not look complete
 
     def _resume(self) -> None:
-        """There is room in the inbox again; the time the client had to wait for it was not its own."""
+        """Restart the deadline and resume reading. The client is not charged for the time of a full inbox."""
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         self._wake()
 
     async def stream_send(self, event: Any) -> None:
-        """Send a part of the answer. A head of known length waits for its body: two parts, one packet."""
+        """Send a part of the response. A head with a known length is held, to be sent with its body."""
         kind = type(event)
         if kind is Body:
             await self._send_now(self.connection.send(h11.Data(data=event.data)))
@@ -300,7 +300,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     async def _send_head(self, response: Response) -> None:
         headers = [*response.headers, (b"date", _date())]
         if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
-            headers.append((b"connection", b"close"))  # no next request: we stop, or a body stands before it
+            headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
         head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
         if any(name == b"content-length" for name, _ in response.headers):
             self._held = head
@@ -312,7 +312,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             self.stream.open_direct(self._writable, self._send_chunk)
 
     def _send_chunk(self, data: bytes) -> None:
-        """Write a chunk past h11, which keeps no account of chunks, for a third of what it takes there."""
+        """Write a chunk without h11, which keeps no state for chunks, at a third of the cost."""
         self._write_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def _send_now(self, data: bytes) -> None:
@@ -322,7 +322,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             await self.send(RawData(data))
 
     async def _recycle(self) -> None:
-        """Make ready for the next request, or end the connection, now that an answer is complete."""
+        """After a complete response, prepare for the next request or end the connection."""
         await self._close_stream()
         finished = self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE
         if not finished or self.context.terminated.is_set():
@@ -332,7 +332,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         ahead, _ = self.connection.trailing_data
         self.deadline = trio.current_time() + self._limits.idle_timeout_s
         self._paused = False
-        if ahead:  # a new h11 connection, because only `receive` knows of empty lines between requests
+        if ahead:  # a new h11 connection, because only `receive` skips empty lines between requests
             self.connection = StrictConnection(self._limits.header_bytes)
             self.receive(ahead)
         else:

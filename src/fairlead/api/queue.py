@@ -1,4 +1,4 @@
-"""What HTTP shows of the queue, and the one thing it lets a client do to it: cancel a job of its own."""
+"""The routes of the queue: its totals, an estimate, and the cancellation of a client's own job."""
 
 from quart import Quart, Response, g, request
 
@@ -10,7 +10,7 @@ from fairlead.errors import NotFound
 
 
 class Queue:
-    """`/queue`, `/queue/estimate`, `/v1/requests/{id}/cancel`."""
+    """The routes `/queue`, `/queue/estimate`, `/v1/requests/{id}/cancel`."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -23,18 +23,18 @@ class Queue:
         app.add_url_rule("/v1/requests/<path:request_id>/cancel", view_func=self.cancel, methods=["POST"])
 
     async def queue(self) -> Response:
-        """The queue's totals."""
+        """Return the queue's totals."""
         return json_response(self._services.queue_statistics())
 
     async def estimate(self) -> Response:
-        """What a new job of the caller would be told; `?model=` as in a job, `X-Priority` too."""
+        """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
         model = self._edge.find(g.call, request.args.get("model"))
         return json_response(
             self._services.estimate(model, self._edge.tenant(g.call), self._edge.priority(g.call))
         )
 
     async def cancel(self, request_id: str) -> Response:
-        """End a waiting or running job of the same key; nobody learns of another key's jobs."""
+        """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
         if not self._services.gateway.cancel(request_id, owner_of(g.call.api_key)):
             raise NotFound(f"no request {told(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -1,4 +1,4 @@
-"""What the listener refuses itself, before an app sees the request, and how it says so.
+"""The refusals of the listener itself, before an app sees the request, and their responses.
 
 Pure functions of the request's head and the limits.
 """
@@ -15,7 +15,7 @@ import h11
 from fairlead.config import Limits
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
-# RFC 3986, 3.2.2: a name or address, and a port. No comma: it would be two that a proxy joined.
+# RFC 3986, 3.2.2: a name or address, and a port. No comma: a proxy would have joined two hosts.
 _HOST = re.compile(rb"(?:[\w.~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+(?:%[\w.~%-]+)?\])(?::[0-9]*)?")
 _CHECKED = {b"content-length", b"expect", b"host", b"transfer-encoding", b"upgrade"}
 _Values = Mapping[bytes, list[bytes]]  # of headers, by name
@@ -33,7 +33,7 @@ _CODES = {
 
 
 def refusal(status: int, message: str) -> bytes:
-    """Return a whole answer, in OpenAI's form of an error, after which the connection is closed."""
+    """Return a whole response, an error in OpenAI's format, after which the connection is closed."""
     kind = "server_error" if status in {500, 503} else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": code_of(status)}
     body = json.dumps({"error": error}).encode()
@@ -45,14 +45,14 @@ def refusal(status: int, message: str) -> bytes:
 
 
 def code_of(status: int) -> str:
-    """Return the error's code in such an answer."""
+    """Return the error's code in such a response."""
     return _CODES.get(status, "invalid_request")
 
 
 def objection(request: h11.Request, headers: list[Header], limits: Limits) -> Objection | None:
-    """Return the status and message to refuse a request with, before the app sees it.
+    """Return the status and message with which to refuse a request before the app sees it; None to accept it.
 
-    `headers` are the request's: h11 makes them anew each time that they are asked for.
+    `headers` are the request's: h11 builds them anew on each access.
     """
     if len(headers) > limits.headers:
         return 431, f"more than {limits.headers} headers"
@@ -62,14 +62,14 @@ def objection(request: h11.Request, headers: list[Header], limits: Limits) -> Ob
         size += len(name) + len(value)
         if name in _CHECKED:
             values.setdefault(name, []).append(value)
-    # h11 bounds what it buffers of a head, but a head may come to more than that in its last read.
+    # h11 bounds the part of a head that it buffers, but the last read may exceed that bound.
     if size > limits.header_bytes:
         return 431, f"more than {limits.header_bytes} bytes of headers"
     return _ambiguous(request, values) or _unsupported(request, values)
 
 
 def path_of(request: h11.Request) -> bytes:
-    """Return the target's path and query, or nothing if it has none we could route."""
+    """Return the target's path and query; empty if it has none that could be routed."""
     target = bytes(request.target)
     if target.startswith(b"/") or (target == b"*" and request.method == b"OPTIONS"):
         return target
@@ -81,7 +81,7 @@ def path_of(request: h11.Request) -> bytes:
 
 
 def with_host_of_target(request: h11.Request, headers: list[Header]) -> list[Header]:
-    """Return the headers; a server that is named in the target replaces `Host` (RFC 9112, 3.2.2)."""
+    """Return the headers; a server named in the target replaces `Host` (RFC 9112, 3.2.2)."""
     absolute = _ABSOLUTE.match(request.target)
     if absolute is None:
         return headers
@@ -89,7 +89,7 @@ def with_host_of_target(request: h11.Request, headers: list[Header]) -> list[Hea
 
 
 def _ambiguous(request: h11.Request, values: _Values) -> Objection | None:
-    """Object to what another server on the request's way may understand differently."""
+    """Refuse what another server on the request's path may read differently."""
     if b"transfer-encoding" in values:
         if b"content-length" in values:
             return 400, "Content-Length and Transfer-Encoding exclude each other"
@@ -107,7 +107,7 @@ def _unsupported(request: h11.Request, values: _Values) -> Objection | None:
         return 505, "this server speaks HTTP/1.1"
     if request.method == b"CONNECT":
         return 405, "this server is no proxy"
-    if request.method != request.method.upper():  # h11 and the app could take it for different ones
+    if request.method != request.method.upper():  # h11 and the app could read it differently
         return 405, "methods are written in capitals"
     for expectation in _listed(values, b"expect"):
         if expectation not in {b"", b"100-continue"}:

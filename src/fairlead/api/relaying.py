@@ -1,7 +1,7 @@
-"""Requests that are answered elsewhere: passed on as they came, and their answers passed back as they come.
+"""Requests for other servers: relayed as they are, with their responses streamed back as they arrive.
 
-Only what our own side of the bargain needs is read: which model, for whom, how much, and whether an answer
-could be repeated. What else is in a body, and whether it is good, is for the server that answers it.
+Only the fields that scheduling needs are read: the model, the user, the size, and whether an answer is
+repeatable. The rest of a body, and whether it is valid, is left to the server that answers it.
 """
 
 import re
@@ -31,11 +31,11 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
-# What is answered for other servers' models only.
+# Routes for relayed models only.
 PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS)
-# Where `stream` means nothing: nothing is generated.
+# Routes where `stream` has no meaning, because nothing is generated.
 _SILENT = frozenset({EMBEDDINGS, COUNT_TOKENS})
-# What an answer is taken to come to when its client sets no limit: nobody knows the other server's.
+# The assumed length of an answer whose client sets no limit: the other server's limit is unknown.
 USUAL_TOKENS = 256
 _MOST_TOKENS = 2**31 - 1
 
@@ -45,7 +45,7 @@ _LIST_OF_PROMPTS = re.compile(rb'\[[ \t\n\r]*["[]')
 
 
 class Relaying:
-    """Has jobs served that are relayed. `read` comes first, whoever is to answer."""
+    """The handling of relayed jobs. Every route calls `read` first, whichever server will answer."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -56,10 +56,10 @@ class Relaying:
         return {path: partial(self._answer, path) for path in PATHS}
 
     async def read(self, call: Call) -> tuple[bytes, Relayed, str]:
-        """Return the body, what must be known of any, and the canonical name of the model it is for.
+        """Return the body, the fields needed of any body, and the canonical name of its model.
 
-        A body for a selector becomes one for the model that the job gets. Raises as `Edge.take` and
-        `Edge.find` do.
+        In a body for a selector, the model is replaced by the one that the job gets. Raises as `Edge.take`
+        and `Edge.find` do.
         """
         body, wanted = await self._edge.take(call, _decoder)
         call.user = wanted.user or wanted.safety_identifier
@@ -69,13 +69,13 @@ class Relaying:
         return body, wanted, self._edge.find(call, wanted.model)
 
     def beside(self, model: str, path: str, body: bytes, wanted: Addressed) -> Relay | None:
-        """Return what another server is to get of a job that our engine can run too; None if none may."""
+        """Return the relay of a job that our engine can run too; None if no other server may run it."""
         if not self._services.fleet.is_relayed(model):
             return None
         return Relay(path, body, bool(wanted.stream) and path not in _SILENT)
 
     async def pass_on(self, call: Call, path: str, body: bytes, wanted: Relayed, model: str) -> Reply:
-        """Have the request answered by whoever has the model. Raises a `FairleadError`."""
+        """Relay the request to a node that has the model. Raises a `FairleadError`."""
         job = self._job(call, path, body, wanted, model)
         if job.stream:
             loading = loading_progress(self._services, job) if path == CHAT else None
@@ -83,13 +83,13 @@ class Relaying:
         return await self.whole(call, job)
 
     async def stream(self, call: Call, job: Job, own: Chunks) -> Reply:
-        """Have a job streamed whose answer `own` writes, as far as our engine gives it."""
+        """Stream a job's answer. `own` writes what our engine generates of it."""
         writer = own if job.relay is None else PassedOn(job.relay.path, own)
         loading = loading_progress(self._services, job) if isinstance(own, ChatChunks) else None
         return await self._edge.stream(call, job, writer, loading=loading)
 
     async def whole(self, call: Call, job: Job, own: Callable[[list[Delta]], bytes] | None = None) -> Reply:
-        """Have a job served to its end; an answer that our engine gives is written by `own`, in JSON."""
+        """Run a job to its end. `own` writes an answer of our engine, in JSON."""
         answer, headers = await self._edge.whole(call, job)
         if own is not None and not answer[0].raw:
             large = is_large(answer)
@@ -123,9 +123,10 @@ class Relaying:
 
 
 class PassedOn:
-    """A `Writer` of what other servers have written: their events, as they are, up to their end.
+    """A `Writer` of other servers' events, which are passed on unchanged, including their end.
 
-    An answer may change hands when its node fails: what our own engine says is written by `own`.
+    After a failure, another node may go on with the answer: what our own engine generates is written by
+    `own`.
     """
 
     def __init__(self, path: str, own: Chunks | None = None) -> None:
@@ -145,7 +146,7 @@ class PassedOn:
         return b"".join(events)
 
     def end(self) -> bytes:
-        """See `Writer`: whoever had the last word has closed the answer, or is us."""
+        """See `Writer`. If another server wrote last, it has ended the answer itself."""
         return b"" if self._own is None or self._is_theirs else self._own.end()
 
     def error(self, error: FairleadError) -> bytes:
@@ -160,14 +161,14 @@ class PassedOn:
 
 
 def _choices(path: str, wanted: Relayed) -> int:
-    """Return how many choices the answer will have, as far as they are told apart in it."""
+    """Return the number of choices in the answer, as far as it distinguishes them."""
     if path == CHAT:
         return wanted.n or 1
     return (wanted.n or 1) * _prompts(wanted.prompt) if path == COMPLETIONS else 1
 
 
 def _prompts(prompt: msgspec.Raw) -> int:
-    """Return how many prompts are in that member: a list of numbers is one."""
+    """Return the number of prompts in that member: a list of numbers is one."""
     if _LIST_OF_PROMPTS.match(prompt) is None:
         return 1
     try:
@@ -177,7 +178,7 @@ def _prompts(prompt: msgspec.Raw) -> int:
 
 
 def _sampling(path: str, wanted: Relayed) -> Sampling:
-    """Return what the queue and a failover go by: how long an answer may be, and if it can be repeated."""
+    """Return what the queue and a failover use: the longest possible answer, and if it is repeatable."""
     if path in _SILENT:
         return Sampling(max_tokens=1)
     limits = (wanted.max_completion_tokens, wanted.max_tokens, wanted.max_output_tokens)

@@ -1,7 +1,7 @@
-"""The application: every route, and the checks that each request passes before one.
+"""The application: every route, and the checks of each request before it.
 
-Our own listener has the routes that generate answered past Quart, all others by it; under another ASGI server
-Quart answers all. `Paths` says for both which paths exist.
+With our own listener, `HotRoutes` handles the generating routes and Quart all others. Under another ASGI
+server Quart handles all. `Paths` decides for both which paths exist.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,15 +41,15 @@ from fairlead.config import ApiKey, Limits
 from fairlead.errors import NotFound
 from fairlead.telemetry.snapshot import Overview
 
-# Load balancers and orchestrators that probe these have no key, nor has the page that asks for one.
+# Load balancers and orchestrators probe these without a key, and the dashboard loads before it asks for one.
 _PROBE_RULES = {"/health", "/ready"}
 _OPEN_RULES = OPEN_RULES | _PROBE_RULES
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart, with an exchange and a request of our own, and a way around it for the hot routes.
+    """Quart, with our own exchange and request, and with the hot routes handled outside it.
 
-    Requests without a route take the same way, since a flood of them would cost more in Quart.
+    Requests without a route are refused outside it, too, since a flood of them would cost more in Quart.
     """
 
     asgi_http_class = Exchange
@@ -61,7 +61,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     change_keys: Callable[[Iterable[ApiKey]], None]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request: ASGI. Below a prefix (`root_path`), paths are those after it."""
+        """Handle an ASGI request. Below a prefix (`root_path`), paths are relative to it."""
         if scope["type"] == "http" and "fairlead" not in (
             scope.get("extensions") or ()
         ):  # not our own listener
@@ -86,25 +86,25 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         return None
 
     def create_url_adapter(self, request: Any) -> Any:
-        """Route by method and path. Quart's own reads `Host` too, and fails if DNS could not have it."""
+        """Route by method and path. Quart's own also reads `Host`, and fails if DNS could not have it."""
         if request is None:
             return super().create_url_adapter(None)
         return self.url_map.bind("localhost", default_method=request.method, path_info=request.path)
 
     def has_path(self, scope: Any) -> bool:
-        """Whether a request's path is spelled as a route's may be."""
+        """Return whether a request's path is spelled as a route's may be."""
         return self.paths.has(scope.get("raw_path"), scope["path"])
 
 
 def create_app(services: Services, *, past_quart: bool = True) -> Application:
     """Return the ASGI application. It holds nothing that must be closed.
 
-    `past_quart`: whether the routes that generate, and requests without a route, are answered past Quart. The
-    routes are Quart's in any case.
+    `past_quart`: whether the generating routes, and requests without a route, are handled without Quart.
+    Quart has the routes in any case.
     """
     app = Application("fairlead", static_folder=None)
-    app.config["RESPONSE_TIMEOUT"] = None  # the gateway's clocks are the only ones
-    app.config["BODY_TIMEOUT"] = None  # read_body has its own, and a bound on the size
+    app.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
+    app.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     app.limits = services.config.limits
@@ -121,7 +121,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     async def enter() -> Response | None:
         current = cast(FairleadRequest, request_ctx.request)
         client = current.scope.get("client")
-        # Quart's own headers have a Host even if the client sent none.
+        # Quart adds a `Host` if the client sent none.
         headers = FirstHeaders(current.scope["headers"])
         g.call = Call(
             headers,
@@ -132,10 +132,10 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         )
         g.call.nursery = current.nursery
         g.call.leave_body = current.incoming.leave
-        # Before routing errors are raised, so that only callers with a key learn which routes there are.
+        # Before routing errors are raised, so that only callers with a key learn which routes exist.
         rule = current.url_rule.rule if current.url_rule is not None else None
         is_operator_route = rule in FleetRoutes.RULES
-        # A browser's question whether a page may send a request is without the key that the request has.
+        # A browser's preflight request does not have the key of the request that it asks for.
         is_question = rule and not is_operator_route and cors.asks(current.method, headers)
         door.enter(
             g.call,
@@ -175,7 +175,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.hot = HotRoutes(door, hot if past_quart else {}, edge.body_memory)
     for path, route in hot.items():
         app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
-    overview = Overview(services, door.refusals)  # one for all who look: rates are between their looks
+    overview = Overview(services, door.refusals)  # shared: rates are computed between snapshots
     for part in (
         openai,
         Queue(edge),
@@ -195,5 +195,5 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
 
 
 async def _answer(route: Route) -> Response:
-    """Answer a request by a route that generates, as `HotRoutes` does, in Quart."""
+    """Handle a generating route in Quart, as `HotRoutes` does without it."""
     return response_of(await route(g.call))

@@ -1,7 +1,7 @@
-"""The shapes of request bodies, with their ranges. Knows no model: `prepare` checks what depends on one.
+"""The types of request bodies, with their ranges. `prepare` checks what depends on the model.
 
-Every optional field may also be null, which means the same as absent. Fields that are not listed are
-ignored, because clients send more of them every month.
+Every optional field may also be null, which means absent. Unlisted fields are ignored, because clients send
+more of them every month.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ UserName = Annotated[str, Meta(max_length=64 * 1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-# What is checked elsewhere, with messages of our own, is said here for `/openapi.json` only.
+# Declared for `/openapi.json` only; checked elsewhere, with messages of our own.
 NonEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 _OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]}
 
@@ -39,13 +39,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Which form the text is to have; its further fields depend on the type."""
+    """The required form of the text; further fields depend on the type."""
 
     type: str
 
 
 class Addressed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server itself reads, whoever answers: for which model, for whom, and how.
+    """The fields that the server itself reads, even of relayed requests.
 
     `priority`: the name of a class, or vLLM's number: 0 is the default class, and each one below or above it
     a class earlier or later.
@@ -59,7 +59,7 @@ class Addressed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Relayed(Addressed, frozen=True, kw_only=True):
-    """A body that is passed on: what we must know of it, in any dialect. Ranges are for its server to check.
+    """The fields that are read of a relayed body, in any dialect. The other server checks their ranges.
 
     `prompt` is a text completion's, which may be several; the dialects' names for `max_tokens` differ.
     """
@@ -82,7 +82,7 @@ LogitBias = Annotated[
 class Generation(Addressed, frozen=True, kw_only=True):
     """The fields that chat completions and completions share.
 
-    `prompt_logprobs`, vLLM's: lists each token of the prompt, and so many of the likeliest ones beside it.
+    `prompt_logprobs`, from vLLM: lists each token of the prompt, and this number of the likeliest ones.
     """
 
     stream_options: StreamOptions | None = None
@@ -96,7 +96,7 @@ class Generation(Addressed, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    # Further out, float32 logits overflow and the sequence would fail in the engine.
+    # Beyond these bounds, float32 logits overflow and the sequence would fail in the engine.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: LogitBias | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
@@ -110,7 +110,7 @@ class Generation(Addressed, frozen=True, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """A piece of a message. Only the type `text` is served; the others are refused by name."""
+    """A piece of a message. Only the type `text` is served; the error for others names them."""
 
     type: str
     text: str | None = None
@@ -120,14 +120,14 @@ Content = str | Annotated[list[ContentPart], Meta(max_length=4096)]
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """What an assistant asked a function for; `arguments` is JSON in a string."""
+    """An assistant's call of a function; `arguments` is JSON in a string."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One call that an assistant's message made."""
+    """One call in an assistant's message."""
 
     id: str
     function: FunctionCall
@@ -139,7 +139,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"):
 
 
 class SystemMessage(_Message, frozen=True, tag="system"):
-    """How the model is to behave."""
+    """Instructions for the model."""
 
     content: Content
 
@@ -151,20 +151,20 @@ class DeveloperMessage(_Message, frozen=True, tag="developer"):
 
 
 class UserMessage(_Message, frozen=True, tag="user"):
-    """What the user says."""
+    """A message of the user."""
 
     content: Content
 
 
 class AssistantMessage(_Message, frozen=True, tag="assistant"):
-    """What the model said before: text, calls or both."""
+    """An earlier message of the model: text, calls or both."""
 
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
 
 
 class ToolMessage(_Message, frozen=True, tag="tool"):
-    """What a called tool answered."""
+    """The result of a called tool."""
 
     content: Content
     tool_call_id: str | None = None
@@ -175,7 +175,7 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=16_384)]
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A function the model may call; `parameters` is a JSON schema, which only the chat template reads."""
+    """A function that the model may call; `parameters` is a JSON schema for the chat template."""
 
     name: str
     description: str | None = None
@@ -184,7 +184,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """Something the model may use."""
+    """A tool that the model may use."""
 
     type: str
     function: Function
@@ -215,8 +215,8 @@ Texts = list[NonEmpty | TokenId | TokenIds]
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind).
 
-    `special_tokens`: whether control tokens in a text are parsed, as by default, or stay text. With `echo`,
-    the answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
+    `special_tokens`: whether control tokens in a text are parsed (the default) or stay text. With `echo`, the
+    answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
     """
 
     prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **_OF_ONE_KIND})]
@@ -234,7 +234,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
 class EmbeddingRequest(Addressed, frozen=True, kw_only=True):
     """`POST /v1/embeddings`. `input`: a text, token ids, or a list of either (all of one kind).
 
-    `dimensions` cuts each vector to its first numbers, for models that were trained for that.
+    `dimensions` truncates each vector to its first numbers, for models that were trained for that.
     """
 
     input: NonEmpty | Annotated[Texts, Meta(min_length=1, extra_json_schema=_OF_ONE_KIND)]
@@ -246,9 +246,9 @@ class EmbeddingRequest(Addressed, frozen=True, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /tokenize`: a `prompt`, or `messages` as the chat template writes them.
+    """`POST /tokenize`: a `prompt`, or `messages` as the chat template renders them.
 
-    `special_tokens`: whether control tokens in a prompt are parsed, as by default, or stay text.
+    `special_tokens`: whether control tokens in a prompt are parsed (the default) or stay text.
     """
 
     model: str | None = None
@@ -262,7 +262,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-# As `/openapi.json` describes it: one of the two must be there.
+# For `/openapi.json`: one of the two is required.
 DescribedTokenizeRequest = Annotated[
     TokenizeRequest,
     Meta(
@@ -293,7 +293,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /models/unload`. With `force` the model's jobs fail; else they are finished first."""
+    """`POST /models/unload`. With `force` the model's jobs fail; otherwise they finish first."""
 
     model: str
     force: bool | None = None
@@ -304,9 +304,9 @@ HttpUrl = Annotated[str, Meta(extra_json_schema={"format": "uri"})]
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /nodes`: a server elsewhere, as `nodes` of a configuration file has one (`NodeConfig`).
+    """`POST /nodes`: a remote server, with the fields of `nodes` in a configuration file (`NodeConfig`).
 
-    What is not known is refused: a key that is spelled otherwise would be a node that nobody may use.
+    Unknown fields are refused: a node with a misspelled `api_key` would be unusable.
     """
 
     id: NodeId

@@ -1,4 +1,4 @@
-"""The scope of a caller: see `telemetry.scope`."""
+"""The part of the server's state that a caller may see: see `telemetry.scope`."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from fairlead.telemetry.scope import Scope
 
 
 def scope_of(services: Services, api_key: ApiKey | None) -> Scope:
-    """Return what the caller may see: everything, unless its key is for some models only.
+    """Return the caller's scope: everything, unless its key is limited to some models.
 
-    A reload may change what the names of a key mean.
+    Compute it for each request: a reload may change which models the key's names mean.
     """
     if api_key is None or not api_key.models:
         return Scope()
@@ -19,7 +19,7 @@ def scope_of(services: Services, api_key: ApiKey | None) -> Scope:
 
 
 def _models(services: Services, names: Iterable[str]) -> Iterable[str]:
-    """Yield the models behind names, aliases and selectors; jobs for a selector run on its targets."""
+    """Yield the models that names, aliases and selectors mean; jobs for a selector run on its targets."""
     for name in names:
         selector = services.selectors.get(name)
         for model in (name,) if selector is None else selector.targets:

@@ -1,7 +1,7 @@
-"""Names that stand for several models: which of them a request gets, and what is told of the names.
+"""Selectors, the names that stand for several models: the target of a request, and the list entries.
 
-A key may use a selector that is among its models, whatever that stands for; of another selector it gets only
-targets that are its models. What is chosen, and why, is for `swap.selectors`.
+A key may use a selector that is among its models, with all its targets. With any other selector it may use
+only the targets that are among its models. `swap.selectors` has the strategies of choice.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Allows = Callable[[Call, str], bool]
 
 
 class Selecting:
-    """Finds a selector's target for a request. `allows`: whether a caller may use a model, or a selector."""
+    """The choice of a selector's target. `allows`: whether a caller may use a model or a selector."""
 
     def __init__(self, services: Services, allows: Allows) -> None:
         self._services = services
@@ -27,11 +27,11 @@ class Selecting:
         self._selection = Selection()
 
     def is_selector(self, name: str) -> bool:
-        """Whether the name stands for several models."""
+        """Return whether the name stands for several models."""
         return name in self._services.selectors
 
     def choose(self, call: Call, name: str) -> Target:
-        """Return what a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
+        """Return the target that a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
         found = list(self._targets(name))
         if not found:
             raise ModelNotFound(f"no model that {told(name)} stands for is served here", param="model")
@@ -41,7 +41,7 @@ class Selecting:
         return self._selection.choose(name, self._services.selectors[name], allowed)
 
     def take(self, call: Call, name: str) -> Target:
-        """Return what the caller's job gets. It counts until all that is done for the call has ended."""
+        """Return the target for the caller's job. With `spillover`, it counts until the request ends."""
         target = self.choose(call, name)
         if self._services.selectors[name].strategy == "spillover":
             self._selection.take(name, target.model)
@@ -49,13 +49,13 @@ class Selecting:
         return target
 
     def cards(self, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what is told of each selector that the caller may use and that is not to be left out."""
+        """Yield the names and entries of the selectors that the caller may use and that are not unlisted."""
         for name, selector in self._services.selectors.items():
             if not selector.unlisted and (card := self.card(call, name)) is not None:
                 yield name, card
 
     def card(self, call: Call, name: str) -> dict[str, Any] | None:
-        """Return what is told of a selector; None if there is none of which the caller may use something."""
+        """Return a selector's entry; None if it does not exist or the caller may use none of its targets."""
         selector = self._services.selectors.get(name)
         targets = [] if selector is None else self._allowed(call, name, list(self._targets(name)))
         if selector is None or not targets:
@@ -71,14 +71,14 @@ class Selecting:
         return {word: text for word, text in words.items() if text} | {"meta": {"llamaswap": about}}
 
     async def _hold(self, name: str, model: str) -> None:
-        """Keep a target until the call is over. The name may mean something else by then."""
+        """Count a target until the request ends. The name may mean something else by then."""
         try:
             await trio.sleep_forever()
         finally:
             self._selection.give_back(name, model)
 
     def _targets(self, name: str) -> Iterator[Target]:
-        """Yield the targets that are served, in the order in which they are told."""
+        """Yield the targets that are served, in the configured order."""
         for target in self._services.selectors[name].targets:
             model = self._services.aliases.get(target, target)
             status = self._services.fleet.model(model)

@@ -1,11 +1,11 @@
-"""The listener: accepts connections, at most so many, and drains them when it is told to stop.
+"""The listener: accepts a bounded number of connections, and drains them on shutdown.
 
-Nothing a client does ends it: each connection is a world of its own (`connection`). Shutting down is
-returning: listening stops and idle connections end at once, running answers have `limits.drain_s` to finish,
-and what is left then is cut off, whether its client reads or not.
+No client can end it: connections are isolated from each other (`connection`). On shutdown, listening stops
+and idle connections end at once. Running responses have `limits.drain_s` to finish. Connections that are left
+then are closed, whether their clients read or not, and `serve_http` returns.
 
-Knows no route: it serves any ASGI app, and takes care of the app's lifespan. Of Hypercorn it uses the
-protocol and the lifespan; its own accept loop, timers and logs stay out of use.
+Does not know routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
+lifespan, but not its accept loop, timers and logs.
 """
 
 import errno
@@ -30,18 +30,18 @@ from fairlead.config import ConfigError, Limits
 logger = structlog.get_logger("fairlead.http")
 
 BACKLOG = 2048
-# So that a burst of new clients does not hold up the old ones.
+# Bounded, so that a burst of new clients does not delay the old ones.
 ACCEPTS_A_TURN = 32
 BEGINNINGS_A_TURN = 4
-REFUSALS = 64  # clients over the limit that are being told so; the others are just closed on
+REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
 OUT_OF_FILES_S = 0.1
-PORTS_TRIED = 16  # what is free on one address of the host may be taken on the next
+PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
 
-# What the kernel may hold for a client that does not read; left to itself it takes megabytes. It also calls a
-# socket writable only when a third is free again, so this is what makes progress of a slow client visible.
+# The kernel's buffer for a client that does not read; by default it grows to megabytes. A socket is writable
+# only when a third of it is free again, so a small buffer makes the progress of a slow client visible.
 SEND_BUFFER_BYTES = 256 * 1024
 
-# A client whose machine has vanished is noticed after about a minute.
+# A client whose machine is unreachable is detected after about a minute.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 Address = tuple[str, int]
@@ -51,16 +51,16 @@ _without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
 
 
 class CannotListen(OSError):
-    """An address cannot be had; the message says what to do."""
+    """An address that cannot be bound; the message says what to do."""
 
     def __str__(self) -> str:
         return self.strerror or super().__str__()
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address that `host` stands for. Port 0 picks a free one.
+    """Return listening sockets, one for each address of `host`. Port 0 picks a free one.
 
-    Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be had.
+    Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be bound.
     """
     name = host.removeprefix("[").removesuffix("]")
     try:
@@ -85,7 +85,7 @@ async def serve_http(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI app on listening sockets, and close them, until `shutdown` is set and all is drained.
+    """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
 
     Reports the bound addresses once the app has started. Raises what the app's startup raises.
     """
@@ -94,7 +94,7 @@ async def serve_http(
     lifespan = Lifespan(ASGIWrapper(app), config, state)
     async with AsyncExitStack() as stack:
         for sock in sockets:
-            stack.enter_context(sock)  # also if the app does not start
+            stack.enter_context(sock)  # closed also if the app does not start
         nursery = await stack.enter_async_context(trio.open_nursery())
         await nursery.start(lifespan.handle_lifespan)
         with _without_lifespan:
@@ -107,7 +107,7 @@ async def serve_http(
 
 
 class Listener:
-    """Accepts and owns connections."""
+    """The owner of all connections: accepts, refuses and drains them."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -164,7 +164,7 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 pass
             except (OSError, MemoryError) as error:
-                # Out of descriptors or memory: when connections end, there is room again.
+                # Out of descriptors or memory: retry, because connections that end release some.
                 self._say_once("cannot accept connections", error=str(error) or type(error).__name__)
                 await trio.sleep(OUT_OF_FILES_S)
             for _ in range(min(BEGINNINGS_A_TURN, len(self._arrivals))):
@@ -185,7 +185,7 @@ class Listener:
             arrival.sock.close()
 
     def _say_once(self, event: str, **details: Any) -> None:
-        """Log that there is no room; not again before there was room for one."""
+        """Log that the server is full, but not again until a connection was accepted."""
         if not self._full:
             self._full = True
             logger.warning(event, **details)
@@ -217,7 +217,7 @@ def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.so
             sockets.append(_listen(family, (address[0], chosen, *address[2:])))
         except OSError as error:
             failure = CannotListen(error.errno, _why_not(host, chosen, error))
-            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # a machine without IPv6, say
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # for example without IPv6
                 break
     else:
         if sockets:
@@ -262,6 +262,6 @@ def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
 def _hypercorn_config(limits: Limits) -> HypercornConfig:
     config = HypercornConfig()
     config.h11_max_incomplete_size = limits.header_bytes
-    config.errorlog = None  # what there is to say we say ourselves
+    config.errorlog = None  # we log ourselves
     config.accesslog = None
     return config

@@ -1,4 +1,4 @@
-"""What the routes are given. The composition root fills it in; tests fill it in with fakes."""
+"""The interfaces that routes use. The composition root implements them; tests use fakes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,126 +18,126 @@ from fairlead.text.model import TextModel
 
 
 class Answer(Protocol):
-    """What a route has once the first delta is there; None for what only those who waited have."""
+    """A job's answer, from its first delta on. What concerns its wait is None if it did not wait."""
 
     @property
     def deltas(self) -> Deltas:
-        """The answer, as it comes."""
+        """The answer, as it arrives."""
 
     @property
     def estimated_wait_s(self) -> int | None:
-        """What was estimated on arrival, whole seconds."""
+        """The wait that was estimated on arrival, in whole seconds."""
 
     @property
     def estimated_wait_p90_s(self) -> int | None:
-        """The wait that nine of ten do not exceed; None also where the estimate in force knows none."""
+        """The wait that nine of ten do not exceed; None also if the current estimate has none."""
 
     @property
     def queue_position(self) -> int | None:
-        """The place in the queue on arrival, from 1."""
+        """The queue position on arrival, from 1."""
 
 
 class Waiting(Protocol):
-    """What can be said now of a job that waits."""
+    """The forecast for a queued job, as of now."""
 
     @property
     def position(self) -> int:
-        """Its place in the queue, from 1."""
+        """Its queue position, from 1."""
 
     @property
     def estimated_wait_s(self) -> int:
-        """What is left of its wait, whole seconds."""
+        """The rest of its wait, in whole seconds."""
 
 
 class Gateway(Protocol):
-    """One job's life, in a task of its own. No two jobs it is given at a time share a `request_id`."""
+    """The service that runs jobs, each in its own task. No two jobs in flight have the same `request_id`."""
 
     async def serve(self, job: Job, *, task_status: trio.TaskStatus[Answer] = ...) -> None:
-        """Report `started` with the `Answer`; raise a `FairleadError` before that, never after."""
+        """Run a job. Report `started` with its `Answer`; raise a `FairleadError` before that, never after."""
 
     def cancel(self, request_id: str, owner: str) -> bool:
-        """End a job of this owner with `Cancelled`; False if there is none of that id to end."""
+        """End a job of this owner with `Cancelled`; return False if there is none with that id."""
 
     def waiting(self, request_id: str) -> Waiting | None:
-        """Return how a job waits; None if it has its seat, or has left."""
+        """Return the forecast for a queued job; None if it has its seat or is over."""
 
     def statistics(self) -> TallyStatistics:
-        """Return what became of all jobs."""
+        """Return the outcomes of all jobs."""
 
 
 class Fleet(Protocol):
-    """All models and nodes, ours and those elsewhere. Models go by their canonical names."""
+    """All models and nodes, local and remote. Models have their canonical names."""
 
     @property
     def instance(self) -> str:
-        """What this server says it is, so that it knows itself when it is told to be its own node."""
+        """This server's identity, by which it recognizes itself when configured as its own node."""
 
     def models(self) -> list[ModelStatus]:
-        """Return every model that is known now: configured, or told of by a node elsewhere."""
+        """Return every model that is known now: configured, or reported by a remote node."""
 
     def model(self, name: str) -> ModelStatus | None:
-        """Return one of them; None if it is not known."""
+        """Return one of them; None if it is unknown."""
 
     def nodes(self) -> list[NodeStatus]:
         """Return every node: engines, commands, remote ones."""
 
     def has(self, model: str) -> bool:
-        """Whether some node holds the model or could load it."""
+        """Return whether some node holds the model or could load it."""
 
     def offers(self, model: str) -> bool:
-        """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
+        """Return whether a job for the model may wait for a node: not if all its nodes are drained."""
 
     def configured(self, model: str) -> AnyModelConfig | None:
-        """Return the present configuration of a model of ours; None of others."""
+        """Return the current configuration of a local model; None for others."""
 
     def is_relayed(self, model: str) -> bool:
-        """Whether a command or a remote node may run it: a job for it carries `relay`."""
+        """Return whether a command or a remote node may run it: its jobs carry a `relay`."""
 
     def output(self, model: str) -> ProcessOutput:
-        """Return what the processes of a model of ours have printed. Raises `InvalidRequest` for others."""
+        """Return the output of a local model's processes. Raises `InvalidRequest` for other models."""
 
     @property
     def lists_aliases(self) -> bool:
-        """Whether aliases are listed as models of their own."""
+        """Whether aliases are listed as separate models."""
 
     def sends_loading_state(self, model: str) -> bool:
-        """Whether streamed chats for a model of ours report the progress of its load."""
+        """Return whether streamed chats for a local model report the progress of its load."""
 
     async def load(self, model: str) -> None:
-        """Have the model loaded, in its turn, and return when it is ready; joins a load under way.
+        """Load the model in its turn; return when it is ready. Joins a load in progress.
 
         Raises `LoadFailed`.
         """
 
     async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
-        """Return when the model's process is gone. Its jobs are finished first; with `force` they fail.
+        """Unload the model; return when its process has ended. Its jobs finish first; with `force` they fail.
 
         Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
         """
 
     async def add_node(self, config: NodeConfig) -> None:
-        """Take a node elsewhere into service. Raises `InvalidRequest` if its id is taken."""
+        """Add a remote node. Raises `InvalidRequest` if its id is taken."""
 
     async def remove_node(self, node_id: str) -> None:
-        """Return when the node is out of service, its jobs finished. Raises `NotFound`."""
+        """Remove the node; return when its jobs are finished. Raises `NotFound`."""
 
     def drain_node(self, node_id: str) -> None:
         """Give the node no more jobs; it stays listed. Raises `NotFound`."""
 
     async def reload(self, config: Config) -> Changes:
-        """Go by another configuration. A model that did not change keeps its process."""
+        """Apply another configuration. A model that did not change keeps its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything the routes act on.
+    """Everything that the routes use.
 
-    `models` are those whose tokens are known here, by canonical name: the engine's. Others, which only
-    `fleet` knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and
-    `selectors` has the names that stand for several. All three may change while we serve.
+    `models` are the engine's, by canonical name: their tokenizers are loaded here. Others, which only `fleet`
+    knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and `selectors`
+    has the names that stand for several. All three may change at run time.
 
-    `estimate` returns, for a model, tenant and priority, what a new job would be told: `position`,
-    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns what is wrong, by model;
+    `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
+    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
     `draining` whether the server takes no more jobs, because it is about to stop.
     """
 
@@ -154,15 +154,15 @@ class Services:
     draining: Callable[[], bool] = bool
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of the model of that name or alias. Raises `ModelNotFound`."""
+        """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""
         model = self.aliases.get(name, name)
         if not self.serves(model):
             raise ModelNotFound(f"the model {told(name)} is not served here", param="model")
         return model
 
     def serves(self, model: str) -> bool:
-        """Whether jobs for the model of this canonical name can be taken.
+        """Return whether jobs for the model of this canonical name can be taken.
 
-        An engine's model that is about to go has a node still, but nobody who could read its jobs.
+        An engine's model that is being removed still has a node, but no tokenizer any more.
         """
         return model in self.models or self.fleet.is_relayed(model)

@@ -1,6 +1,6 @@
-"""The shapes of what is answered, for `/openapi.json`: what is written by hand elsewhere, once more as types.
+"""The types of responses, for `/openapi.json`: the code that writes responses does not use them.
 
-Nothing is encoded with them; a test holds that every answer fits its type, and has nothing beside it.
+A test verifies that every response fits its type, and has no other fields.
 """
 
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from fairlead.job import FinishReason
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What went wrong: `code` for programs, `message` for people, `param` the field at fault."""
+    """What went wrong: `code` for programs, `message` for people, `param` names the field at fault."""
 
     message: str
     type: str
@@ -26,13 +26,13 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """`cached_tokens`: tokens of the prompt that were in the KV cache already, and so not computed again."""
+    """`cached_tokens`: tokens of the prompt that were in the KV cache, and so not computed again."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens; a prompt counts once however many answers it gets."""
+    """Token counts; a prompt counts once however many answers it gets."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +41,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class AssistantText(msgspec.Struct, frozen=True):
-    """What the model said."""
+    """The message that the model generated."""
 
     role: Literal["assistant"]
     content: str | None
@@ -59,7 +59,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ListedToken(msgspec.Struct, frozen=True):
-    """A token in the place of one of a prompt. `rank`: 1 the likeliest there."""
+    """A token that could stand at a position of the prompt. `rank`: 1 is the likeliest there."""
 
     logprob: float
     rank: int
@@ -67,7 +67,7 @@ class ListedToken(msgspec.Struct, frozen=True):
 
 
 PromptToken = dict[str, ListedToken]
-"""What could stand in a place of a prompt, by token id: what does, and the likeliest."""
+"""The candidates for a position of the prompt, by token id: the actual token, and the likeliest ones."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class TextVector(msgspec.Struct, frozen=True):
 
 
 class PromptUsage(msgspec.Struct, frozen=True):
-    """Tokens of texts that nothing is generated for."""
+    """Token counts of texts for which nothing is generated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -133,9 +133,9 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 class ModelCard(msgspec.Struct, frozen=True):
     """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
 
-    `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served.
-    `task`, if known too: whether it makes text, or vectors of texts. The others are what the configuration
-    says of a model that a command serves, or of a selector: a name that stands for several models.
+    `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served. `task`,
+    if known: whether it generates text or embeddings. The other fields are from the configuration of a model
+    that a command serves, or of a selector: a name that stands for several models.
     """
 
     id: str
@@ -160,7 +160,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """Token ids, and their texts if they were asked for."""
+    """Token ids, and their texts if requested."""
 
     count: int
     max_model_len: int
@@ -175,7 +175,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class CancelledRequest(msgspec.Struct, frozen=True):
-    """A request that was ended."""
+    """A request that was cancelled."""
 
     id: str
     object: Literal["request"]
@@ -183,7 +183,7 @@ class CancelledRequest(msgspec.Struct, frozen=True):
 
 
 class RemovedNode(msgspec.Struct, frozen=True):
-    """A node that was taken out of service."""
+    """A node that was removed."""
 
     id: str
     object: Literal["node"]
@@ -191,7 +191,7 @@ class RemovedNode(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """How the server is; `models` says what is wrong with which. `instance` is another at every start."""
+    """The server's state; `models` has the problems, by model. `instance` changes at every start."""
 
     status: Literal["ok", "stuck", "ready", "loading"]
     models: dict[str, str] | None = None

@@ -1,9 +1,9 @@
 """An amount of which every holder gets a fair share: bytes of memory, or places in a queue. Pure.
 
-A holder's share is the total divided by the number of holders. While nobody else needs it, a holder may have
-more. When more is asked for than there is, the largest holder's newest holding is revoked, and so on until
+A holder's share is the total divided by the number of holders. A holder may have more as long as no other
+needs it. When the holdings exceed the total, the largest holder's newest holding is revoked, and so on until
 the rest fits. A holder within its share loses nothing because of another, with one exception: a holding that
-is `kept` cannot be revoked, so it may stand in the way.
+is `kept` cannot be revoked, so it can be in the way.
 """
 
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """What one request holds under a name. `owner` is for the caller.
+    """One request's part of the amount, held under a name. `owner` is for the caller's use.
 
-    `kept`: it cannot be revoked any more. `gone`: it was revoked or has left.
+    `kept`: it can no longer be revoked. `gone`: it was revoked or released.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Holding:
 
 @dataclass(slots=True)
 class _Holder:
-    """All holdings of one name. `revocable` has those not kept as its keys, the oldest first."""
+    """All holdings of one name. The keys of `revocable` are those not kept, the oldest first."""
 
     amount: int = 0
     holdings: int = 0
@@ -34,7 +34,7 @@ class _Holder:
 
 
 class Shares:
-    """At most `total` of something, held under names."""
+    """A `total` amount of something, held under names."""
 
     def __init__(self, total: int) -> None:
         assert total > 0
@@ -79,7 +79,7 @@ class Shares:
             self._holders[holding.name].revocable.pop(holding, None)
 
     def leave(self, holding: Holding) -> None:
-        """Give back all of a holding, if it is not gone."""
+        """Release all of a holding, if it is not gone."""
         if holding.gone:
             return
         holding.gone = True

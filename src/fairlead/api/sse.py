@@ -1,7 +1,7 @@
-"""Server-sent events: how an answer's deltas leave as they come. Knows no dialect.
+"""Server-sent events: a job's deltas, streamed as they arrive. Does not know dialects.
 
 The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
-never iterated, or stopped anywhere, holds nothing up.
+never iterated, or is stopped anywhere, blocks nothing.
 """
 
 from collections.abc import Callable
@@ -22,27 +22,27 @@ from fairlead.job import Delta
 HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # or nginx keeps events until it has a page of them
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers a page of events
     **NO_SNIFFING,
 }
-# How often a stream without an answer yet says that it lives.
+# The interval of comments in a stream that has no answer yet.
 COMMENT_EVERY_S = 5.0
 
 
 class Notices(Protocol):
-    """What a stream says while there is no answer yet."""
+    """The events of a stream that has no answer yet."""
 
     interval_s: float
 
     def write(self, waiting: Waiting | None) -> bytes:
-        """Return what to say now, once every `interval_s`; `waiting` is None if the job does not wait."""
+        """Return the notice for now, once every `interval_s`; `waiting` is None if the job is not queued."""
 
     def end(self) -> bytes:
-        """Return what closes the notices when the answer is there. Not called if none were written."""
+        """Return the end of the notices when the answer begins. Not called if none were written."""
 
 
 class WaitingComments:
-    """`Notices` as comments, which clients skip: the place in the queue and the estimated wait."""
+    """`Notices` as comments, which clients skip: the queue position and the estimated wait."""
 
     interval_s = COMMENT_EVERY_S
 
@@ -58,29 +58,29 @@ class WaitingComments:
 
 
 class Writer(Protocol):
-    """Turns deltas into events, whole ones, ready to send."""
+    """A serializer of deltas as whole events."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         """Return the events for these deltas; empty if they have nothing to show yet."""
 
     def end(self) -> bytes:
-        """Return the events that close a good answer; empty if it is closed already."""
+        """Return the events that end a complete answer; empty if it has ended already."""
 
     def error(self, error: FairleadError) -> bytes:
-        """Return the event that ends an answer that is not whole."""
+        """Return the event that ends an incomplete answer."""
 
 
 class EventStream:
-    """A response body: all deltas that are there go out in one piece.
+    """A response body: all deltas that have arrived are sent in one piece.
 
-    With a `direct` way to the client, deltas go out in the engine's own turn, without waking whoever
-    iterates, as long as the client keeps up.
+    With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output,
+    without waking the iterating task, as long as the client keeps up.
 
-    While there is no answer yet, notices say how it waits: one at once, so that a proxy has something to
-    pass on, and then one every `interval_s`. By default they are `WaitingComments`.
+    While there is no answer yet, notices report the job's wait: one at once, so that a proxy has something to
+    forward, then one every `interval_s`. By default they are `WaitingComments`.
 
-    An error after the first byte can have no status any more: it becomes an event, and then `CutStream`
-    ends the connection, because a clean end would look like a whole answer.
+    After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
+    connection, because a clean end would look like a complete answer.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class EventStream:
                     return end
             if events := await self._next():
                 return events
-        except Exception as error:  # noqa: BLE001  # our own bugs too must not look like the end of an answer
+        except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
             return self._writer.error(public_error(error))
         raise StopAsyncIteration
 
     async def _notice(self) -> bytes:
-        """Wait until it is time for a notice and return it; nothing if the answer is there before."""
+        """Wait until a notice is due and return it; empty if the answer begins before."""
         with trio.move_on_at(self._next_notice_at):
             await self._pending.get()
             return b""
@@ -145,13 +145,13 @@ class EventStream:
         return self._writer.end()
 
     def _pour(self, deltas: list[Delta]) -> bool:
-        """Send these deltas now, if the client is ready for them."""
+        """Send these deltas if the client can take them now; return whether it could."""
         assert self.direct is not None
-        if not self.direct.writable or deltas[0].prompt_logprobs:  # of which there may be many
+        if not self.direct.writable or deltas[0].prompt_logprobs:  # these may be many
             return False
         try:
             events = self._writer.write(deltas)
-        except Exception:  # noqa: BLE001  # whoever iterates meets it too, and can say so to the client
+        except Exception:  # noqa: BLE001  # the iterator raises it too, and can report it
             return False
         if events:
             self.direct.send_now(events)
@@ -159,5 +159,5 @@ class EventStream:
 
 
 def event_reply(body: EventStream, headers: dict[str, str]) -> Reply:
-    """Return the streamed answer, with `headers` beside those that keep it flowing."""
+    """Return the streamed response; `headers` are added to those that prevent buffering."""
     return Reply(body, 200, {**HEADERS, **headers})

@@ -1,7 +1,7 @@
 """`POST /tokenize` and `/detokenize`, with vLLM's field names.
 
-Both are bounded by the model's context and charged to the API key like a prompt. Long texts take turns at the
-encoding threads.
+Both are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
+in threads, which tenants use in turn.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ USUAL_CHARS_A_TOKEN = 4
 
 
 class Tokens:
-    """Text to token ids and back, without generating."""
+    """The routes between text and token ids, without generation."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -33,7 +33,7 @@ class Tokens:
         return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
 
     async def tokenize(self, call: Call) -> Reply:
-        """`POST /tokenize`."""
+        """Handle `POST /tokenize`."""
         wanted = await self._edge.read(call, _tokenize_decoder)
         model = self._edge.find_model(call, wanted.model)
         unserved.refuse_unserved(wanted, unserved.TOKENIZE)
@@ -46,7 +46,7 @@ class Tokens:
         return json_reply(body)
 
     async def detokenize(self, call: Call) -> Reply:
-        """`POST /detokenize`."""
+        """Handle `POST /detokenize`."""
         wanted = await self._edge.read(call, _detokenize_decoder)
         model = self._edge.find_model(call, wanted.model)
         if len(wanted.tokens) > model.max_model_len:
@@ -57,7 +57,7 @@ class Tokens:
 
 
 def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
-    """Return the answer in JSON, and how many tokens it has. Raises `InvalidRequest`."""
+    """Return the response in JSON, and its number of tokens. Raises `InvalidRequest`."""
     if wanted.messages is not None:
         tokens = model.encode_chat(
             prepare.template_messages(wanted.messages),
@@ -86,7 +86,7 @@ def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
 
 
 def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
-    """Return the answer in JSON. Raises `InvalidRequest`."""
+    """Return the response in JSON. Raises `InvalidRequest`."""
     if tokens:
         prepare.check_token_ids(tokens, model, "tokens")
     return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -1,8 +1,8 @@
-"""Worker threads that tenants take turns at. `Turns` decides and is pure; `Threads` runs.
+"""Worker threads that tenants use in turn. `Turns` decides and is pure; `Threads` runs functions.
 
 Encoding a long prompt takes seconds of CPU time. A tenant has one thread at a time, so that another one stays
-free for other tenants; its further work waits behind their first. A waiting call that is cancelled gives up
-its place. A thread cannot be cancelled: its turn lasts until it ends.
+free for other tenants. Its further calls are queued behind the first ones of others. A cancelled call is
+removed from the queue. A thread cannot be cancelled: its turn lasts until it ends.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Turn:
-    """One piece of work. `decided` is called when it stops waiting."""
+    """One call. `decided` is called when it stops waiting."""
 
     __slots__ = ("decided", "place", "state", "tenant")
 
@@ -33,7 +33,7 @@ class Turn:
 
 
 class Turns:
-    """At most `threads` turns run, `each` of one tenant; at most `most_waiting` wait.
+    """A round robin of tenants: at most `threads` turns run, `each` per tenant, and `most_waiting` wait.
 
     When more would wait, the tenant with the most waiting turns loses its newest one.
     """
@@ -42,7 +42,7 @@ class Turns:
         self._free = threads
         self._each = each
         self._running: dict[str, int] = {}
-        # In the order of their turns. A tenant whose turn has ended goes behind the others.
+        # By tenant, in round-robin order. A tenant whose turn has ended moves to the end.
         self._lines: dict[str, dict[Turn, None]] = {}
         self._places = Shares(most_waiting)
 
@@ -59,7 +59,7 @@ class Turns:
     def enter(self, tenant: str, decided: Callable[[], None] = lambda: None) -> Turn:
         """Return a new turn: running, waiting or refused. It ends with `leave`."""
         turn = Turn(tenant, decided)
-        if self._may_run(tenant):  # no waiting turn may, or it would run
+        if self._may_run(tenant):  # no waiting turn may run, or it would be running
             self._run(turn)
             return turn
         self._lines.setdefault(tenant, {})[turn] = None
@@ -71,7 +71,7 @@ class Turns:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """End a turn in any state. Others may begin to run."""
+        """End a turn in any state. Others may start."""
         if turn.state == "waiting":
             assert turn.place is not None
             self._places.leave(turn.place)
@@ -111,7 +111,7 @@ class Turns:
 
 
 class Threads:
-    """Runs functions in threads, by tenants' turns. No call waits longer than `timeout_s` for its turn."""
+    """Threads that run functions in tenants' turns. No call waits longer than `timeout_s` for its turn."""
 
     def __init__(self, threads: int, *, timeout_s: float) -> None:
         self.turns = Turns(threads)
@@ -139,8 +139,8 @@ def _attempt(call: Callable[[], Result]) -> tuple[Result | None, FairleadError |
 
     Trio's own way of raising a thread's error in the caller makes a reference cycle: the traceback refers to
     frames that refer to the error. These frames hold the request's body, which would stay in memory until the
-    collector runs. So the error is returned, without its traceback; errors that are not for clients keep
-    theirs.
+    cycle collector runs. So the error is returned, without its traceback; errors that are not for clients
+    keep theirs.
     """
     try:
         return call(), None
@@ -150,7 +150,7 @@ def _attempt(call: Callable[[], Result]) -> tuple[Result | None, FairleadError |
 
 
 class _Limiter:
-    """A turn as a `CapacityLimiter`, which Trio releases when the thread has ended."""
+    """A turn with the interface of `CapacityLimiter`. Trio releases it when the thread has ended."""
 
     def __init__(self, turns: Turns, tenant: str, timeout_s: float) -> None:
         self._turns = turns

@@ -1,9 +1,9 @@
 """Fields of OpenAI's, vLLM's, SGLang's, llama.cpp's and TGI's requests that our engine does not serve.
 
-A field that says what an answer must be, or what it must contain, is refused until it is served: a client
-that asks for JSON must not get anything else. Only null and the values that mean «off» pass. A field that
-changes no answer is ignored, and listed here with the reason. Unknown fields are ignored, because clients
-send more of them every month.
+A field that constrains an answer or its content is refused until it is served: a client that asks for JSON
+must not get anything else. Only null and the values that mean "off" pass. A field that changes no answer is
+ignored, and listed here with the reason. Unknown fields are ignored, because clients send more of them every
+month.
 
 Requests that are relayed keep all of their fields: the other server may serve them.
 """
@@ -18,12 +18,12 @@ from fairlead.errors import InvalidRequest
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 _ABSENT = msgspec.Raw()
-# No value that means «off» is longer in JSON.
+# No value that means "off" is longer in JSON.
 _LONGEST_OFF = 16
 
 
 class Unserved(NamedTuple):
-    """A field that is refused. `off`: values that change nothing, besides null. `instead`: a field to use."""
+    """A field that is refused. `off`: accepted values besides null. `instead`: a field to use."""
 
     off: tuple[Any, ...] = ()
     instead: str = ""
@@ -34,7 +34,7 @@ _FALSE, _TRUE, _ZERO, _ONE = Unserved((False,)), Unserved((True,)), Unserved((0,
 _ANY = Unserved()
 Fields = Mapping[str, Unserved]
 
-# Which texts an answer may be.
+# Constraints on the generated text.
 _CONSTRAINTS: Fields = {
     "structured_outputs": _EMPTY_OBJECT,
     "structural_tag": _ANY,
@@ -57,7 +57,7 @@ _CONSTRAINTS: Fields = {
     "custom_logit_processor": _EMPTY_TEXT,
     "moderation": _ANY,
 }
-# How its tokens are chosen, and when it ends.
+# Sampling and stopping.
 _SAMPLING: Fields = {
     "use_beam_search": _FALSE,
     "length_penalty": _ONE,
@@ -83,17 +83,17 @@ _SAMPLING: Fields = {
     "lora_path": _ANY,
     "vllm_xargs": _EMPTY_OBJECT,
 }
-# What the model reads before it answers.
+# The model's input.
 _PROMPT: Fields = {
     "prompt_embeds": _ANY,
     "input_ids": _ANY,
     "truncate_prompt_tokens": _ANY,
     "session_params": _EMPTY_OBJECT,
-    # Promises to keep cached prefixes apart; `kvCache.isolateTenants` does that for all requests.
+    # These two isolate cached prefixes; `kvCache.isolateTenants` does that for all requests.
     "cache_salt": _ANY,
     "extra_key": _ANY,
 }
-# What an answer says beside its text, and which text it shows.
+# The content of a response beside the text, and which text it shows.
 _ANSWER: Fields = {
     "logprob_token_ids": _ANY,
     "n_probs": Unserved((0,), "logprobs"),
@@ -113,7 +113,7 @@ _ANSWER: Fields = {
 
 COMPLETION: Fields = {**_CONSTRAINTS, **_SAMPLING, **_PROMPT, **_ANSWER, "add_special_tokens": _TRUE}
 
-# How messages are written for the chat template. /tokenize reads them too.
+# How the chat template renders messages. /tokenize reads these fields, too.
 _MESSAGES: Fields = {
     "chat_template": _ANY,
     "documents": Unserved(([],), "documents in chat_template_kwargs"),
@@ -165,7 +165,7 @@ TOKENIZE: Fields = {
     "with_pieces": Unserved((False,), "return_token_strs"),
 }
 
-# Fields that are ignored, by the reason why that does no harm.
+# Ignored fields, by the reason why that does no harm.
 _HARMLESS = {
     "concerns the records that a provider keeps": "metadata store service_tier custom_labels",
     "says where, when or how fast an answer is computed": (
@@ -197,14 +197,14 @@ IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names
 
 
 def reading(request: type[Request], fields: Fields) -> type[Request]:
-    """Return a type that bodies are decoded to like `request`, and that notices these fields."""
+    """Return a subtype of `request` for decoding bodies, which also captures these fields."""
     noticed = [(name, msgspec.Raw, _ABSENT) for name in fields]
     noticing = msgspec.defstruct(request.__name__, noticed, bases=(request,), frozen=True, kw_only=True)
     return cast("type[Request]", noticing)
 
 
 def refuse_unserved(request: msgspec.Struct, fields: Fields) -> None:
-    """Raise `InvalidRequest` for the first of these fields that is not off; `reading` has made the type."""
+    """Raise `InvalidRequest` for the first of these fields that is not off. `reading` makes the type."""
     for name, field in fields.items():
         value: msgspec.Raw = getattr(request, name)
         if value is not _ABSENT and not _is_off(value, field.off):
@@ -233,5 +233,5 @@ def _is_off(value: msgspec.Raw, off: tuple[Any, ...]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare as JSON does, where 0 is not false."""
+    """Return whether two values are equal in JSON, where 0 is not false."""
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

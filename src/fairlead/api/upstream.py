@@ -1,7 +1,7 @@
-"""`/upstream/MODEL/…`: any request to the server that a command started, as llama-swap has it.
+"""`/upstream/MODEL/…`: any request to a model's own server, which a command started, as in llama-swap.
 
-The model is loaded for it as for a job, and it holds one of the model's seats until its answer is over.
-Only commands have such a server.
+The request loads the model as a job does, and holds one of its seats until the response is over. Only
+commands have such a server.
 """
 
 import re
@@ -25,12 +25,12 @@ from fairlead.nodes.reported import BYTES_A_TOKEN
 PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-# Longer ones are no paths of a model's server, and would take long to compare with `ignorePaths`.
+# Longer paths are not a model server's, and would take long to compare with `ignorePaths`.
 PATH_LETTERS = 2048
 
 
 class UpstreamRoute:
-    """The route. `ignorePaths` of the configuration are for models that are loaded only."""
+    """The route. Requests for paths in the configuration's `ignorePaths` do not load a model."""
 
     def __init__(self, edge: Edge, cors: Cors) -> None:
         self._edge = edge
@@ -43,7 +43,7 @@ class UpstreamRoute:
         app.add_url_rule(f"{PREFIX}<path:upstream_path>", view_func=self.pass_on, methods=list(METHODS))
 
     async def pass_on(self, upstream_path: str) -> Response:
-        """Pass the request on, and its answer back as it comes."""
+        """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(f"{PREFIX}{upstream_path}") if raw_path is None else raw_path.decode("ascii")
         name, path = self._model_in(raw.removeprefix(PREFIX))
@@ -56,7 +56,7 @@ class UpstreamRoute:
         return await self._answer(g.call, job)
 
     def _model_in(self, raw: str) -> tuple[str, str]:
-        """Return the model's name, which may have slashes, and the path behind it. Raises `NotFound`."""
+        """Return the model's name, which may have slashes, and the path after it. Raises `NotFound`."""
         segments = raw.split("/")
         known = {*self._services.aliases, *(status.model for status in self._services.fleet.models())}
         deepest = max((name.count("/") for name in known), default=0)
@@ -76,7 +76,7 @@ class UpstreamRoute:
             )
         if call.api_key is not None and call.api_key.limits.tokens_per_minute is not None:
             raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
-        # For an image or a link of a page, a browser sends GET without `Origin`. Here it may load a model.
+        # For an image or a link in a page, a browser sends GET without `Origin`. Here it may load a model.
         is_foreign = call.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
         if call.api_key is None and is_foreign and not self._cors.allows(call.headers):
             message = "Sec-Fetch-Site: a page of another server may not send this request"
@@ -93,7 +93,7 @@ class UpstreamRoute:
             )
 
     def _with_slash(self, raw: str) -> Response:
-        """Redirect to the model's root, so that relative addresses in its pages are right."""
+        """Redirect to the model's root, so that relative URLs in its pages are right."""
         query = request.scope.get("query_string", b"").decode("ascii", "replace")
         status = 301 if request.method in ("GET", "HEAD") else 308
         root = request.scope.get("prefix", "")
@@ -134,12 +134,12 @@ class UpstreamRoute:
         headers = {**head.headers, **waiting_headers(answer), **NO_SNIFFING}
         response = Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
         if "content-type" not in head.headers:
-            del response.headers["Content-Type"]  # Quart's own guess
+            del response.headers["Content-Type"]  # Quart's default
         return response
 
 
 class PassedThrough:
-    """A response body: what the server sends, as it comes. One that breaks off ends the connection."""
+    """A response body: the server's data, as it arrives. If it breaks off, the connection is ended."""
 
     def __init__(self, deltas: Deltas, first: bytes) -> None:
         self._deltas = deltas

@@ -1,4 +1,4 @@
-"""Reads a configuration file into a `Config`: YAML, types, llama-swap's ways of saying things."""
+"""Reads a configuration file into a `Config`: YAML, types, and llama-swap's spellings."""
 
 from fairlead.configfile.read import ConfigFileError, Reading, read_config
 

@@ -1,7 +1,7 @@
-"""Plain values into the types that say what they must be, with every fault found on the way.
+"""Converts plain values to the types of the settings, and collects every fault.
 
-msgspec converts each value, strictly; walking the structs is done here, because msgspec stops at the first
-fault and does not say in which entry of a mapping it was.
+msgspec converts each value, strictly. The structs are traversed here, because msgspec stops at the first
+fault and does not report in which entry of a mapping it was.
 """
 
 import difflib
@@ -32,11 +32,11 @@ _TRUTHS = {
     "on": True,
     "no": False,
     "off": False,
-}  # YAML 1.1, which llama-swap reads where a truth is due
+}  # YAML 1.1, which llama-swap reads for booleans
 
 
 class Conversion:
-    """Converts the values of one document; `faults` are found so far."""
+    """Converts the values of one document; `faults` are those found so far."""
 
     def __init__(self, document: Document) -> None:
         self.faults: list[Fault] = []
@@ -53,10 +53,11 @@ class Conversion:
         elsewhere: Mapping[str, str] | None = None,
         beside: Collection[str] = (),
     ) -> S | None:
-        """Return the struct, of what is left beside faults; None if it cannot be made of that.
+        """Return the struct, made of the valid values; None if they do not suffice.
 
-        `given` has values of fields that a file cannot set. What it does not say is taken from `default`.
-        `elsewhere` says of some keys where they belong; keys `beside` may be meant by a key that is unknown.
+        `given` has values of fields that a file cannot set. Settings that the file does not have keep their
+        values of `default`. `elsewhere` has messages for keys that belong elsewhere. `beside` has further
+        keys that an unknown key may be a misspelling of.
         """
         given = given or {}
         if not isinstance(said, dict):
@@ -136,11 +137,11 @@ class Conversion:
             return self._fault(path, f"must be {expected}, not {_WORDS.get(type(said), 'that')}")
 
     def _written(self, said: float, path: KeyPath) -> str:
-        """Return a number as text the way it was written: a key may be 0123."""
+        """Return a number as the text in the file: a key may be 0123."""
         return self._document.text(path) or written(said)
 
     def unknown(self, key: str, path: KeyPath, known: Collection[str], elsewhere: Mapping[str, str]) -> None:
-        """Refuse a key that is none of those known; say where it belongs, or which one may be meant."""
+        """Add a fault for an unknown key, with where it belongs or a similar key."""
         if key in elsewhere:
             self._fault((*path, key), elsewhere[key])
             return

@@ -1,8 +1,8 @@
-"""YAML as plain values that know their lines.
+"""Parses YAML to plain values, and records the line of each.
 
-Mappings, lists, text, numbers, true, false and null as in YAML 1.2 (so `on` is text, `1:30` too, and `010` is
-ten), anchors and merge keys (`<<`), all bounded. `${env.NAME}` becomes what the environment has, wherever it
-stands, and can be nothing but a part of a value: a variable cannot add keys. Knows no setting.
+Mappings, lists, text, numbers, true, false and null are as in YAML 1.2 (`on` and `1:30` are text, `010` is
+ten). Anchors and merge keys (`<<`) are supported. Size, depth and the number of values are bounded.
+`${env.NAME}` is replaced by the variable after parsing, so it cannot add keys. Independent of settings.
 """
 
 import math
@@ -18,7 +18,7 @@ BYTES_AT_MOST = 1024 * 1024
 VALUES_AT_MOST = 100_000
 DEPTH_AT_MOST = 50
 
-# Braces mean something in YAML's flow style: `[${env.KEY}]` would not be one value. These mean nothing.
+# Stand for `${` and `}` while YAML is parsed: in flow style, braces would split `[${env.KEY}]`.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 _VARIABLE = re.compile(rf"{_OPEN}env\.([A-Za-z_][A-Za-z0-9_]*){_CLOSE}")
@@ -35,7 +35,7 @@ _CONSTANTS: dict[str, bool | None] = {
 
 
 class UnreadableError(ValueError):
-    """This is not a YAML mapping in UTF-8; `line` (from 1) is where that was seen."""
+    """The file is not a YAML mapping in UTF-8, or is too large. `line` (from 1) is where that was found."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -43,9 +43,10 @@ class UnreadableError(ValueError):
 
 
 class Document:
-    """What a file says: `tree` of plain values, and where each of them stands.
+    """A parsed file: the `tree` of plain values, and the line of each.
 
-    `faults` are those of single values: a key given twice, a number that is none. Raises `UnreadableError`.
+    `faults` are those of single values, such as a duplicate key or an infinite number. Raises
+    `UnreadableError`.
     """
 
     def __init__(self, content: bytes, environment: Mapping[str, str]) -> None:
@@ -62,13 +63,13 @@ class Document:
         self.tree: dict[str, Any] = self._value(root, ())
 
     def line(self, path: KeyPath) -> int:
-        """Return the line, from 1, of a value, or of the innermost one around it that is there."""
+        """Return the line (from 1) of a value, or of the innermost existing value around it."""
         while path and path not in self._lines:
             path = path[:-1]
         return self._lines.get(path, 1)
 
     def text(self, path: KeyPath) -> str | None:
-        """Return how a number, truth or null was written."""
+        """Return the original text of a number, boolean or null; None for other values."""
         return self._texts.get(path)
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -106,7 +107,7 @@ class Document:
         return merged | own if merged else own
 
     def _merge(self, node: yaml.Node, path: KeyPath, merged: dict[str, Any]) -> None:
-        """Add what other mappings have; what is there already stays."""
+        """Add the entries of other mappings to `merged`. Existing entries are kept."""
         for other in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(other, yaml.MappingNode):
                 self._fault(path, "<<: must be a mapping or a list of them")
@@ -158,7 +159,7 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Leaves the meaning of plain values to us: YAML 1.1 finds too much in them."""
+    """Resolves no plain scalars, because YAML 1.1 gives too many of them a type. `_plain` does that."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as in the base class
 
@@ -190,6 +191,6 @@ def _compose(text: str) -> yaml.Node | None:
         raise UnreadableError(line, f"is not YAML: {error.reason}") from None
     except RecursionError:
         raise UnreadableError(1, f"is nested deeper than {DEPTH_AT_MOST}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a \U escape or a %YAML version that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # an invalid \U escape or %YAML version
         raise UnreadableError(1, f"is not YAML: {error}") from None
     return root

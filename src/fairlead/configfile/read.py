@@ -1,4 +1,4 @@
-"""From a file's name to a `Config`, or to everything that is wrong with it, each with its line and key."""
+"""Reads a file into a `Config`, or reports every error in it with its line and key."""
 
 import os
 import shlex
@@ -32,7 +32,7 @@ _KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandCo
 
 
 class FaultAt(NamedTuple):
-    """What is wrong where: `key` as it is shown, '' where it is no setting."""
+    """An error on a line: `key` as displayed, '' if it concerns no setting."""
 
     line: int
     key: str
@@ -40,9 +40,9 @@ class FaultAt(NamedTuple):
 
 
 class ConfigFileError(ConfigError):
-    """A file is no configuration. The message has one line a fault: file, line, key, what is wrong.
+    """A file is not a valid configuration. The message has a line for each fault: file, line, key, reason.
 
-    `log_json`: what the file says of that setting, as far as it can be read.
+    `log_json`: the value of that setting, if it could be read.
     """
 
     def __init__(self, file: Path, found: Iterable[FaultAt], *, log_json: bool = False) -> None:
@@ -58,9 +58,9 @@ class ConfigFileError(ConfigError):
 
 
 class Reading(NamedTuple):
-    """A configuration, and the settings in its file (as they are shown) that have no effect on serving.
+    """A configuration, and the settings in its file (as displayed) that have no effect on serving.
 
-    `remarks` are what whoever wrote the file may not have meant, a line each.
+    `remarks` are notes on settings that may be unintended, one line each.
     """
 
     config: Config
@@ -69,7 +69,7 @@ class Reading(NamedTuple):
 
 
 def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
-    """Read a file. `environment` has the variables it may use. Raises `ConfigFileError` or `OSError`."""
+    """Read a file, which may use variables of `environment`. Raises `ConfigFileError` or `OSError`."""
     with file.open("rb") as source:
         content = source.read(BYTES_AT_MOST + 1)
         mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
@@ -92,7 +92,7 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
 
 
 class _Reader:
-    """Makes the configuration of one document; goes on after a fault to find the others."""
+    """Makes the configuration of one document. Continues after a fault to find the others."""
 
     def __init__(self, document: Document, folder: Path) -> None:
         self.idle: list[KeyPath] = []
@@ -142,7 +142,7 @@ class _Reader:
         return None if self.faults else config
 
     def _look_at_selectors(self, config: Config) -> None:
-        """Note which targets are no models, as far as is known, and refuse what spills over in vain."""
+        """Record targets that are not models, if all models are known, and faults of spillover."""
         local = _names_of(config.models)
         if all(node.models is not None for node in config.nodes):
             known = set(local).union(*(node.models or () for node in config.nodes))
@@ -153,14 +153,14 @@ class _Reader:
             policy = policy_for(config.swap, memory_mb)
         except ConfigError:
             raise
-        except ValueError as error:  # of another package's policy
+        except ValueError as error:  # raised by another package's policy
             at = ("routing", "router", "settings", "policy")
             raise ConfigError(str(error), [Fault(at, str(error))]) from error
         faults = faults_of_spilling(config.selectors, local, policy)
         self.faults += (fault.under("selectors") for fault in faults)
 
     def _priorities(self, settings: FileSettings, models: list[AnyModelConfig]) -> dict[str, int]:
-        """Return the priorities of models by their names; those of no models are noted, as in groups."""
+        """Return the priorities by model name. Names without a model are recorded as having no effect."""
         local = _names_of(models)
         said = settings.routing.scheduler.settings.fifo.priority
         at = ("routing", "scheduler", "settings", "fifo", "priority")
@@ -209,14 +209,14 @@ class _Reader:
                 self._conversion.unknown(key, path, known, {})
 
     def _with_folder(self, model: ModelConfig) -> ModelConfig:
-        """Find the model's folder, which a relative path names from the file's; or leave the name of a hub's.
+        """Resolve the model's folder, relative to that of the file; return a hub id unchanged.
 
-        What could be either is a folder that is missing if the one that it would be in is there.
+        A path that could be either is a missing folder if its parent folder exists, else a hub id.
         """
         try:
             folder = (self._folder / model.path.expanduser()).resolve()
             there = folder.is_dir()
-        except (OSError, RuntimeError):  # a name that is too long, links in a ring, nobody's home
+        except (OSError, RuntimeError):  # a name that is too long, a loop of links, no such home
             folder, there = model.path, False
         if not there and not folder.parent.is_dir() and is_hub_id(str(model.path)):
             return model
@@ -256,16 +256,16 @@ class _Variables(Mapping[str, str]):
 
 
 def _has_literal_keys(content: bytes) -> bool:
-    """Return whether a file that is a configuration has an API key without a variable in it.
+    """Return whether a valid configuration file has an API key that uses no variable.
 
-    Reading the file again with marked variables follows them through macros, anchors and merged mappings.
+    Parsing the file again with marked variables follows them through macros, anchors and merged mappings.
     """
     tree = Expansion().expand(Document(content, _Variables()).tree)
     return any(key is not None and _Variables.value not in str(key) for key in _api_keys(tree))
 
 
 def _api_keys(tree: dict[str, Any]) -> Iterator[object]:
-    """Yield the server's keys and those that it sends to nodes and peers; None where there is none."""
+    """Yield the server's keys and those that it sends to nodes and peers; None for one without a key."""
     for said in tree.get("apiKeys") or ():
         yield said.get("key") if isinstance(said, dict) else said
     for node in (*(tree.get("nodes") or ()), *(tree.get("peers") or {}).values()):
@@ -273,18 +273,18 @@ def _api_keys(tree: dict[str, Any]) -> Iterator[object]:
 
 
 def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:
-    """Return the name of each model by all its names."""
+    """Map the name and the aliases of each model to its name."""
     return {name: model.name for model in models for name in (model.name, *model.aliases)}
 
 
 def _on_one_line(text: str) -> str:
-    """Return a message that cannot begin another line or command a terminal, whatever it quotes."""
+    """Escape and truncate a message, so that quoted text cannot begin a line or control a terminal."""
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return shown if len(shown) <= LETTERS_AT_MOST else f"{shown[:LETTERS_AT_MOST]}…"
 
 
 def _settled(said: dict[str, Any], common: FileSettings, kind: type[AnyModelConfig]) -> dict[str, Any]:
-    """Say of a model what the file says of all, and leave out what only looks like a setting."""
+    """Return a model's settings with the file's defaults for all models, without values that mean not set."""
     settled = dict(said)
     if settled.get("ttl") in (None, -1):
         settled["ttl"] = common.global_ttl_s
@@ -294,7 +294,7 @@ def _settled(said: dict[str, Any], common: FileSettings, kind: type[AnyModelConf
         if not settled.get("unloadTimeout"):
             settled["unloadTimeout"] = common.unload_timeout_s or 10.0
         for name in ("concurrencyLimit", "useModelName"):
-            if settled.get(name) in (0, ""):  # as if nothing was said
+            if settled.get(name) in (0, ""):  # these mean not set
                 del settled[name]
         filters = settled.get("filters")
         if isinstance(filters, dict) and "strip_params" in filters:  # its older name
@@ -315,7 +315,7 @@ def _filtered(node: N) -> N:
 
 
 def _renamed(model: M) -> M:
-    """Give a model the names by which it has parameters; once each, and never its own."""
+    """Add the names in `set_params_by_id` to a model's aliases, each once and never its own."""
     by_name: Iterable[str] = model.filters.set_params_by_id if isinstance(model, CommandConfig) else ()
     aliases = dict.fromkeys((*model.aliases, *by_name))
     aliases.pop(model.name, None)

@@ -1,7 +1,7 @@
-"""The JSON Schema of a configuration file, made of the types that say what a file may have. Pure.
+"""Generates the JSON Schema of configuration files from the types of the settings. Pure.
 
-It accepts what the reader accepts, as far as a schema can say it: what contradicts itself is for the reader
-to find. Editors complete and explain by it: `# yaml-language-server: $schema=…`.
+It accepts everything that the reader accepts. Contradictions between settings are found by the reader only.
+Editors use it for completion and help: `# yaml-language-server: $schema=…`.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TIME = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
 _USE = {"$ref": "#/$defs/Use"}
-# What else than its type a setting may be; the reader takes it for nothing said.
+# Values beyond its type that a setting may have; the reader treats them as not set.
 _ALSO: dict[tuple[type, str], Schema] = {
     (ModelConfig, "ttl"): {"const": -1},
     (CommandConfig, "ttl"): {"const": -1},
@@ -61,7 +61,7 @@ def schema() -> Schema:
 
 
 class _Types:
-    """Describes types; `definitions` has the structs that were referred to."""
+    """Makes schemas of types; `definitions` has those of the referenced structs."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Schema] = {}
@@ -69,12 +69,12 @@ class _Types:
     def reference(self, kind: type[msgspec.Struct]) -> Schema:
         name = kind.__name__
         if name not in self.definitions:
-            self.definitions[name] = {}  # in case it holds itself
+            self.definitions[name] = {}  # in case it contains itself
             self.definitions[name] = self.struct(kind)
         return {"$ref": f"#/$defs/{name}"}
 
     def struct(self, kind: type[msgspec.Struct]) -> Schema:
-        """Describe a struct, and what a file may have besides where it stands."""
+        """Return the schema of a struct, and of the other keys that a file may have in its place."""
         texts = documentation_of(kind)
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         properties: dict[str, Schema] = {}
@@ -101,7 +101,7 @@ class _Types:
         return {"description": text, **described} if text else dict(described)
 
     def _forms(self, shape: Shape) -> list[Schema]:
-        """Return what a value of the shape may be."""
+        """Return the alternative schemas of a value of this shape."""
         forms = self._said(shape) or [self._plain(shape)]
         if shape.kind in (int, float, bool) or get_origin(shape.kind) is Literal:
             forms.append(_USE)
@@ -110,7 +110,7 @@ class _Types:
         return forms
 
     def _said(self, shape: Shape) -> list[Schema]:
-        """Return what the reader of the shape, if it has one, takes."""
+        """Return the schemas of what the shape's `read` function accepts; none without one."""
         read = shape.told("read")
         if read is read_time:
             return [{"type": "number", **_bounds(shape)}, {"type": "string", "pattern": _TIME}]
@@ -143,7 +143,7 @@ class _Types:
         return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
 
-# A number may be text, too: a key may be 0123.
+# Text may also be a number: a key may be 0123.
 _TEXT: Schema = {"type": ["string", "number"]}
 _PLAIN: dict[Any, Schema] = {
     str: _TEXT,
@@ -157,9 +157,9 @@ _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "pattern"
 
 
 def plain_default(kind: type, field: msgspec.structs.FieldInfo) -> Any:
-    """Return a field's default as a file would say it; None if there is none, or it is empty or a struct."""
+    """Return a field's default as in a file; None if there is none, or if it is empty or a struct."""
     if (kind, field.name) == (CommandConfig, "proxy"):
-        return DEFAULT_PROXY  # which is put in before there is a struct
+        return DEFAULT_PROXY  # macros are expanded before the struct is made
     if field.default is msgspec.NODEFAULT or isinstance(field.default, msgspec.Struct):
         return None
     default = list(field.default) if isinstance(field.default, tuple) else field.default
@@ -179,7 +179,7 @@ def _bounds(shape: Shape) -> Schema:
 
 @cache
 def _beside() -> dict[type, dict[str, Schema]]:
-    """Return the keys that are no settings, by the struct in whose place a file may have them."""
+    """Return the keys that are not settings, by the struct in whose place a file may have them."""
     macros = {"description": "Text that stands where ${NAME} does.", "type": ["object", "array", "null"]}
     older = {"description": "The older name of stripParams.", "type": ["string", "array"], "items": _TEXT}
     beside: dict[type, dict[str, Schema]] = {
@@ -198,7 +198,7 @@ def _beside() -> dict[type, dict[str, Schema]]:
 
 
 def _owners(path: tuple[str, ...]) -> Iterator[type]:
-    """Yield the structs that have the last key of a path (where `*` is any key), from the file's on."""
+    """Yield the structs that have the last key of a path in a file; `*` in a path is any key."""
     kinds: list[type] = [FileSettings]
     for key in path[:-1]:
         if key == "models":

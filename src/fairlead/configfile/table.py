@@ -1,4 +1,4 @@
-"""All settings of a configuration file as Markdown: a table for each struct, by its own words. Pure."""
+"""Generates Markdown tables of all settings, one for each struct, from its docstrings. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -12,7 +12,7 @@ from fairlead.configfile.schema import plain_default
 from fairlead.swap.sections import FileSettings
 
 _MODEL = "models.NAME"
-# Where the tables begin, in their order: those of a file, then those of each kind of model.
+# The roots of the tables, in their order: the whole file, then each kind of model.
 _ROOTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("", FileSettings),
     (f"{_MODEL} (with path)", ModelConfig),
@@ -21,7 +21,7 @@ _ROOTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 
 def tables() -> str:
-    """Return the tables, each under the places in a file where its settings stand."""
+    """Return the tables, each headed by the paths of its struct in a file."""
     places: dict[type[msgspec.Struct], list[str]] = {}
     for place, kind in _ROOTS:
         _find(kind, place, places)
@@ -29,7 +29,7 @@ def tables() -> str:
 
 
 def _find(kind: type[msgspec.Struct], place: str, places: dict[type[msgspec.Struct], list[str]]) -> None:
-    """Note where the struct stands, and then those that its settings hold."""
+    """Record the path of a struct, then those of the structs in its settings."""
     known = kind in places
     places.setdefault(kind, []).append(place)
     for setting in settings_of(kind):
@@ -39,7 +39,7 @@ def _find(kind: type[msgspec.Struct], place: str, places: dict[type[msgspec.Stru
 
 
 def _held(setting: Setting, place: str) -> tuple[type[msgspec.Struct] | None, str]:
-    """Return the struct that a setting holds, if it does, and where that stands."""
+    """Return the struct in a setting, or None, and its path."""
     at = f"{place}.{setting.spelling}".removeprefix(".")
     shape = setting.shape
     if shape.item is not None:
@@ -92,7 +92,7 @@ def _default(kind: type, field: msgspec.structs.FieldInfo, shape: Shape) -> str:
 
 
 def _text(shape: Shape, text: str) -> str:
-    """Return the text as a cell can have it, with the choices that there are."""
+    """Return the text for a table cell, with the choices of the setting, if any."""
     choices = get_args(shape.kind) if get_origin(shape.kind) is Literal else ()
     told = f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else text
     return told.replace("|", "\\|")

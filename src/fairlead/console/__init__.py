@@ -1,1 +1,1 @@
-"""What a person at a terminal sees: progress, the ready line, the chat. Knows a server by its URL only."""
+"""The terminal interface: progress, the ready line, the chat. Reaches a server only by its URL."""

@@ -1,9 +1,9 @@
 """Reports the progress of starting and stopping. Owns every line that `serve` prints itself.
 
-On a terminal: a progress bar for each model that loads, gone when the server is ready. Elsewhere: one line
-for each load, or, for the program that started this one, a line for each tenth of it, which `read_line`
-parses (see `own_server`). The ready line goes to standard output, everything else to standard error. Where
-the log is JSON, all of them are events of the log.
+On a terminal: a progress bar for each loading model, removed when the server is ready. Elsewhere: one line
+for each load, or, for a parent program, a line for each tenth of it, which `read_line` parses (see
+`own_server`). The ready line goes to standard output, everything else to standard error. If the log is
+JSON, all of them are log events.
 """
 
 import json
@@ -32,7 +32,7 @@ WAITING = ": waiting for "
 
 
 class Loading(msgspec.Struct, frozen=True):
-    """A model is on its way; `fraction` is 0...1, None if it is not known."""
+    """A model is loading; `fraction` is 0...1, None if it is unknown."""
 
     model: str
     fraction: float | None
@@ -40,13 +40,13 @@ class Loading(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The server answers at `url`."""
+    """The server is ready at `url`."""
 
     url: str
 
 
 class Announcer:
-    """Plain lines, for a log or a pipe; `in_detail`: a line for each stage and each tenth of a load."""
+    """Prints plain lines, for a log or a pipe; `in_detail`: one for each stage and each tenth of a load."""
 
     def __init__(self, *, key_needed: bool, in_detail: bool = False) -> None:
         self._key_needed = key_needed
@@ -54,7 +54,7 @@ class Announcer:
         self._shown: dict[str, tuple[str, int | None]] = {}
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """Print a line when a load begins; in detail also for each stage and each tenth of it, if known."""
+        """Print a line when a load begins; `in_detail` also for each stage and each tenth, if known."""
         tenths = None if fraction is None else int(fraction * 10)
         before = self._shown.get(model)
         self._shown[model] = (stage, tenths)
@@ -63,7 +63,7 @@ class Announcer:
             self._show_loading(model, tenths, stage)
 
     def ready(self, url: str, models: Sequence[str]) -> None:
-        """Print where the server is and how to use and stop it, on a terminal with an example."""
+        """Print the server's URL and how to use and stop it; on a terminal also an example request."""
         self._clear()
         print(f"Fairlead is ready: {url}  serving {', '.join(models)}  ({_uses(url)})", flush=True)
         _notify_ready(url, models)
@@ -71,12 +71,12 @@ class Announcer:
             print(_curl_hint(url, models[0], key_needed=self._key_needed), flush=True)
 
     def failed(self, model: str, reason: str) -> None:
-        """Say why the server cannot start."""
+        """Print why the server cannot start."""
         self._clear()
         complain(f"cannot serve{' ' if model else ''}{model}: {reason}")
 
     def stopping(self) -> None:
-        """Say that no more work is taken."""
+        """Print that the server is stopping, and notify the service manager."""
         self._clear()
         print("Fairlead is stopping.", file=sys.stderr, flush=True)
         notify("STOPPING=1")
@@ -92,14 +92,14 @@ class Announcer:
         print(f"Loading {model}: {percent}{stage}", file=sys.stderr, flush=True)
 
     def _clear(self) -> None:
-        """Make room for a line; here there is nothing in the way."""
+        """Remove the progress bars before a line is printed. Plain lines have none."""
 
 
 class LogAnnouncer(Announcer):
-    """Events of the log, for a log in JSON. Nothing goes to standard output."""
+    """Writes log events, for a JSON log. Nothing goes to standard output."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:
-        """Log where the server is."""
+        """Log the server's URLs."""
         _logger().info("ready", url=url, models=list(models), dashboard=f"{url}/", api=f"{url}/v1")
         _notify_ready(url, models)
 
@@ -117,7 +117,7 @@ class LogAnnouncer(Announcer):
 
 
 class TerminalAnnouncer(Announcer):
-    """A progress bar for each loading model. rich leaves the colours out when NO_COLOR is set."""
+    """Shows a progress bar for each loading model. rich omits colors if NO_COLOR is set."""
 
     def __init__(self, *, key_needed: bool) -> None:
         super().__init__(key_needed=key_needed)
@@ -142,9 +142,9 @@ class TerminalAnnouncer(Announcer):
 
 
 def open_announcer(*, key_needed: bool, in_detail: bool = False) -> Announcer:
-    """Return the announcer that suits the log and standard error. Its context restores the terminal.
+    """Return the announcer for this log format and standard error. Its context restores the terminal.
 
-    `in_detail`: plain lines are for a program that shows the progress itself.
+    `in_detail`: plain lines are for a parent program that shows the progress itself.
     """
     if streams.is_json():
         return LogAnnouncer(key_needed=key_needed)
@@ -154,7 +154,7 @@ def open_announcer(*, key_needed: bool, in_detail: bool = False) -> Announcer:
 
 
 def read_line(line: str) -> Loading | Ready | None:
-    """Understand a line that `Announcer` printed; None for any other."""
+    """Parse a line that `Announcer` printed; return None for any other."""
     if found := re.match(r"Loading (.+): (\d+) % ([^%\n]*)$", line):
         return Loading(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
     if line.startswith(LOADING) and WAITING in line:
@@ -174,7 +174,7 @@ def complain(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Report on standard error what the user should know."""
+    """Report a warning on standard error."""
     if streams.is_json():
         _logger().warning(message)
     else:
@@ -182,7 +182,7 @@ def warn(message: str) -> None:
 
 
 def end_with_standard_input() -> None:
-    """Ask this process to stop (SIGTERM) once standard input ends. Returns at once."""
+    """Send SIGTERM to this process once standard input ends. Returns at once."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -193,7 +193,7 @@ def end_with_standard_input() -> None:
 
 
 def _logger() -> "FilteringBoundLogger":
-    import structlog  # most commands need none
+    import structlog  # here, because most commands do not log
 
     logger: FilteringBoundLogger = structlog.get_logger("fairlead.console")
     return logger

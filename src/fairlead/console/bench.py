@@ -1,4 +1,4 @@
-"""`fairlead bench`: puts a load on a server and shows how it answers, with a bar while it lasts."""
+"""`fairlead bench`: runs a load test against a server and prints the results. Shows a progress bar."""
 
 import platform
 import sys
@@ -18,7 +18,7 @@ from fairlead.load.report import Level, draw, format_table
 
 
 def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Path | None) -> int:
-    """Measure and report. Return the exit code: 1 if a level had no answer at all."""
+    """Run and report the load test. Return the exit code: 1 if it failed or a level had no answer at all."""
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot: needs matplotlib, which fairlead[bench] installs")
     try:
@@ -39,7 +39,7 @@ def _report(
     json: Path | None,
     plot_file: Path | None,
 ) -> None:
-    """Print the table and write the files that were asked for."""
+    """Print the table and write the requested files."""
     print(
         f"{options.model} at {options.url}, {options.endpoint}, asked for {options.prompt_tokens} tokens in"
     )
@@ -61,7 +61,7 @@ def _report(
 
 @contextmanager
 def _bar(options: Options) -> Iterator[Count]:
-    """Show a progress bar while the block lasts, on a terminal; give what moves it by one answer."""
+    """Show a progress bar during the block, on a terminal; yield a function that counts one answer."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""`fairlead run`: one question and its answer, or a conversation. Owns the history and the terminal."""
+"""`fairlead run`: answers one prompt, or holds a conversation. Owns the history and the terminal."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from fairlead.console.client import Client, Message, NoServerError, Queued, Serv
 from fairlead.console.own_server import own_server
 from fairlead.text.hub import gguf_advice, is_gguf
 
-# What models are called here, on the hub, by Ollama, and as files.
+# Names of models as served here, on the Hugging Face hub, in Ollama, and as files.
 _MODEL_NAME = re.compile(r"[\w.:/@+~-]+", re.ASCII)
 HELP = """\
 /clear  forget the conversation so far
@@ -23,25 +23,25 @@ HELP = """\
 /bye    end, as does Ctrl-D
 Ctrl-C  stop the answer"""
 
-# What a model writes must not move the cursor, retitle the window or answer for the user.
+# A model's output must not move the cursor, change the window's title or type for the user.
 _CONTROLS = dict.fromkeys({*range(32), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
 def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str | None) -> int:
-    """Answer `prompt`, or what standard input holds, or converse when that is a terminal.
+    """Answer `prompt` or standard input, or hold a conversation if that is a terminal.
 
-    A `model` that no model could be called is the prompt. Return the exit code. `url` None: the default one,
-    or a server of our own if nobody answers there.
+    A `model` that cannot be the name of one is the prompt. `url` None: the default URL, or a new server if
+    none answers there. Return the exit code.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an old terminal must not end the answer at an emoji
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end the answer
     question = model if prompt is None and model is not None and _is_question(model) else None
     _check_prompt(prompt if question is None else question)
     try:
         with ExitStack() as servers:
             client, name = _connect(servers, None if question else model, prompt, url, api_key)
             if question is not None and question in client.models():
-                name = question  # a model may be called anything, after all
+                name = question  # a served model may have any name
             elif question is not None:
                 prompt = question
             if prompt is None and not sys.stdin.isatty():
@@ -62,14 +62,14 @@ def _check_prompt(prompt: str | None) -> None:
 
 
 def _is_question(text: str) -> bool:
-    """Whether this is no name of a model and no directory: it has a space, or an end of a sentence, say."""
-    return _MODEL_NAME.fullmatch(text) is None and not os.path.isdir(text)  # noqa: PTH112  # of any length
+    """Return whether the text can be neither a model's name nor a directory: it has a space, for example."""
+    return _MODEL_NAME.fullmatch(text) is None and not os.path.isdir(text)  # noqa: PTH112  # accepts any length
 
 
 def _connect(
     servers: ExitStack, model: str | None, prompt: str | None, url: str | None, api_key: str | None
 ) -> tuple[Client, str]:
-    """Find the server and the model's name there; start a server only where none was asked for by `url`."""
+    """Return a client and the model's name on its server. Start a server only if `url` is None."""
     path = Path(model) if model and Path(model).is_dir() else None
     name = path.resolve().name if path else model
     client = servers.enter_context(Client(url or DEFAULT_URL, api_key=api_key))
@@ -100,7 +100,7 @@ def _connect(
 
 
 def _or_question(model: str, prompt: str | None) -> str:
-    """Return how to ask a word that was taken for the name of a model; nothing if there is a prompt."""
+    """Return a hint on how to send a word that was taken as a model's name; empty if there is a prompt."""
     return "" if prompt is not None else f". If it is a question: fairlead run --prompt {shlex.quote(model)}"
 
 
@@ -111,7 +111,7 @@ def _connect_to_own(servers: ExitStack, path: Path | None) -> tuple[Client, str]
 
 
 class _Conversation:
-    """Turns at a terminal, until the user ends it. Errors of one turn do not end it."""
+    """A conversation at a terminal, until the user ends it. An error in one turn does not end it."""
 
     def __init__(self, client: Client, model: str) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class _Conversation:
         self._history: list[Message] = []
 
     def hold(self) -> int:
-        """Converse; return the exit code."""
+        """Run the conversation; return the exit code."""
         import readline  # noqa: F401 - importing it gives `input` its editing keys and history
 
         print(f"Chatting with {self._model}. /help shows the commands, Ctrl-D ends.")
@@ -152,7 +152,7 @@ class _Conversation:
                 self._ask(Message("user", line))
 
     def _ask(self, question: Message) -> None:
-        """Ask, and remember both sides. A stopped answer is remembered as far as it was shown."""
+        """Send a question; add it and the answer to the history. Of a stopped answer, add the shown part."""
         answer: list[str] = []
         try:
             _show_answer(self._client, self._model, [*self._history, question], answer)
@@ -163,7 +163,7 @@ class _Conversation:
 
 
 def _show_answer(client: Client, model: str, messages: Sequence[Message], answer: list[str]) -> None:
-    """Write the answer to standard output as it comes, and append its pieces to `answer`."""
+    """Write the answer to standard output as it arrives, and append its pieces to `answer`."""
     from rich.console import Console
 
     controls = _CONTROLS if sys.stdout.isatty() else {}
@@ -181,5 +181,5 @@ def _show_answer(client: Client, model: str, messages: Sequence[Message], answer
 
 
 def _valid(text: str) -> str:
-    """Replace what was no UTF-8 on its way in; JSON cannot carry it."""
+    """Replace input bytes that were not UTF-8, which JSON cannot represent."""
     return text.encode(errors="surrogateescape").decode(errors="replace")

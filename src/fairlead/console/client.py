@@ -1,6 +1,6 @@
-"""A client of any OpenAI-compatible server, as small as the commands need. Knows HTTP, no terminal.
+"""A minimal client of any OpenAI-compatible server, for the commands. Independent of the terminal.
 
-Whatever goes wrong is a `ServerError` with one line for the user.
+Every failure is a `ServerError` with a one-line message for the user.
 """
 
 import re
@@ -14,16 +14,16 @@ import msgspec
 
 from fairlead.config import is_loopback
 
-READ_TIMEOUT_S = 720.0  # longer than a server lets a request wait and run by default
+READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
 ERROR_BODY_BYTES = 64 * 1024
 
 
 class ServerError(Exception):
-    """The server refused, failed or made no sense; the message is one line."""
+    """The server refused the request, failed or sent an invalid response. The message is one line."""
 
 
 class NoServerError(ServerError):
-    """Nobody listens there."""
+    """No connection to the address could be made."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """The request waits its turn. `wait_s` is the server's estimate."""
+    """The request is queued. `wait_s` is the server's estimate."""
 
     position: int
     wait_s: int
@@ -66,13 +66,13 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """One server. `url` may be its root or its /v1."""
+    """Sends requests to one server. `url` is its root, with or without /v1."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            # A proxy that the environment names cannot reach this machine's own loopback.
+            # A proxy from the environment cannot reach this machine's loopback.
             trust_env=not is_loopback(httpx.URL(self.url).host),
         )
 
@@ -83,7 +83,7 @@ class Client:
         self._http.close()
 
     def models(self) -> list[str]:
-        """Return the names of the served models. Raises `NoServerError` when nobody answers."""
+        """Return the names of the served models. Raises `NoServerError` without a server."""
         with self._request("GET", "/v1/models") as response:
             try:
                 return [model.id for model in msgspec.json.decode(response.read(), type=_Models).data]
@@ -91,35 +91,35 @@ class Client:
                 raise ServerError(f"{self.url} is not a language-model server") from None
 
     def check_model(self, name: str) -> None:
-        """Raise the server's own error unless it serves the model, perhaps under another name."""
+        """Raise `ServerError` with the server's message unless it serves a model of this name or alias."""
         with self._request("GET", f"/v1/models/{quote(name, safe='')}"):
             pass
 
     def get(self, path: str) -> bytes:
-        """Return the body of an answer to GET."""
+        """Send a GET request; return the body of the response."""
         with self._request("GET", path) as response:
             return response.read()
 
     def post(self, path: str, body: object) -> bytes:
-        """Send JSON; return the body of the answer."""
+        """Send a POST request with a JSON body; return the body of the response."""
         with self._request("POST", path, msgspec.json.encode(body)) as response:
             return response.read()
 
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
-        """Give an iterator over a stream of server-sent events: name and data. Leaving early ends it."""
+        """Yield an iterator over server-sent events, as name and data. Exiting early closes the stream."""
         with self._request("GET", path) as response:
             yield _named_events(response.iter_lines())
 
     @contextmanager
     def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
-        """Give an iterator over the lines of a text; an `endless` one may be silent for any time."""
+        """Yield an iterator over the lines of a text. An `endless` text has no read timeout."""
         with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
             yield response.iter_lines()
 
     @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
-        """Ask; give an iterator over the answer's text as it comes. Leaving early cancels the request."""
+        """Request an answer; yield an iterator over its text as it arrives. Exiting early cancels it."""
         body = {"model": model, "messages": messages, "stream": True}
         with self._request("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
             yield _pieces(response.iter_lines())
@@ -151,7 +151,7 @@ class Client:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str | Queued]:
-    """Read a stream of server-sent events. One that ends without [DONE] was cut off."""
+    """Parse a stream of server-sent events. Raises `ServerError` if it ends without [DONE]."""
     for line in lines:
         if found := re.match(r": *queued position=(\d+) estimated_wait=(\d+)", line):
             yield Queued(position=int(found[1]), wait_s=int(found[2]))
@@ -185,7 +185,7 @@ def _named_events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """Say why in the server's words, or by the status when it has none."""
+    """Return the server's error message, or the status if the body has none."""
     body = b""
     for part in response.iter_bytes():
         body += part
@@ -203,5 +203,5 @@ def _refusal(response: httpx.Response) -> str:
 
 
 def _message(error: _Error | str) -> str:
-    """One line, whatever the server wrote."""
+    """Return the message of an error on one line."""
     return " ".join((error if isinstance(error, str) else error.message).split())

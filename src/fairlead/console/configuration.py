@@ -1,4 +1,4 @@
-"""What is shown of a configuration file: what it says, or everything that is wrong with it, a line each."""
+"""Reads configuration files for `serve` and `config check`, and prints their contents or their errors."""
 
 import json
 import os
@@ -28,9 +28,9 @@ MAKING_ROOM = {
 
 
 def read(file: Path) -> Reading | None:
-    """Return what a server's file says, or None after reporting on standard error what is wrong with it.
+    """Return a server's parsed file, or None after reporting its errors on standard error.
 
-    From here on the log is as the file wants it.
+    Also configures the log as the file requires.
     """
     try:
         reading = read_config(file, os.environ)
@@ -49,7 +49,7 @@ def read(file: Path) -> Reading | None:
 def source_of(
     file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, hears_signals: bool = True
 ) -> "Source":
-    """Return how a server's file is read again: the options still win over it."""
+    """Return the `Source` that rereads a server's file on a reload. The options still override the file."""
     import structlog
 
     from fairlead.reload import Source
@@ -86,7 +86,7 @@ def _configure_log(*, json: bool, level: "logs.Level" = "info") -> None:
 
 
 def check(file: Path, *, as_json: bool) -> int:
-    """Say whether a file is a configuration, and what is in it. Return the exit code: 0 good, 2 not."""
+    """Print a summary of a file, or its errors. Return the exit code: 0 if it is valid, else 2."""
     try:
         reading = read_config(file, os.environ)
     except ConfigFileError as error:
@@ -109,7 +109,7 @@ def check(file: Path, *, as_json: bool) -> int:
 
 
 def print_schema() -> None:
-    """Write the schema of configuration files to standard output."""
+    """Write the JSON Schema of configuration files to standard output."""
     print((files("fairlead") / "config" / "schema.json").read_text(encoding="utf-8"), end="")
 
 
@@ -147,9 +147,9 @@ def _lines(file: Path, reading: Reading) -> list[str]:
 
 
 def _missing_commands(config: Config) -> dict[str, str]:
-    """Return the programs that this machine does not have, by the settings that name them.
+    """Return the programs that are missing on this machine, by the settings that name them.
 
-    They are no faults: a file may be checked on another machine than the one that serves.
+    They are not errors: a file may be checked on a machine other than the server.
     """
     missing = {}
     for model in config.models:

@@ -1,4 +1,4 @@
-"""`fairlead deploy`: writes out the files that run Fairlead as a service. They ship in the package."""
+"""`fairlead deploy`: writes the files that run Fairlead as a service, which ship in the package."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,7 +18,7 @@ FILES: dict[Target, tuple[tuple[str, str], ...]] = {
 
 
 def deploy(target: Target, folder: Path, *, force: bool) -> int:
-    """Write the target's files into a folder and name each. Raises `ConfigError` before one would be lost."""
+    """Write the target's files and print their paths. Raises `ConfigError` if one exists, unless `force`."""
     written = [(_file(*parts), folder / parts[-1]) for parts in FILES[target]]
     taken = [str(path) for _, path in written if path.exists()]
     if taken and not force:

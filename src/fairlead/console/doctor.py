@@ -1,6 +1,6 @@
-"""`fairlead doctor`: would a server run here, and how well? Each finding says what to do about it.
+"""`fairlead doctor`: checks whether a server would run on this machine, and suggests fixes.
 
-Looks and asks; changes nothing. torch is asked in a process of its own, for this one never imports it.
+Changes nothing. torch is queried in a child process, because this process never imports it.
 """
 
 import json
@@ -27,10 +27,10 @@ LEAST_MEMORY_GIB = 2
 LEAST_DISK_GIB = 2
 LEAST_FILES = 4096
 GIB = 1024**3
-NAME = 14  # letters, so that what was found is a column of its own
+NAME = 14  # characters, the minimum width of the column of names
 MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
 
-# Runs in a child: what torch is, and what it can use.
+# Runs in a child process: the version of torch, and its devices.
 ASK_TORCH = """
 import json, torch
 devices = [
@@ -47,7 +47,7 @@ print(', '.join(f'{dtype}: {cpustep.variants(dtype)[0]}' for dtype in cpustep.DT
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at. `advice` says what to do, if something is to be done."""
+    """The result of one check. `advice` says what to do; empty if nothing is to be done."""
 
     name: str
     verdict: Verdict
@@ -56,9 +56,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: bool) -> int:
-    """Look at everything and say what was found. Return the exit code: 0 if nothing is bad.
+    """Run all checks and print the findings. Return the exit code: 0 if none is bad.
 
-    Without `host` and `port` those of the configuration file are tried, or else the ones that `serve` takes.
+    `host` and `port` default to those of the configuration file, or else to those of `serve`.
     """
     findings = list(_look(config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)
@@ -163,7 +163,7 @@ def _files() -> Iterator[Finding]:
         import resource
     except ImportError:  # not Unix
         return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which the server raises its own limit
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the server raises its soft limit to this
     if 0 <= most < LEAST_FILES:
         yield Finding(
             "open files",
@@ -201,7 +201,7 @@ def _model_hub() -> Iterator[Finding]:
 
 
 def _reading(file: Path) -> Reading | Exception:
-    """Return what the file says, or why it says nothing."""
+    """Return the parsed file, or the error that prevented it."""
     try:
         return read_config(file, os.environ)
     except (ConfigError, OSError) as error:
@@ -226,8 +226,8 @@ def _counted(number: int, thing: str) -> str:
 
 
 def _in_a_child(code: str) -> tuple[str | None, str]:
-    """Run code in an interpreter of its own; return what it printed, or None and its last words."""
-    ran = subprocess.run(  # noqa: S603 - our own words
+    """Run code in another interpreter; return its output, or None and its last line on standard error."""
+    ran = subprocess.run(  # noqa: S603 - our own code
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     if ran.returncode == 0:

@@ -1,4 +1,4 @@
-"""What `bench` can be told on the command line: names, ranges and help of its options."""
+"""The options of `fairlead bench`: their names, ranges and help texts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,32 +18,32 @@ Seconds = Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1e9))]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What is asked, how often, and how many at once.
+    """The load: which requests, how many, and how many at a time.
 
     Parameters
     ----------
     endpoint
-        What to ask.
+        Kind of requests to send.
     streams
-        How many clients at once; a comma-separated list is run one after the other.
+        Number of concurrent clients. The levels of a comma-separated list run one after the other.
     requests
-        Requests at each level. Default: four a stream.
+        Number of requests per level. Default: four per stream.
     warmup
-        Requests before each level that do not count. Default: one a stream.
+        Number of requests before each level that are not measured. Default: one per stream.
     prompt_tokens
-        Length of the prompts; the server's /tokenize is asked to hit it.
+        Length of the prompts, in tokens, as counted by the server's /tokenize.
     output_tokens
-        Length of the answers.
+        Length of the answers, in tokens.
     ignore_eos
-        Ask for answers that do not end early.
+        Request answers that do not end early.
     tenants
-        Spread the requests over this many `user` names; 0 names none.
+        Spread the requests over this many `user` names; 0 sends none.
     duration
         Seconds after which a level starts no more requests.
     timeout
-        Seconds one answer may take.
+        Maximum time of one answer, in seconds.
     seed
-        Of the prompts.
+        Seed of the random prompts.
     """
 
     endpoint: Literal["chat", "completions"] = "chat"
@@ -59,7 +59,7 @@ class LoadOptions:
     seed: int = 0
 
     def options(self, url: str, model: str) -> "Options":
-        """Return them as the generator takes them. Raises `ConfigError`."""
+        """Return the generator's `Options`. Raises `ConfigError`."""
         from fairlead.load.generator import Options
 
         return Options(

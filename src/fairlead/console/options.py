@@ -1,6 +1,6 @@
-"""What `serve` and `node` can be told on the command line, and what becomes of it with a file beside it.
+"""The options of `serve` and `node`, and how they combine with a configuration file.
 
-Owns the names, ranges and help of those options. What is given on the command line wins over the file.
+Owns the names, ranges and help texts of the options. The command line overrides the file.
 """
 
 import re
@@ -24,13 +24,13 @@ from fairlead.text.hub import gguf_advice, is_gguf
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# A model of the hub: `organization/name`, perhaps with a revision.
+# A model on the Hugging Face hub: `organization/name`, optionally with `@revision`.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/([\w.-]+?)(@[\w./-]+)?", re.ASCII)
 
 
 def _no_nan(_type: object, value: float | None) -> None:
-    """Ranges are checked by comparison, and a NaN passes every comparison that is meant to fail."""
-    if value is not None and value != value:  # noqa: PLR0124 - this is how a NaN is known
+    """Reject NaN: every comparison with it is false, so the range validators accept it."""
+    if value is not None and value != value:  # noqa: PLR0124 - only NaN differs from itself
         raise ValueError("Must be a number.")
 
 
@@ -64,54 +64,55 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Options of a server. None: what the file says, or the default.
+    """Options of a server. None: the setting of the configuration file, or the default.
 
     Parameters
     ----------
     host
         Address to listen on. Default: 127.0.0.1.
     port
-        Port to listen on; 0 takes a free one. Default: 8000.
+        Port to listen on; 0 picks a free one. Default: 8000.
     api_key
-        A key that clients must send: KEY, or USER=KEY to say whose it is. May be given several times.
+        A key that clients must send: KEY, or USER=KEY to name its user. May be repeated.
     served_model_name
-        What clients call the model. Default: the name of its directory.
+        Name of the model in the API. Default: the name of its directory, or of its hub repository.
     device
-        auto, cpu, cuda or cuda:N. Default: auto.
+        Device to run on: auto, cpu, cuda or cuda:N. Default: auto.
     dtype
-        Type of the weights and the KV cache. Default: auto.
+        Data type of the weights and the KV cache. Default: auto.
     quantization
-        Keep weights in 8 bits: int8 on a CPU, fp8 on a Hopper GPU.
+        Quantize the weights to 8 bits: int8 on a CPU, fp8 on a Hopper GPU.
     slots
-        Sequences that run at once.
+        Maximum number of concurrent sequences.
     max_batch
-        Sequences in one step; at most --slots.
+        Maximum number of sequences in one step; at most --slots.
     max_batched_tokens
-        Tokens in one step.
+        Maximum number of tokens in one step.
     max_model_len
-        Tokens of prompt and answer together. Default: the model's own context.
+        Maximum length of prompt and answer together, in tokens. Default: the model's own limit.
     kv_cache_memory_mb
         Memory of the KV cache, in MiB.
     threads
         CPU threads of the engine.
     queue_capacity
-        Jobs that may wait; the next one is answered 429. Default: 100.
+        Maximum number of queued jobs; further ones are refused with 429. Default: 100.
     queue_timeout
-        Seconds a job may wait for its turn. Default: 60.
+        Maximum time that a job may be queued, in seconds. Default: 60.
     fairness
         What tenants get equal shares of: turns (roundRobin, the default) or tokens.
     estimate
-        How waits are estimated: from predicted lengths (quantile, the default), or the mean service time.
+        How waits are estimated: from predicted lengths (quantile, the default), or from the mean service
+        time (mean).
     keep_alive
-        Seconds after which a stream that still waits is told its position; 0: never. Default: 15.
+        Seconds after which a queued stream begins to report its position; 0: never. Default: 15.
     request_timeout
-        Seconds a job may run. Default: 600.
+        Maximum time that a job may run, in seconds. Default: 600.
     drain_timeout
-        Seconds that running jobs are given to finish when the server is told to stop. Default: 30.
+        Seconds that running jobs may take to finish when the server is stopped. Default: 30.
     log_json
-        Log in JSON, one object a line.
+        Write the log as JSON, one object per line.
     lifeline
-        Stop when standard input ends: a parent that dies cannot leave us behind.
+        Stop when standard input ends, so that the server does not outlive its parent.
     """
 
     host: Annotated[str | None, Parameter(env_var="FAIRLEAD_HOST")] = None
@@ -140,7 +141,7 @@ class ServeOptions:
     lifeline: Annotated[bool, Parameter(negative="", show=False)] = False
 
     def config(self, model: str | None, given: Config) -> Config:
-        """Return `given` with these options put in, and the model that is meant. Raises `ConfigError`."""
+        """Return `given` overridden by these options, with the requested model. Raises `ConfigError`."""
         if self.max_batch and self.slots and self.max_batch > self.slots:
             raise ConfigError(f"--max-batch: must be at most --slots, which is {self.slots}")
         queue = told(
@@ -164,7 +165,7 @@ class ServeOptions:
         )
 
     def _models(self, asked: str | None, given: Config) -> tuple[AnyModelConfig, ...]:
-        """Return the models of the file, or else the one that the arguments mean, with the options put in."""
+        """Return the models of the file, or else the requested one, with these options applied."""
         name = self.served_model_name
         settings: dict[str, Any] = {
             "name": None if name is None else _not_empty("--served-model-name", name),
@@ -194,14 +195,14 @@ class ServeOptions:
 
 
 def told(settings: S, **options: Any) -> S:
-    """Return the settings with what was asked for; None was not."""
+    """Return the settings with these options replaced; an option that is None keeps its setting."""
     return msgspec.structs.replace(
         settings, **{name: value for name, value in options.items() if value is not None}
     )
 
 
 def parse_api_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
-    """Return the keys of `KEY` and `USER=KEY`. Raises `ConfigError` if one is there twice."""
+    """Parse API keys in the form KEY or USER=KEY. Raises `ConfigError` for a duplicate."""
     keys = tuple(map(_parse_api_key, texts))
     if len({key.key for key in keys}) < len(keys):
         raise ConfigError("--api-key: the same key is given twice")
@@ -209,7 +210,7 @@ def parse_api_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
 
 
 def _parse_api_key(text: str) -> ApiKey:
-    """Read KEY or USER=KEY. Keys in base64 end in '=': that alone does not make the rest a user."""
+    """Parse KEY or USER=KEY. A '=' that only ends the text, as in base64, belongs to the key."""
     user, _, key = text.partition("=")
     if user and key.strip("="):
         return ApiKey(key=key, user=user)
@@ -217,7 +218,7 @@ def _parse_api_key(text: str) -> ApiKey:
 
 
 def _model_at(asked: str | None) -> ModelConfig:
-    """Return the model of a directory or of the hub, which is not looked up before the server starts."""
+    """Return the model in a directory or on the hub, which is not contacted before the server starts."""
     path = demonstration_model() if asked is None else Path(asked)
     hub = None if path.exists() or asked is None else HUB_ID.fullmatch(asked)
     if hub is not None:

@@ -1,6 +1,7 @@
-"""A server of the chat's own, for as long as the chat lasts: `fairlead serve` as a child process.
+"""Runs `fairlead serve` as a child process, for the duration of a chat.
 
-Ends with its context; should this process be killed, the child sees its standard input end and stops too.
+The child is stopped when the context exits. If this process is killed, the child's standard input ends, and
+it stops too.
 """
 
 import os
@@ -21,11 +22,11 @@ STOP_S = 10.0
 
 @contextmanager
 def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
-    """Serve `model` (None: the demonstration model) on a free loopback port; give its URL and its API key.
+    """Serve `model` (None: the demonstration model) on a free loopback port; yield its URL and API key.
 
-    Shows the progress. Raises `ServerError` with the child's last words if it ends before it is ready.
+    Shows the progress. Raises `ServerError` with the child's last line if it ends before it is ready.
     """
-    key = secrets.token_urlsafe(16)  # others may be logged in on this machine
+    key = secrets.token_urlsafe(16)  # other users of this machine can reach the port
     command = [sys.executable, "-m", "fairlead", "serve", *([str(model)] if model else [])]
     child = subprocess.Popen(  # noqa: S603 - our own program
         [*command, "--host", "127.0.0.1", "--port", "0", "--lifeline"],
@@ -35,9 +36,9 @@ def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
         text=True,
         errors="replace",
         env={**os.environ, "FAIRLEAD_API_KEY": key},
-        start_new_session=True,  # Ctrl-C is for the answer, not for the server
+        start_new_session=True,  # Ctrl-C must stop the answer, not the server
     )
-    # A pipe that nobody reads would stop the child once it is full of log lines.
+    # An unread pipe would block the child once it is full of log lines.
     drain = threading.Thread(target=deque, args=(child.stdout, 0), name="drain", daemon=True)
     with child:
         try:
@@ -49,7 +50,7 @@ def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
         finally:
             _stop(child)
             if drain.ident is not None:
-                drain.join(STOP_S)  # before what it reads is closed
+                drain.join(STOP_S)  # before the pipe that it reads is closed
 
 
 def _wait_until_ready(lines: Iterable[str], announcer: Announcer) -> str:

@@ -1,7 +1,6 @@
-"""What a server says of itself, as tables for a terminal: `fairlead ps`, `fairlead logs`, the parts of `top`.
+"""Shows a server's state on a terminal: `fairlead ps`, `logs` and `stop`, and the tables of `top`.
 
-Fields that a server does not send have their defaults, so that another version's answer is shown as far as
-it is understood.
+Fields that a server does not send take their defaults, so snapshots of other versions can be shown, too.
 """
 
 import sys
@@ -31,7 +30,7 @@ STATE_STYLES = {
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """A model that has a process, or is known elsewhere."""
+    """A model that has a process here, or is served by a remote node."""
 
     model: str
     state: str = ""
@@ -46,7 +45,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """A node, ours or elsewhere."""
+    """A node, local or remote."""
 
     id: str
     kind: str = ""
@@ -59,7 +58,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
-    """The queue's totals."""
+    """The queue's counts, and its mean times."""
 
     waiting: int = 0
     running: int = 0
@@ -70,7 +69,7 @@ class QueueTotals(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens since the start, and in a second now."""
+    """Tokens since the server's start, and the current rates per second."""
 
     prompt: int = 0
     generated: int = 0
@@ -79,7 +78,7 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """What is shown of a server's snapshot, which was taken `at_s`, seconds since 1970."""
+    """The displayed part of a server's snapshot. `at_s` is its Unix time."""
 
     at_s: float = 0.0
     queue: QueueTotals = QueueTotals()
@@ -99,7 +98,7 @@ def read_picture(data: str) -> Picture:
 
 
 def ps(client: Client, *, as_json: bool) -> int:
-    """Show the first snapshot of those that `top` shows. Return the exit code."""
+    """Print the first of the snapshots that `top` shows. Return the exit code."""
     with client.events("/events") as events:
         data = next((data for name, data in events if name == "snapshot"), None)
     if data is None:
@@ -133,7 +132,7 @@ def totals(picture: Picture) -> str:
 
 
 def tables(picture: Picture) -> "list[RenderableType]":
-    """Return the tables of the models and of the nodes elsewhere, and a line for each problem."""
+    """Return the tables of the models and of the remote nodes, and a line for each problem."""
     elsewhere = [node for node in picture.nodes if node.url]
     return [
         models_table(picture.models) if picture.models else "There are no models.",
@@ -143,10 +142,7 @@ def tables(picture: Picture) -> "list[RenderableType]":
 
 
 def logs(client: Client, model: str, *, follow: bool) -> int:
-    """Print what a model's processes have printed, and with `follow` what they print later.
-
-    Return the exit code.
-    """
+    """Print the last output of a model's processes; `follow`: also new output. Return the exit code."""
     path = f"/models/{quote(model, safe='')}/logs"
     empty = True
     try:
@@ -166,14 +162,14 @@ def logs(client: Client, model: str, *, follow: bool) -> int:
 
 
 def stop(client: Client, model: str, *, force: bool) -> int:
-    """Unload a model: it finishes what it runs, or with `force` does not. Return the exit code."""
+    """Unload a model after its running jobs, or with `force` at once. Return the exit code."""
     client.post("/models/unload", {"model": model, "force": force})
     print(f"{model} is unloaded.")
     return 0
 
 
 def models_table(models: Iterable[ModelRow]) -> "Table":
-    """Return a table of models, a line each."""
+    """Return a table of models, one row each."""
     table = _table("MODEL", "STATE", "KIND", "BUSY", "MEMORY", "CACHE")
     for row in models:
         is_known = row.state == "loading" and row.load_progress is not None
@@ -190,7 +186,7 @@ def models_table(models: Iterable[ModelRow]) -> "Table":
 
 
 def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
-    """Return a table of nodes, a line each."""
+    """Return a table of nodes, one row each."""
     table = _table("NODE", "STATE", "KIND", "BUSY", "LOAD", "ADDRESS")
     for row in nodes:
         table.add_row(
@@ -205,7 +201,7 @@ def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
 
 
 def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text]":
-    """Return a line for each model and node with something to say for itself: it is too long for a table."""
+    """Return a line for each model and node with a problem, whose text is too long for a table."""
     from rich.text import Text
 
     named = [*((row.model, row.problem) for row in models), *((row.id, row.problem) for row in nodes)]
@@ -236,7 +232,7 @@ def _aside(text: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """A server's words are shown, not obeyed: no markup, no control characters."""
+    """Return a server's text without markup and control characters: it must not control the terminal."""
     from rich.markup import escape
 
     return escape(_printable(text))

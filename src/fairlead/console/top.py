@@ -1,7 +1,7 @@
-"""`fairlead top`: a server as it works, until q or Ctrl-C.
+"""`fairlead top`: shows a server's state continuously, until q or Ctrl-C.
 
-On a terminal the picture stays in place; elsewhere each is a line. There is one whenever `GET /events` has
-one: every second, and up to four times as often while something changes.
+On a terminal the view is updated in place; elsewhere each snapshot is one line. `GET /events` sends a
+snapshot every second, and up to four times as often while something changes.
 """
 
 import json
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 BARS = " ▁▂▃▄▅▆▇█"
 BAR_S = 1.0
 MOST_BARS = 600
-LABEL = 23  # letters before the bars
+LABEL = 23  # characters before the bars
 
 
 def top(client: Client, *, as_json: bool) -> int:
-    """Show pictures until the user or the server ends it. Return the exit code."""
+    """Show snapshots until the user quits; return the exit code. Raises `ServerError` at the stream's end."""
     with client.events("/events") as events:
         snapshots = (data for name, data in events if name == "snapshot")
         try:
@@ -60,7 +60,7 @@ def _live(url: str, pictures: Iterator[Picture]) -> int:
 
 
 def remember(past: "deque[Picture]", picture: Picture) -> None:
-    """Add a picture to those of the past, or put it in the place of the last one of the same second."""
+    """Append a snapshot to `past`, in place of the last one if both are from the same second."""
     if past and picture.at_s // BAR_S == past[-1].at_s // BAR_S:
         past.pop()
     past.append(picture)
@@ -96,7 +96,7 @@ def _trend(name: str, value: str, past: list[float]) -> "RenderableType":
 
 
 def sparkline(values: list[float]) -> str:
-    """Return the values as bars of eight heights, the tallest for the largest; nothing is a blank."""
+    """Return the values as bars of eight heights, scaled to the largest; 0 is a blank."""
     most = max(values, default=0.0)
     if most <= 0:
         return " " * len(values)
@@ -114,7 +114,7 @@ def _line(picture: Picture) -> str:
 
 @contextmanager
 def _keys() -> Iterator["_WantsToLeave"]:
-    """Read single keys while the block lasts; the terminal is as it was afterwards."""
+    """Make the terminal deliver single keys during the block, and restore it afterwards."""
     if not sys.stdin.isatty():
         yield _WantsToLeave(reads=False)
         return
@@ -130,14 +130,14 @@ def _keys() -> Iterator["_WantsToLeave"]:
 
 
 class _WantsToLeave:
-    """Whether q was typed since the last time it was asked."""
+    """A callable: whether q was typed, or standard input ended, since the last call."""
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = reads
 
     def __call__(self) -> bool:
         while self._reads and select.select([sys.stdin], [], [], 0)[0]:
-            typed = os.read(sys.stdin.fileno(), 1024)  # all of it: `select` does not know what Python keeps
+            typed = os.read(sys.stdin.fileno(), 1024)  # unbuffered: `select` does not see Python's buffer
             if not typed or b"q" in typed.lower():
                 return True
         return False

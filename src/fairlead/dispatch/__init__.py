@@ -1,1 +1,1 @@
-"""Who sits where, and when: the queue, the seats, the estimates."""
+"""Scheduling: the queue, the seats, placement, model loads and wait estimates."""

@@ -1,7 +1,7 @@
-"""Who is let in to wait, and what the others are told. Pure: asks, and answers.
+"""Decides whether a job or a load request may wait. Pure: makes queries only.
 
-Placing comes before queueing: who finds a free seat is let in whatever waits. Whom a newcomer displaces when
-the queue is full is not known here; that is the queue's affair.
+Placement comes before queueing: a job with a free seat is admitted however many wait. Which job a newcomer
+displaces from a full queue is the queue's decision.
 """
 
 from fairlead.dispatch.places import Places
@@ -15,7 +15,7 @@ RETRY_S = 5
 
 
 class Admission:
-    """The reasons for which a job or a wish is refused at once, in the order in which they are told (spec 2).
+    """The reasons to refuse a job or a load request at once, in the order in which they apply.
 
     With `rejects_loading` no job waits for a model to be loaded.
     """
@@ -28,13 +28,13 @@ class Admission:
         self._draining = False
 
     def drain(self) -> None:
-        """Let nobody in any more."""
+        """Admit nothing any more."""
         self._draining = True
 
     def refusal(self, job: Job, *, too_long: FairleadError | None = None) -> FairleadError | None:
-        """Return why the job may not wait, if it has to. That the queue has no place for it is none yet.
+        """Return why the job may not wait, if it has to. A full queue is not checked here.
 
-        `too_long` is what it is told if nothing else is wrong with it, when its wait would be too long.
+        `too_long` is the error for an estimated wait that is too long; it applies if no other does.
         """
         if self._draining:
             return shutting_down()
@@ -51,7 +51,7 @@ class Admission:
         return too_long
 
     def refusal_of_wish(self, wish: Wish) -> FairleadError | None:
-        """Return why a model that is not there will not be loaded."""
+        """Return why a model that is not loaded will not be; None if it may be."""
         if self._draining:
             return shutting_down()
         if not self._swaps.is_loadable(wish.model):
@@ -59,10 +59,10 @@ class Admission:
         return None
 
     def must_load(self, job: Job) -> bool:
-        """Whether the job's model would have to be loaded for it."""
+        """Return whether the job's model would have to be loaded for it."""
         return self._swaps.is_loadable(job.model) and not self._places.taking(job)
 
 
 def shutting_down() -> Draining:
-    """Return what is told to those who come, or wait, when the server takes no more jobs."""
+    """Return the error of jobs that arrive or wait while the server shuts down."""
     return Draining("the server is shutting down", retry_after_s=RETRY_S)

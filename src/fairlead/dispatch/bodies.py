@@ -1,17 +1,17 @@
-"""How much the requests that wait may take of our memory. Pure: lengths in, yes or no out.
+"""Bounds the memory of queued request bodies. Pure: computes with lengths only.
 
-A job that a server elsewhere is to run carries its client's request. A queue bounds how many jobs wait, not
-how large they are: a hundred of sixteen megabytes are more than many machines can spare.
+A job for a remote server carries its client's request body. A queue bounds how many jobs wait, not how large
+they are: a hundred of sixteen megabytes are more than many machines can spare.
 """
 
 from fairlead.job import Job
 
 
 class Bodies:
-    """The requests that wait, as bytes: at most `most_bytes` for `jobs` of them.
+    """The bytes of queued request bodies: at most `most_bytes` for `jobs` of them.
 
-    Half of that is shared out evenly, so that nobody's large requests keep another's ordinary one from
-    waiting. What a request takes above its part comes out of the other half: whoever comes first.
+    Half of that is shared out evenly, so that one client's large requests never keep another's ordinary one
+    from waiting. What a request takes above its part comes out of the other half, first come, first served.
     """
 
     def __init__(self, most_bytes: int, jobs: int) -> None:
@@ -19,16 +19,16 @@ class Bodies:
         self._left = most_bytes - most_bytes // 2
 
     def have_room(self, job: Job) -> bool:
-        """Whether this job's request may wait, too."""
+        """Return whether this job's body may wait, too."""
         above = self._above_its_part(job)
         return not above or above <= self._left
 
     def add(self, job: Job) -> None:
-        """A job waits. One that a node gave back does so whether there is room or not."""
+        """Count a job that waits. A job that a node returned is counted even without room."""
         self._left -= self._above_its_part(job)
 
     def remove(self, job: Job) -> None:
-        """A job does not wait any more."""
+        """Stop counting a job that waited."""
         self._left += self._above_its_part(job)
 
     def _above_its_part(self, job: Job) -> int:

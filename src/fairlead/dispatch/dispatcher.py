@@ -1,7 +1,7 @@
-"""The scheduler's effects on Trio: tasks that wait for a seat, and the clock that measures them.
+"""The scheduler on Trio: tasks that wait for a seat, and the timer that measures their waits.
 
-A waiter stays registered until its own synchronous `finally` runs, so a grant is never lost on its way to a
-task that was just cancelled: whatever the task had then, a place in the queue or a seat, is given back.
+A waiter stays registered until its own synchronous `finally` runs. So a grant to a task that was just
+cancelled is never lost: the queue entry or seat that the task holds is released.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,9 +33,9 @@ from fairlead.swap.policies import policy_for
 from fairlead.swap.policy import SwapReason
 
 METER_INTERVAL_S = 1.0
-# How long a node that turned a job away is taken to be full, if none of its jobs is finished before.
+# How long a node counts as full after it rejected a job, unless one of its jobs finishes earlier.
 FULL_FOR_S = 1.0
-# However long it says that it will be.
+# The longest time for which a node may report itself full.
 FULL_AT_MOST_S = 10.0
 
 
@@ -51,10 +51,10 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
 
 
 class Dispatcher:
-    """Gives seats to jobs. Also the listener that nodes report to (`NodeListener`). `run` is its timer.
+    """Assigns seats to jobs, and receives the reports of nodes (`NodeListener`). `run` runs its timer.
 
-    `rejects_loading`: a job whose model is not loaded is refused, and the load begun all the same.
-    `scheduler` is the name of one of `SCHEDULERS`. Raises `ConfigError` if there is none of that name.
+    `rejects_loading`: a job whose model is not loaded is refused, but its model is loaded all the same.
+    `scheduler` is a name in `SCHEDULERS`. Raises `ConfigError` if that name is unknown.
     """
 
     def __init__(
@@ -70,27 +70,28 @@ class Dispatcher:
         make_scheduler = SCHEDULERS.find(scheduler, "scheduler")
         self._scheduler = make_scheduler(self, SchedulingOptions(queue, random, rejects_loading))
         self._timer = Timer()
-        # Who starves only when its time is up starves in vain.
+        # Must be below the queue timeout, or jobs expire before they count as starving.
         self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
         self._upkeep = Upkeep(self._scheduler, self._timer, starvation_s=self._starvation_s)
         self._outlook = Outlook(self._scheduler, queue, random)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
-        self._full: dict[Place, Alarm] = {}  # who turned a job away, and when to look again
+        self._full: dict[Place, Alarm] = {}  # full nodes, each with the alarm that ends this
 
     async def run(self) -> None:
-        """Keep the deadlines and charge for what flows, until cancelled. One that fails stops no other."""
+        """Run the timer and charge for generated tokens, until cancelled. A failing alarm stops no other."""
         self._timer.at(trio.current_time() + METER_INTERVAL_S, self._read_meters)
         while True:
             await contain("deadlines", self._timer.run)
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
-        """Wait for a seat, hold it for the length of the block, give it back however the block ends.
+        """Wait for a seat, hold it during the block, and release it however the block ends.
 
-        Raises instead of waiting: `QueueFull`, `NoQueue`, `InvalidRequest` (it can never fit), `Draining`,
-        `LoadFailed`. Raises while waiting, and for a stream until `Seat.begin`: `QueueTimeout`, `Displaced`.
-        Raises what `cancel` was called with, at any time.
+        Raises at once: `QueueFull`, `NoQueue`, `ModelLoading`, `ContextLengthExceeded`, `Draining`. Raises
+        while waiting: `Displaced`, `LoadFailed`, `ContextLengthExceeded`, `Draining`, and what `unload` or
+        `forget` was given. Raises `QueueTimeout` while waiting, and for a stream until `Seat.begin`. Raises
+        what `cancel` was given at any time.
         """
         arrived = trio.current_time()
         waiter = Waiter(self._outlook.ticket(job))
@@ -120,7 +121,7 @@ class Dispatcher:
         self._scheduler.first_delta(waiter.ticket)
 
     async def another_seat(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> Node:
-        """See `Seat.another`: return the node of the next seat."""
+        """Return the node of the next seat; see `Seat.another`."""
         ticket, place = waiter.ticket, waiter.ticket.place
         assert place is not None
         self._outlook.unseated(waiter)
@@ -135,14 +136,14 @@ class Dispatcher:
         return await waiter.granted()
 
     def waiting(self, request_id: str) -> Forecast | None:
-        """Return what a job that waits now would be told; None if it does not wait (any more)."""
+        """Return the current forecast of a waiting job; None if it does not wait (any more)."""
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.state is not TicketState.QUEUED:
             return None
         return self._outlook.now(waiter.ticket)
 
     def cancel(self, request_id: str, owner: str, error: FairleadError) -> bool:
-        """End the waiting or running job of that id with `error`. False if the owner has no such job."""
+        """End this waiting or running job with `error`. Return False if the owner has no such job."""
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.job.owner != owner:
             return False
@@ -150,11 +151,11 @@ class Dispatcher:
         return True
 
     def forecast(self, model: str, tenant: str, priority: int) -> Forecast:
-        """Return what a job of this tenant and class would be told if it arrived now."""
+        """Return the forecast for a job of this tenant and class if it arrived now."""
         return self._outlook.for_newcomer(model, tenant, priority)
 
     def drain(self) -> None:
-        """Take no more jobs; who waits is told so, who runs goes on."""
+        """Accept no more jobs and refuse those that wait; running jobs continue."""
         self._scheduler.drain()
 
     def statistics(self) -> DispatchStatistics:
@@ -172,22 +173,22 @@ class Dispatcher:
     # What nodes report (NodeListener) ----------------------------------------------------------------
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """A node has seats to give."""
+        """Add a node and its seats."""
         self._scheduler.node_up(node, limits)
 
     def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """A node has other limits now, or other models."""
+        """Apply a node's new limits or models."""
         self._scheduler.seats_changed(node, limits)
 
     def node_down(self, node: Node) -> None:
-        """A node is gone, and its seats with it."""
+        """Remove a node and its seats."""
         self._scheduler.node_down(node)
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
-        """A node could not load its models."""
+        """End what waits for a node that could not load its models."""
         self._scheduler.load_failed(node, error)
 
-    # What the fleet asks for (Desk) ------------------------------------------------------------------
+    # Requests from the fleet (Desk) ------------------------------------------------------------------
 
     def arrange(
         self,
@@ -197,30 +198,30 @@ class Dispatcher:
         memory_mb: Mapping[str, float],
         gpus: Gpus | None = None,
     ) -> None:
-        """Have models loaded and unloaded by `garage`, as the configuration says they make room.
+        """Load and unload models through `garage`; `swap` says which models are evicted for which.
 
-        `ttl_s` has every model that can be loaded: it is unloaded when it had no job for so long (0: never).
-        `memory_mb` is what models take, as far as is known, and `gpus` where; they are read at each decision.
+        `ttl_s` maps each model that can be loaded to the seconds it stays loaded without a job (0: for ever).
+        `memory_mb` is the memory of models, where known, and `gpus` their GPUs; each decision reads both.
         """
         self._upkeep.arrange(garage, policy_for(swap, memory_mb, gpus), ttl_s)
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        """Load requested models with a higher number first; a model without a number has 0."""
         self._scheduler.prefer(priorities)
 
     async def load(self, model: str, *, spare: bool = False) -> None:
-        """Have a model loaded when a job for it that came now would have; return when it is.
+        """Request that a model be loaded, in the turn of a job that arrived now; return when it is loaded.
 
-        `spare`: only when that evicts none. Raises `LoadFailed`, `ModelNotFound` or `Draining`.
+        `spare`: only without evictions. Raises `LoadFailed`, `ModelNotFound`, `ModelUnloaded` or `Draining`.
         """
         await self._upkeep.load(model, spare=spare)
 
     def unload(
         self, model: str, error: FairleadError | None = None, *, waiting: FairleadError | None = None
     ) -> None:
-        """Have a model stopped once the jobs that it has are finished; with an error, they end with that.
+        """Stop a model once its running jobs have finished; with `error`, end those jobs with it at once.
 
-        Jobs and loads that wait for it end with `waiting`; if that is None, they wait for its next load.
+        Jobs and load requests that wait for it end with `waiting`; None: they wait for its next load.
         """
         if error is not None:
             for ticket in self._outlook.running():
@@ -230,27 +231,27 @@ class Dispatcher:
         self._scheduler.unload(model, waiting)
 
     def forget(self, model: str, error: FairleadError | None = None) -> None:
-        """A model is not served any more."""
+        """Stop serving a model; see `ModelEvents.forget`."""
         self._scheduler.forget(model, error)
 
     def gone(self, models: frozenset[str]) -> None:
-        """Nothing is left of the processes of these models."""
+        """Note that no processes of these models are left."""
         self._scheduler.gone(models)
 
     def close(self, node_id: str) -> trio.Event:
-        """Give a node elsewhere no more jobs; return what is set when it has none."""
+        """Give a remote node no more jobs; return an event that is set when it has none."""
         return self._upkeep.close(node_id)
 
     def reopen(self, node_id: str) -> None:
-        """A node of this name may have jobs again, from its next life on."""
+        """Allow a node of this name to get jobs the next time it comes up."""
         self._scheduler.reopen(node_id)
 
     def counts(self, node_id: str) -> NodeCounts | None:
-        """Return what we count of a node; None if it is not up."""
+        """Return the scheduler's counts for a node; None if it is not up."""
         place = self._scheduler.place(node_id)
         return None if place is None else NodeCounts(place.busy, place.draining or place.leaving)
 
-    # What the scheduler asks for (Effects) -----------------------------------------------------------
+    # Requests from the scheduler (Effects) -----------------------------------------------------------
 
     def grant(self, ticket: Ticket) -> None:
         """Wake the task that waits with this ticket."""
@@ -259,7 +260,7 @@ class Dispatcher:
         waiter.event.set()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """Wake it with an error; one that another try may avoid says when to try."""
+        """Wake it with an error. An error that a retry may avoid gets a retry time."""
         self._waiters[ticket].end(self._outlook.with_estimate(error, ticket.job.model))
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
@@ -269,7 +270,7 @@ class Dispatcher:
         waiter.scope.cancel()
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """See `Upkeep`, as for all that follow."""
+        """See `Upkeep.start_swap`."""
         self._upkeep.start_swap(model, evict, reason)
 
     def stop_model(self, model: str) -> None:
@@ -291,10 +292,10 @@ class Dispatcher:
     # Clocks and costs --------------------------------------------------------------------------------
 
     def _too_long(self, job: Job) -> QueueFull | None:
-        """Return why a job should come again later, if it would wait longer than it may be made to.
+        """Return an error if the estimate of the job's wait exceeds `queue.maxEstimatedWait`.
 
-        A 429 now is kinder than a 504 in a minute. It is the job's own wait that counts, by its tenant's
-        turn: who floods the queue is refused, and the others still come soon.
+        A 429 now is better than a 504 in a minute. The estimate follows the tenant's turn: a tenant that
+        floods the queue is refused, while other tenants still get in.
         """
         most_s = self._queue.max_estimated_wait_s
         if not most_s:
@@ -323,7 +324,7 @@ class Dispatcher:
         waiter.alarms.append(self._timer.at(since + self._starvation_s, starved))
 
     def _want_all_the_same(self, waiter: Waiter) -> None:
-        """Have the model loaded of who may not wait for it: where nobody waits, nothing would ever be."""
+        """Start the load although the job is refused; without a queue nothing would ever load."""
         may_not = isinstance(waiter.error, ModelLoading)
         may_not |= isinstance(waiter.error, QueueFull) and not self._queue.capacity
         job = waiter.ticket.job
@@ -331,7 +332,7 @@ class Dispatcher:
             self._upkeep.wish(job.model)
 
     def _look_again(self, place: Place, after_s: float) -> None:
-        """Have a place that is full looked at again after a while, counted from the last time that it was."""
+        """Count a full node as having room after `after_s`; another rejection restarts the delay."""
         if (earlier := self._full.pop(place, None)) is not None:
             earlier.drop()
 
@@ -347,7 +348,7 @@ class Dispatcher:
             self._scheduler.charge(waiter.ticket, self._outlook.spent(waiter))
 
     def _over(self, waiter: Waiter) -> None:
-        """A job is over, or has left: give back what it has. Synchronous, so nothing comes in between."""
+        """Release all that an ended job holds. Synchronous, so that no other task runs in between."""
         ticket, job = waiter.ticket, waiter.ticket.job
         del self._waiters[ticket]
         if self._by_id.get(job.request_id) is waiter:

@@ -1,4 +1,4 @@
-"""What a scheduler can do to the world, and the picture that it gives of itself."""
+"""The actions of a scheduler (`Effects`), and the counts that it reports."""
 
 from typing import Protocol
 
@@ -11,42 +11,42 @@ from fairlead.swap.policy import SwapReason
 
 
 class Effects(Protocol):
-    """Called synchronously, at most once for each thing that happens; must not call back into the scheduler.
+    """Called synchronously, at most once for each event; must not call back into the scheduler.
 
-    The first three are about jobs, the others about models and the nodes that hold them.
+    The first three concern jobs, the others models and the nodes that have them.
     """
 
     def grant(self, ticket: Ticket) -> None:
-        """The ticket has a seat at `ticket.place` now."""
+        """Report that the ticket has a seat, at `ticket.place`."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """The ticket will never have a seat (again)."""
+        """Report that the ticket will get no seat (again)."""
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
-        """The ticket's job is to end with this error; it leaves when it has."""
+        """End the ticket's job with this error; `finished` follows when it has ended."""
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
         """Unload the models of `evict`, which are idle and get no more jobs, then load `model`.
 
-        Some of them may be on their way out already: what they hold is free only when they are gone.
-        `reason` is for the log.
+        Some of them may be stopping already; their memory is free only when they are gone. `reason` is for
+        the log.
         """
 
     def stop_model(self, model: str) -> None:
-        """Unload the model, which is idle and gets no more jobs, or end its load."""
+        """Unload the model, which is idle and gets no more jobs, or cancel its load."""
 
     def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
-        """The model that was wished for is loaded, or will not be."""
+        """Report that the requested model is loaded, or the error because of which it will not be."""
 
     def closed(self, node_id: str) -> None:
-        """The node that was closed has no jobs (any more)."""
+        """Report that the closed node has no jobs (any more)."""
 
     def idle(self, place: Place) -> None:
-        """A place whose models can be loaded again has no jobs from now on, until it is given one."""
+        """Report that a place, whose models can be loaded again, has no jobs until its next grant."""
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
-    """A picture of the counts: jobs waiting and running, and all seats of the nodes that are up."""
+    """Counts: jobs waiting and running, the queue's capacity, and all seats of the nodes that are up."""
 
     waiting: int
     running: int

@@ -1,4 +1,4 @@
-"""How long a wait will be, from how long the last jobs took. Pure: knows no clock and no queue."""
+"""Estimates of waits, from the durations of past jobs. Pure: knows no clock and no queue."""
 
 import math
 from collections import defaultdict, deque
@@ -11,9 +11,9 @@ import msgspec
 from fairlead.dispatch.window import Window
 
 KEPT_JOBS = 100
-KEPT_ERRORS = 2000  # waits of one busy hour err alike: fewer would be one hour's
+KEPT_ERRORS = 2000  # errors of one busy hour are correlated: fewer would cover only that
 ENOUGH_ERRORS = 30
-NEGLIGIBLE_S = 0.25  # a forecast of 10 ms that turns out 40 ms is not four times wrong
+NEGLIGIBLE_S = 0.25  # added to both waits of a ratio: 40 ms instead of 10 ms is a small error
 
 
 class MeanEstimate:
@@ -24,11 +24,11 @@ class MeanEstimate:
         self._wait_s: deque[float] = deque(maxlen=KEPT_JOBS)
 
     def granted(self, wait_s: float) -> None:
-        """Note how long a job waited for its seat."""
+        """Record how long a job waited for its seat."""
         self._wait_s.append(wait_s)
 
     def finished(self, service_s: float) -> None:
-        """Note how long a job held its seat."""
+        """Record how long a job held its seat."""
         self._service_s.append(service_s)
 
     @property
@@ -44,10 +44,10 @@ class MeanEstimate:
     def wait_s(self, *, ahead: int, seats: int, running_s: Sequence[float]) -> int:
         """Return whole seconds until a job with `ahead` jobs before it gets a seat.
 
-        `running_s`: for how long each running job has held its seat, the longest first. Three waiting, 10 s
-        each, one seat: 30. Never less than what remains of the running job whose seat this one will get.
-        Before any job has finished, the age of the oldest running one stands in for the mean: service takes
-        at least that long.
+        `running_s`: how long each running job has held its seat, the longest first. Example: three jobs
+        ahead, 10 s each, one seat: 30. Never less than the remaining time of the running job whose seat this
+        one will get. Before any job has finished, the age of the oldest running job replaces the mean:
+        service takes at least that long.
         """
         service_s = self.mean_service_s if self._service_s else max(running_s, default=0.0)
         queued_s = service_s * ahead / max(seats, 1)
@@ -59,22 +59,22 @@ class MeanEstimate:
     def _rest_s(self, running_s: float) -> float:
         """Return how much longer a job will probably run that has run for `running_s`."""
         if not self._service_s:
-            return running_s  # as long again
+            return running_s  # assume as long again
         longer = [service_s for service_s in self._service_s if service_s > running_s]
         return _mean(longer) - running_s if longer else 0.0
 
 
 class JobSize(msgspec.Struct, frozen=True):
-    """What decides how long a job holds its seat. `output_tokens`: predicted, of its longest sequence."""
+    """What determines how long a job holds its seat. `output_tokens`: predicted, of its longest sequence."""
 
     prompt_tokens: int
     output_tokens: float
 
 
 class RunningJob(msgspec.Struct, frozen=True):
-    """A job in its seat for `running_s`, with `tokens_so_far` of its `size.output_tokens`.
+    """A job that has held its seat for `running_s`, with `tokens_so_far` of `size.output_tokens`.
 
-    That prediction should be made now, given that there are `tokens_so_far` already.
+    `size.output_tokens` should be predicted now, given `tokens_so_far`.
     """
 
     size: JobSize
@@ -83,10 +83,10 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a job is told: its position (1 is next), the wait's median and its 90 % quantile.
+    """A job's position (1 is next), and the median and 90 % quantile of its wait.
 
-    `work_s` is the wait if all predicted lengths were true, before the correction by past errors; None if a
-    seat was free. `rounds` says which past errors are like its own.
+    `work_s` is the wait if all predicted lengths were exact, before the correction by past errors; None if a
+    seat was free. `rounds` selects the past errors that are like its own.
     """
 
     position: int
@@ -97,14 +97,14 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class QuantileEstimate:
-    """`queue.estimate: quantile`: the work ahead, played through, and corrected by how wrong that used to be.
+    """`queue.estimate: quantile`: a simulation of the work ahead, corrected by the errors of past ones.
 
-    Every running job keeps its seat for what remains of it, then the jobs ahead take the seats in the order
-    they leave, each as long as its predicted length lasts. What comes out is scaled by the quantiles of
-    actual ÷ foretold over past waits that were about as many rounds of the seats away, for the errors of
-    one's turn coming next and of a hundred jobs' sum have little in common.
+    Each running job keeps its seat for its remaining time. Then the jobs ahead take the seats in the order in
+    which they leave the queue, each for its predicted duration. The result is scaled by the quantiles of
+    actual ÷ predicted over past waits that were about as many rounds of the seats away. The error for the
+    next job in turn has little in common with that for the sum of a hundred jobs.
 
-    Forecasts are at least 0; 0 when a seat is free; and never less for one who stands further back.
+    Forecasts are at least 0, are 0 when a seat is free, and never fall with the position.
     """
 
     def __init__(self) -> None:
@@ -112,16 +112,16 @@ class QuantileEstimate:
         self._errors = _Errors()
 
     def granted(self, forecast: Forecast, waited_s: float) -> None:
-        """Learn from a wait that is over: what was foretold on arrival, and what came."""
+        """Learn from a wait that is over: its forecast at arrival, and its length."""
         if forecast.work_s is not None:
             self._errors.add(forecast.rounds, forecast.work_s, waited_s)
 
     def finished(self, size: JobSize, service_s: float) -> None:
-        """Learn from a job that held its seat so long; `size.output_tokens` is what it really sent."""
+        """Learn from a job that held its seat this long; `size.output_tokens` is what it really sent."""
         self._rates.add(size, service_s)
 
     def forecast(self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int) -> Forecast:
-        """Foretell the wait of a job that all of `ahead` leave before, in that order.
+        """Forecast the wait of a job behind all of `ahead`, which leave in that order.
 
         Takes time in proportion to the seats, and to the jobs ahead × log seats.
         """
@@ -130,17 +130,17 @@ class QuantileEstimate:
         seats_free = max(seats - len(running), 0)
         if len(ahead) < seats_free:
             return Forecast(position, 0.0, 0.0, None, 0)
-        # More may run than there are seats, when a node has just gone: then the first to end free nothing.
+        # When a node has just gone, more jobs than seats may run: then the first to end free none.
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
-        # A correction learnt from past errors must not promise a seat before a running job gives it back.
+        # The correction must not promise a seat before a running job gives it back.
         wait_s = p90_s = sorted(free_after_s)[min(len(ahead), seats - 1)]
         for index in range(position):
             work_s = free_after_s[0]
             rounds = _rounds(index, seats)
-            # The correction differs from one number of rounds to the next. So that whoever stands further
-            # back is never told less, it counts what the last one before each of these steps was told.
+            # The correction changes with the number of rounds. So that no forecast falls with the position,
+            # it includes that of the last position before each change.
             if index >= seats_free and (index + 1 == position or _rounds(index + 1, seats) != rounds):
                 wait_s = max(wait_s, self._errors.corrected(rounds, work_s, 0.5))
                 p90_s = max(p90_s, wait_s, self._errors.corrected(rounds, work_s, 0.9))
@@ -165,13 +165,13 @@ class _Rates:
         self._fit()
 
     def service_s(self, size: JobSize, *, unknown_s: float) -> float:
-        """How long it will hold its seat; `unknown_s` while no job has shown how fast we are."""
+        """Return how long it will hold its seat; `unknown_s` before any job has finished."""
         if not self._jobs:
             return unknown_s
         return self._prompt_s * size.prompt_tokens + self._output_s * size.output_tokens
 
     def remaining_s(self, job: RunningJob) -> float:
-        """How long it will still hold its seat; before any job has finished, as long again."""
+        """Return how long it will still hold its seat; before any job has finished, as long again."""
         if not self._jobs:
             return job.running_s
         tokens = max(job.size.output_tokens - job.tokens_so_far, 0.0)
@@ -180,7 +180,7 @@ class _Rates:
         return max(self._prompt_s * job.size.prompt_tokens - job.running_s, 0.0) + self._output_s * tokens
 
     def _fit(self) -> None:
-        """Least squares of the relative errors, so that one giant job does not outweigh all others."""
+        """Fit by least squares of the relative errors, so that one giant job does not outweigh all others."""
         pp = po = oo = p1 = o1 = 0.0
         for prompt_tokens, output_tokens, service_s in self._jobs:
             p, o = (tokens / max(service_s, 0.001) for tokens in (prompt_tokens, output_tokens))
@@ -191,12 +191,12 @@ class _Rates:
             self._output_s = (o1 * pp - p1 * po) / determinant
             if self._prompt_s >= 0.0 and self._output_s >= 0.0:
                 return
-        # Prompts and outputs grew together, or a rate came out negative: then output alone explains the time.
+        # Collinear lengths, or a negative rate: then output alone explains the time.
         self._prompt_s, self._output_s = (0.0, o1 / oo) if oo else (p1 / pp if pp else 0.0, 0.0)
 
 
 class _Errors:
-    """log(actual ÷ foretold) of past waits, by how many rounds of the seats they were away."""
+    """log(actual ÷ predicted) of past waits, by the number of rounds of the seats ahead."""
 
     def __init__(self) -> None:
         self._all = Window(kept=KEPT_ERRORS)
@@ -208,22 +208,22 @@ class _Errors:
         self._by_rounds[rounds].add(error)
 
     def corrected(self, rounds: int, work_s: float, share: float) -> float:
-        """What so much foretold work does not exceed with probability `share`."""
+        """Return what an actual wait does not exceed with probability `share`, if `work_s` was predicted."""
         errors = self._by_rounds.get(rounds, self._all)
         if len(errors) < ENOUGH_ERRORS:
             errors = self._all
-        # Until enough is known: one in ten waits twice as long as foretold.
+        # With too few errors, assume that one wait in ten takes twice as long as predicted.
         error = errors.quantile(share) if len(errors) >= ENOUGH_ERRORS else math.log(2.0) * (share > 0.5)
         return max((work_s + NEGLIGIBLE_S) * math.exp(error) - NEGLIGIBLE_S, 0.0)
 
 
 def _rounds(ahead: int, seats: int) -> int:
-    """How often all seats change hands before one's turn, coarsely: 1, 2…3, 4…7, … have one number each."""
+    """Return how often all seats change hands first, on a log scale: 1, 2…3, 4…7, … have one number each."""
     return (ahead // seats + 1).bit_length()
 
 
 def retry_after_s(estimated_wait_s: int, random: Random) -> int:
-    """Return when to come back, in seconds, 1…60: about the estimate, spread so that not all do at once."""
+    """Return when to retry, in seconds, 1…60: about the estimate, with jitter so that clients spread out."""
     return min(60, max(1, math.ceil(estimated_wait_s / 2 * (1 + random.random()))))
 
 

@@ -1,6 +1,6 @@
-"""What jobs will cost, and what those that wait are told: the estimates, fed with what really happened.
+"""Predictions of costs and waits, which learn from the jobs that were granted and finished.
 
-Knows tickets and the configuration's choice of an estimate; no queue and no clock.
+Knows tickets and which estimate the configuration selects; no queue and no clock.
 """
 
 import math
@@ -17,7 +17,7 @@ from fairlead.job import Job
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a waiting job is told: its place (1 is next) and whole seconds. The P90 is only `quantile`'s."""
+    """A waiting job's position (1 is next) and wait in whole seconds. Only `quantile` has a P90."""
 
     position: int
     estimated_wait_s: int
@@ -33,7 +33,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Forecaster:
-    """Learns from every job that was granted and every one that is over."""
+    """Learns from every granted and every finished job."""
 
     def __init__(self, queue: QueueConfig) -> None:
         self.weights = TokenWeights(queue.prompt_weight, queue.output_weight)
@@ -54,11 +54,11 @@ class Forecaster:
 
     @property
     def wants_jobs_ahead(self) -> bool:
-        """Whether it needs to know the jobs ahead, or only how many they are."""
+        """Whether the estimate needs the jobs ahead, not only their number."""
         return self._quantile is not None
 
     def ticket(self, job: Job) -> Ticket:
-        """Return a ticket with the cost and the cache tokens that the job is likely to have."""
+        """Return a ticket with the cost and the cache tokens that the job will probably have."""
         generated = 0.0 if job.embed else job.sequences * self._predict(job)
         tokens = job.prompt_tokens_at_once + round(generated)
         return Ticket(job, cost=self.weights.cost(job.prompt_tokens, generated), tokens=tokens)
@@ -75,11 +75,11 @@ class Forecaster:
         now: float,
         ticket: Ticket | None = None,
     ) -> Forecast:
-        """Return what a job at a position is told; kept with `ticket`, to learn from.
+        """Return the forecast for a job at a position; it is kept with `ticket`, to learn from.
 
-        `ahead` of those before it want one of the `seats` that it waits for, and so did the `running`, which
-        have run for `running_s`, the longest first. The jobs themselves are asked for only by an estimate
-        that looks at each. A wait is at least one second.
+        `ahead` of the jobs before it wait for the same `seats`. The `running` jobs hold these, and have run
+        for `running_s`, the longest first. `jobs_ahead` and `running` are called only by an estimate that
+        looks at each job. A wait is at least one second.
         """
         if self._quantile is None:
             wait_s = self._mean.wait_s(ahead=ahead, seats=seats, running_s=running_s)
@@ -94,14 +94,14 @@ class Forecaster:
         return Forecast(position, max(1, math.ceil(told.wait_s)), max(1, math.ceil(told.p90_s)))
 
     def granted(self, ticket: Ticket, waited_s: float) -> None:
-        """A ticket has its seat after so long."""
+        """Record how long a ticket waited for its seat."""
         self._mean.granted(waited_s)
         told = self._foretold.pop(ticket, None)
         if told is not None and self._quantile is not None:
             self._quantile.granted(told, waited_s)
 
     def finished(self, job: Job, service_s: float, generated: int) -> None:
-        """A job held its seat so long and sent so many tokens."""
+        """Record how long a job held its seat, and how many tokens it sent."""
         self._mean.finished(service_s)
         longest = generated // job.sequences
         if generated:
@@ -110,7 +110,7 @@ class Forecaster:
             self._quantile.finished(JobSize(job.prompt_tokens, longest), service_s)
 
     def forget(self, ticket: Ticket) -> None:
-        """A ticket has left, with or without a seat."""
+        """Drop the forecast of a ticket that has ended, with or without a seat."""
         self._foretold.pop(ticket, None)
 
     def _predict(self, job: Job, so_far: int = 0) -> float:

@@ -1,7 +1,7 @@
-"""How long an answer will be, from how long past ones were, and what it then costs.
+"""Predictions of answer lengths from those of past answers, and what an answer costs.
 
-Pure: knows no clock and no queue. Counts output tokens of whole jobs or of single sequences, whatever it is
-told; it only promises to answer in kind.
+Pure: knows no clock and no queue. Counts output tokens of whole jobs or of single sequences, whichever the
+caller uses; predictions are of the same kind.
 """
 
 import msgspec
@@ -14,22 +14,22 @@ UNKNOWN_TOKENS = 256.0
 
 
 class TokenWeights(msgspec.Struct, frozen=True):
-    """What a token costs under `queue.fairness: tokens` (`promptWeight`, `outputWeight`)."""
+    """The cost of a token under `queue.fairness: tokens` (`promptWeight`, `outputWeight`)."""
 
     prompt: float = 1.0
     output: float = 2.0
 
     def cost(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Return the weighted service of so many tokens, foretold or counted."""
+        """Return the weighted cost of so many tokens, predicted or counted."""
         return self.prompt * prompt_tokens + self.output * output_tokens
 
 
 class LengthPredictor:
-    """Predicts output tokens: the median of past answers, given that this one is longer than so far.
+    """Predicts output tokens: the median of the past answers that were longer than this one is so far.
 
-    A tenant's own answers count once there are 20 of them, until then everybody's with that model. Bounded:
-    the last 200 answers of each of so many models and of so many pairs of tenant and model; the pair or the
-    model that was not heard of for longest is forgotten first.
+    A tenant's own answers count once there are 20 of them, until then all answers of that model. Bounded: the
+    last 200 answers of each of so many models, and of so many pairs of tenant and model. The pair or model
+    without a new answer for longest is forgotten first.
     """
 
     def __init__(self, *, models: int = 64, tenants: int = 1000) -> None:
@@ -37,14 +37,14 @@ class LengthPredictor:
         self._by_tenant = _Histories(tenants)
 
     def observe(self, tenant: str, model: str, output_tokens: int) -> None:
-        """Note how long an answer was."""
+        """Record the length of an answer."""
         self._by_model.add(model, output_tokens)
         self._by_tenant.add((tenant, model), output_tokens)
 
     def predict(self, tenant: str, model: str, *, so_far: int = 0, max_tokens: int) -> float:
-        """Return the output tokens there will be in all: 0…`max_tokens`, never fewer for a larger `so_far`.
+        """Return the predicted output tokens in all: 0…`max_tokens`, never fewer for a larger `so_far`.
 
-        Longer than any before: as much again, for what has lasted long tends to last.
+        For an answer longer than all before: as much again, because long answers tend to last.
         """
         answers = self._by_tenant.get((tenant, model))
         if answers is None or len(answers) < ENOUGH_ANSWERS:
@@ -56,11 +56,11 @@ class LengthPredictor:
 
 
 class _Histories:
-    """At most so many windows, by key."""
+    """At most `most` windows, by key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._windows: dict[object, Window] = {}  # the key heard of last is at the end
+        self._windows: dict[object, Window] = {}  # the key updated last is at the end
 
     def get(self, key: object) -> Window | None:
         return self._windows.get(key)

@@ -1,6 +1,6 @@
-"""What those who wait are told, and what is learnt from those who have waited.
+"""Wait estimates for waiting, possible and refused jobs, learned from past waits.
 
-Brings to the pure `Forecaster` what it does not know: queue, seats and clock, and who sits since when.
+Supplies the pure `Forecaster` with what it does not know: queue, seats, clock, and since when jobs run.
 """
 
 from collections.abc import Callable
@@ -20,61 +20,61 @@ from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job
 
-MODELS_AT_MOST = 256  # that have such an estimate at a time
-SAME_FORECAST_S = 0.1  # for so long, refusals are given the same estimate
+MODELS_AT_MOST = 256  # models with a cached estimate
+SAME_FORECAST_S = 0.1  # how long refusals share an estimate
 
 
 class Outlook:
-    """Forecasts for who waits, and for who would; estimates for who is refused; what who sits has cost.
+    """Forecasts for waiting and future jobs, retry times for refused ones, and the costs of running ones.
 
-    Is told of every seat that is given (`seated`), lost (`unseated`) or left (`over`), and learns from them.
-    Asks the scheduler, and changes nothing there. `random` spreads the retries of who is refused together.
+    Receives every seat that is granted (`seated`), lost (`unseated`) or released (`over`), and learns from
+    them. Queries the scheduler without changing it. `random` spreads the retries of jobs refused together.
     """
 
     def __init__(self, scheduler: SchedulerQuestions, queue: QueueConfig, random: Random) -> None:
         self._scheduler = scheduler
         self._random = random
         self._forecaster = Forecaster(queue)
-        self._seated: dict[Ticket, tuple[float, Waiter]] = {}  # since when, and who; the oldest first
-        self._refusals_forecasts: dict[str, tuple[float, Forecast]] = {}  # by model: made when, and what
+        self._seated: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
+        self._refusals_forecasts: dict[str, tuple[float, Forecast]] = {}  # by model: when computed, and what
 
-    # Who waits and who sits ---------------------------------------------------------------------------
+    # Seats --------------------------------------------------------------------------------------------
 
     def ticket(self, job: Job) -> Ticket:
-        """Return a ticket with the cost and the cache tokens that the job is likely to have."""
+        """Return a ticket with the cost and the cache tokens that the job will probably have."""
         return self._forecaster.ticket(job)
 
     def seated(self, waiter: Waiter) -> None:
-        """A job has a seat from now on."""
+        """Record that a job has got a seat."""
         self._seated[waiter.ticket] = trio.current_time(), waiter
 
     def unseated(self, waiter: Waiter) -> None:
-        """A job has lost its seat, and will wait for another."""
+        """Record that a job has lost its seat, and will wait for another."""
         del self._seated[waiter.ticket]
 
     def waited(self, ticket: Ticket, waited_s: float) -> None:
-        """A job has waited so long for its first seat."""
+        """Record how long a job waited for its first seat."""
         self._forecaster.granted(ticket, waited_s)
 
     def running(self) -> list[Ticket]:
-        """Return the tickets of those who sit, the first to sit first."""
+        """Return the tickets of the jobs that hold a seat, in the order of their grants."""
         return list(self._seated)
 
     def spent(self, waiter: Waiter) -> float:
-        """Return what a job has cost until now; nothing before its first delta."""
+        """Return what a job has cost until now; 0 before its first delta."""
         if not waiter.ticket.has_begun:
             return 0.0
         return self._forecaster.weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
 
     def over(self, waiter: Waiter) -> None:
-        """A job is over, or has left, with a seat or without."""
+        """Record that a job has ended, with a seat or without."""
         self._forecaster.forget(waiter.ticket)
         if (sitting := self._seated.pop(waiter.ticket, None)) is not None:
             since, _ = sitting
             service_s = trio.current_time() - since
             self._forecaster.finished(waiter.ticket.job, service_s, waiter.generated())
 
-    # What is told ------------------------------------------------------------------------------------
+    # Forecasts ---------------------------------------------------------------------------------------
 
     @property
     def mean_wait_s(self) -> float:
@@ -87,15 +87,15 @@ class Outlook:
         return self._forecaster.mean_service_s
 
     def on_arrival(self, ticket: Ticket) -> Forecast:
-        """Return what a job is told that has just begun to wait: it is held against what becomes of it."""
+        """Return the forecast for a job just queued; its actual wait is compared with that later."""
         return self._of(ticket, told=ticket)
 
     def now(self, ticket: Ticket) -> Forecast:
-        """Return what a job that waits would be told now."""
+        """Return the current forecast for a waiting job."""
         return self._of(ticket, told=None)
 
     def for_newcomer(self, model: str, tenant: str, priority: int) -> Forecast:
-        """Return what a job of this tenant and class would be told if it came now."""
+        """Return the forecast for a job of this tenant and class if it arrived now."""
         ahead = self._scheduler.foretell(model, tenant, priority)
         if ahead is None:
             return Forecast(0, 0, 0 if self._forecaster.wants_jobs_ahead else None)
@@ -104,7 +104,7 @@ class Outlook:
     def with_estimate(self, error: FairleadError, model: str) -> FairleadError:
         """Return the error of a job for the model.
 
-        One that another try may avoid says when to try, and what to expect then.
+        An error that a retry may avoid gets a retry time, and the wait to expect then.
         """
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
             if error.estimated_wait_s is None:
@@ -117,16 +117,16 @@ class Outlook:
         return error
 
     def _behind_all(self, model: str) -> Forecast:
-        """Return what a job for the model behind all that wait would be told.
+        """Return the forecast for a job for the model behind all waiting jobs.
 
-        A flood of refusals asks for it thousands of times a second, so it is computed once in a while.
+        A flood of refusals needs it thousands of times a second, so it is kept for a moment.
         """
         now = trio.current_time()
         waiting = self._scheduler.statistics().waiting
         made_at, made = self._refusals_forecasts.get(model, (0.0, None))
         if made is None or made.position != waiting + 1 or now - made_at >= SAME_FORECAST_S:
             made = self._foretell(model, waiting, self._scheduler.waiting_jobs)
-            if len(self._refusals_forecasts) >= MODELS_AT_MOST:  # nodes elsewhere may change their models
+            if len(self._refusals_forecasts) >= MODELS_AT_MOST:  # remote nodes may change their models
                 self._refusals_forecasts.clear()
             self._refusals_forecasts[model] = now, made
         return made
@@ -139,7 +139,7 @@ class Outlook:
     def _foretell(
         self, model: str, ahead: int, jobs_ahead: Callable[[], list[Job]], *, told: Ticket | None = None
     ) -> Forecast:
-        """Return what a job is told that `ahead` others leave before, some of them for other seats."""
+        """Return the forecast for a job behind `ahead` others, some of which wait for other seats."""
         now = trio.current_time()
         awaited = AwaitedSeats(model, self._scheduler.places())
         position = ahead + 1

@@ -1,4 +1,4 @@
-"""Which node a job goes to. Pure: counts in, a choice out; knows no queue and no socket."""
+"""Chooses the node for a job. Pure: knows no queue and no socket."""
 
 from collections.abc import Sequence
 from random import Random
@@ -7,17 +7,17 @@ from fairlead.dispatch.prefixes import Prefixes, Remembered
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
 
-# Our choice: enough to bring a conversation back to its node, too little to pile jobs up there.
+# Our choice: enough to return a conversation to its node, too little to pile up jobs there.
 CACHE_BONUS = 0.2
 
 
 class Place:
-    """A node that is up, and what of it is taken. A node that comes back is a new place.
+    """The scheduler's record of one node that is up. A node that comes up again gets a new one.
 
-    `busy` seats and `tokens` of its cache are our own count of the jobs we sent there, never a report: a
-    report is old when it arrives. `draining`: it gets no jobs for now, because another model needs its room;
-    `leaving`: never again, because it is to go. `is_full`: it has turned a job away, so for a while it has no
-    seats, whatever we count. `used` orders places by when they were last given a job; 0: never.
+    `busy` seats and `tokens` of its cache are counted from the jobs we sent there. A report would be outdated
+    when it arrives. `draining`: no jobs for now, because another model needs the room; `leaving`: no jobs
+    ever again. `is_full`: it rejected a job, so for a while it has no free seats, whatever the count. `used`
+    orders places by their latest grant; 0: none yet.
     """
 
     __slots__ = (
@@ -45,47 +45,47 @@ class Place:
 
     @property
     def free(self) -> int:
-        """Seats to give away."""
+        """Free seats; below 0 if the limit has fallen below `busy`."""
         return 0 if self.draining or self.leaving or self.is_full else self.limits.seats - self.busy
 
     def takes(self, job: Job) -> bool:
-        """Whether a job is of a kind that the node can run at all, and for a model that it has."""
+        """Return whether the node has the job's model and can run a job of this kind at all."""
         if job.needs_own_node and not self.limits.evictable:
             return False
         if self.limits.needs_relay:
             is_of_its_kind = job.relay is not None
-        else:  # a reload may have made an engine's model of one that jobs wait for without prompts
+        else:  # after a reload, jobs without prompts may wait for an engine's model
             is_of_its_kind = bool(job.prompts) or job.relay is None
         return is_of_its_kind and job.model in self.node.models
 
     def holds(self, tokens: int) -> bool:
-        """Whether a job of that many tokens fits the cache now. Alone, every job fits that was let in."""
+        """Return whether a job of that many tokens fits the cache now. An empty node fits every job."""
         limit = self.limits.cache_tokens
         return limit is None or not self.busy or self.tokens + tokens <= limit
 
     @property
     def tokens_left(self) -> int | None:
-        """Tokens that the cache has room for, below 0 if one job alone is larger; None: it does not say."""
+        """Free tokens of the cache, below 0 if one job alone is larger; None if the node reports no size."""
         limit = self.limits.cache_tokens
         return None if limit is None else limit - self.tokens
 
     def take(self, tokens: int) -> None:
-        """Give a seat away."""
+        """Take a seat, and cache for that many tokens."""
         self.busy += 1
         self.tokens += tokens
 
     def give_back(self, tokens: int) -> None:
-        """Have the seat back."""
+        """Release a seat and its cache."""
         assert self.busy > 0
         self.busy -= 1
         self.tokens -= tokens
 
     def remember(self, job: Job, prefixes: Prefixes) -> None:
-        """The job runs here, and its prompt may stay in the cache."""
+        """Remember the job's prompt, which may stay in the node's cache."""
         self._remembered.add(prefixes, self._sharer(job))
 
     def share(self, job: Job, prefixes: Prefixes) -> float:
-        """Return how much of the beginning of the job's prompt may be in the cache, 0 to 1."""
+        """Return what part of the beginning of the job's prompt may be in the cache, 0 to 1."""
         return self._remembered.share(prefixes, self._sharer(job))
 
     def _sharer(self, job: Job) -> str:
@@ -95,8 +95,8 @@ class Place:
 def choose(free: Sequence[Place], random: Random, job: Job, prefixes: Prefixes = ()) -> Place:
     """Return the place for a job among some with free seats: idle ones first; ties at random.
 
-    Then counts the spec's score [000], 0.3·load + 0.7·busy/seats, less up to `CACHE_BONUS` for a prompt that
-    begins as one that was there lately. A load that is not reported is taken to be what we have sent there.
+    Among equally idle ones, the least 0.3·load + 0.7·busy/seats wins, less up to `CACHE_BONUS` for a prompt
+    that begins like a recent one. A load that is not reported is taken to be busy/seats.
     """
     scores = [_score(place, job, prefixes) for place in free]
     least = min(scores)

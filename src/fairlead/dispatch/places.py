@@ -1,7 +1,6 @@
-"""The nodes that are up, and their seats: who could sit where, who sits, who is not to come any more.
+"""The nodes that are up, and their seats: which could take a job, which have jobs, which get no more.
 
-Pure: knows no queue, no swap and no effect. One node's seats are a `Place`; which of several a job is given
-is the choice of `placement`.
+Pure: knows no queue, swap or effect. One node's seats are a `Place`; `placement` chooses among several.
 """
 
 from collections.abc import Iterator, Mapping, ValuesView
@@ -16,10 +15,10 @@ from fairlead.nodes.node import Node, NodeLimits
 
 
 class Places(Mapping[str, Place]):
-    """The place of each node that is up, by the node's id. Of a ticket it alone writes `place`.
+    """The `Place` of each node that is up, by the node's id. Only this class writes a ticket's `place`.
 
-    Of a node there is one place at a time: a new life is a new one, and who sat in the old one gives back a
-    seat that nobody counts any more.
+    A node has one place at a time. When it comes up again it gets a new one, and jobs of the old one give
+    back seats that are not counted any more.
     """
 
     def __init__(self, random: Random) -> None:
@@ -33,31 +32,31 @@ class Places(Mapping[str, Place]):
         return self._by_id[node_id]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the ids of the nodes that are up."""
+        """Iterate over the ids of the nodes that are up."""
         return iter(self._by_id)
 
     def __len__(self) -> int:
-        """Return how many nodes are up."""
+        """Return the number of nodes that are up."""
         return len(self._by_id)
 
     def values(self) -> ValuesView[Place]:
-        """Return the places. `Mapping` would look each of them up, and every event goes through them."""
+        """Return the places. Every event iterates over them, and `Mapping` would look each of them up."""
         return self._by_id.values()
 
-    # Nodes that come and go --------------------------------------------------------------------------
+    # Nodes -------------------------------------------------------------------------------------------
 
     def add(self, node: Node, limits: NodeLimits) -> Place:
-        """A node is up: return its new place. One that was closed finds itself leaving."""
+        """Add a node that is up; return its new place, which is leaving if the node is closed."""
         place = self._by_id[node.id] = Place(node, limits)
         place.leaving = node.id in self._closed
         return place
 
     def remove(self, node_id: str) -> Place | None:
-        """A node has no seats to give any more: return the place that it had."""
+        """Remove a node, and return its place; None if it had none."""
         return self._by_id.pop(node_id, None)
 
     def close(self, node_id: str) -> bool:
-        """Give a node no more jobs, in its next lives neither. Return whether it is up, and may have some."""
+        """Give a node no more jobs, not even after it restarts. Return whether it is up."""
         self._closed.add(node_id)
         place = self._by_id.get(node_id)
         if place is not None:
@@ -65,27 +64,27 @@ class Places(Mapping[str, Place]):
         return place is not None
 
     def reopen(self, node_id: str) -> None:
-        """A node of this name may have jobs again, from its next life on."""
+        """Allow a node of this name to get jobs the next time it comes up."""
         self._closed.discard(node_id)
 
     def is_current(self, place: Place) -> bool:
-        """Whether this is the place of a node that is up, and not one of an earlier life."""
+        """Return whether the place's node is up, and has no newer place."""
         return self._by_id.get(place.node.id) is place
 
     def idle_and_leaving(self) -> list[Place]:
-        """Return those that are to go, and can."""
+        """Return the leaving places that have no jobs."""
         return [place for place in self._by_id.values() if place.leaving and not place.busy]
 
-    # Who could sit where -----------------------------------------------------------------------------
+    # Candidates --------------------------------------------------------------------------------------
 
     def free(self) -> list[Place]:
-        """Return those that have a seat for somebody."""
+        """Return the places with a free seat."""
         return [place for place in self._by_id.values() if place.free > 0]
 
     def with_several_seats(self) -> Place | None:
-        """Return the only place there is, if jobs of its models need nothing but its seats and its memory.
+        """Return the only place, if it has several free seats for any job that fits its cache.
 
-        Where memory counts, not while it is empty or overfull: the first job fits whatever its size.
+        Not while limited cache memory is empty or overfull: an empty cache takes a first job of any size.
         """
         if len(self._by_id) != 1:
             return None
@@ -96,34 +95,34 @@ class Places(Mapping[str, Place]):
         return place if left is None or (place.busy and left >= 0) else None
 
     def free_for(self, job: Job) -> list[Place]:
-        """Return those where a job that came now would find a seat."""
+        """Return the places where a job that arrived now would find a seat."""
         return [place for place in self._by_id.values() if place.takes(job) and place.free > 0]
 
     def ours(self) -> list[Place]:
-        """Return those whose models swaps load and evict."""
+        """Return the places whose models swaps load and evict."""
         return [place for place in self._by_id.values() if place.limits.evictable]
 
     def of_ours(self, model: str) -> Place | None:
-        """Return where a swap has loaded the model; None if it is not loaded here."""
+        """Return the place where a swap has loaded the model; None if it is not loaded here."""
         return next((place for place in self.ours() if model in place.node.models), None)
 
     def holding(self, model: str) -> list[Place]:
-        """Return those whose nodes have the model."""
+        """Return the places whose nodes have the model."""
         return [place for place in self._by_id.values() if model in place.node.models]
 
     def taking(self, job: Job) -> list[Place]:
-        """Return those that could run a job of this kind at all."""
+        """Return the places that could run such a job at all."""
         return [place for place in self._by_id.values() if place.takes(job)]
 
     def open_to(self, ticket: Ticket) -> list[Place]:
-        """Return where the job may run: not again where it failed, unless there is nothing else."""
+        """Return the places that may run the job: not where it failed last, unless there is no other."""
         taking = self.taking(ticket.job)
         if ticket.failed_at is None:
             return taking
         return [place for place in taking if place is not ticket.failed_at] or taking
 
     def fit(self, ticket: Ticket) -> bool | None:
-        """Whether the job could be seated now: None when no seat is there, False when its memory is not."""
+        """Return whether the job fits now: None without a free seat, False without cache memory."""
         fits = None
         for place in self.open_to(ticket):
             if place.free > 0:
@@ -133,24 +132,24 @@ class Places(Mapping[str, Place]):
         return fits
 
     def misfit(self, job: Job) -> ContextLengthExceeded | None:
-        """Return why the job would wait for nothing: no node that is up for it could ever hold it."""
+        """Return an error if the job is too long for all nodes that are up for it; None if none is up."""
         longest = max(map(len, job.prompts), default=0) + 1
         lengths = [place.limits.max_model_len for place in self.taking(job)]
         if not lengths or longest <= max(lengths):
             return None
         return ContextLengthExceeded.of_prompt(max(lengths), f"this one has {longest - 1}", param="prompt")
 
-    # Who sits ----------------------------------------------------------------------------------------
+    # Seats -------------------------------------------------------------------------------------------
 
     def seat(self, ticket: Ticket) -> None:
-        """Give a job that fits the best of the seats it could have, at `ticket.place`."""
+        """Give a job that fits the best seat that it can have, at `ticket.place`."""
         place = ticket.place = self._best(ticket)
         place.take(ticket.tokens)
         self._seatings += 1
         place.used = self._seatings
 
     def vacate(self, ticket: Ticket) -> Place:
-        """Take a job's seat back; return where it was."""
+        """Release a job's seat; return its place."""
         place, ticket.place = ticket.place, None
         assert place is not None
         place.give_back(ticket.tokens)
@@ -160,7 +159,7 @@ class Places(Mapping[str, Place]):
         if len(self._by_id) == 1:
             return next(iter(self._by_id.values()))
         free = [place for place in self.open_to(ticket) if place.free > 0 and place.holds(ticket.tokens)]
-        # Also where there is only one free seat: what its node is given now counts when there are more.
+        # Needed even if only one place is free: what its node gets now counts in later choices.
         prefixes = prefixes_of(ticket.job)
         place = choose(free, self._random, ticket.job, prefixes)
         place.remember(ticket.job, prefixes)

@@ -1,7 +1,7 @@
-"""Which node may have the beginning of a prompt in its cache. Pure: nodes are not asked, we remember.
+"""Which nodes may have the beginning of a prompt in their prefix cache. Pure: nodes are not asked.
 
-A node that has just had a prompt with the same beginning need not compute that again. What it really keeps is
-its own affair, and what we remember may be gone there: it is worth a preference, never a wait.
+A node that has just run a prompt with the same beginning need not compute that again. It may have evicted it
+since, so what is remembered here is worth a preference, never a wait.
 """
 
 from collections import OrderedDict
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 from fairlead.job import Job
 
-# The beginnings that are told apart, in tokens: a few words, an instruction, a document.
+# The prefixes that are hashed, in tokens: a few words, an instruction, a document.
 LENGTHS = (64, 256, 1024)
 BYTES_A_TOKEN = 4
-# Beginnings that are remembered of a node; of most prompts there are three.
+# Prefixes that are remembered per node; most prompts have three.
 KEPT = 3 * 1024
 
 Prefixes = tuple[int, ...]
 
 
 def prefixes_of(job: Job) -> Prefixes:
-    """Return hashes of the beginnings of a job's first prompt, the shortest first.
+    """Return hashes of the prefixes of a job's first prompt, the shortest first.
 
-    One that is not known here is looked at as its client wrote it, four bytes for a token. Costs no more for
-    a long prompt than for one of the greatest length.
+    Without token ids, the request body is hashed, four bytes for a token. A long prompt costs no more than
+    one of the greatest length.
     """
     if job.prompts:
         return _hashes(job.prompts[0], 1)
@@ -30,7 +30,7 @@ def prefixes_of(job: Job) -> Prefixes:
 
 
 class Remembered:
-    """What one node was given lately. `tenant` sets those apart who must not profit from one another."""
+    """The prefixes that one node was given lately. `tenant` separates tenants that must not share a cache."""
 
     __slots__ = ("_seen",)
 
@@ -38,7 +38,7 @@ class Remembered:
         self._seen: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     def add(self, prefixes: Prefixes, tenant: str = "") -> None:
-        """It is given a prompt. What was not given for longest is forgotten."""
+        """Remember a prompt's prefixes. The least recently given ones are forgotten."""
         for prefix in prefixes:
             self._seen[prefix, tenant] = None
             self._seen.move_to_end((prefix, tenant))
@@ -46,7 +46,7 @@ class Remembered:
             self._seen.popitem(last=False)
 
     def share(self, prefixes: Prefixes, tenant: str = "") -> float:
-        """Return how much of what was looked at of a prompt the node may have, 0 to 1."""
+        """Return what part of the hashed prompt the node may have cached, 0 to 1."""
         for index in reversed(range(len(prefixes))):
             if (prefixes[index], tenant) in self._seen:
                 return LENGTHS[index] / LENGTHS[len(prefixes) - 1]
@@ -54,7 +54,7 @@ class Remembered:
 
 
 def _hashes(prompt: Sequence[int], unit: int) -> Prefixes:
-    """Each goes on from the one before, so that every element is looked at once."""
+    """Return chained hashes: each continues the one before, so that every element is hashed once."""
     found: list[int] = []
     begin, earlier = 0, 0
     for length in LENGTHS:

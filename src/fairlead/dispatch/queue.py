@@ -1,7 +1,7 @@
-"""The jobs that wait: whose turn it is, what they take, and what each tenant was charged for its turns.
+"""The waiting jobs: their order, the size of their requests, and what each tenant was charged.
 
-Pure. The order is the `FairQueue` kernel's, which knows handles, tenants and costs; here a handle is a
-ticket. Knows no seat: who takes a job out says which fit, and who puts one in whether it must wait at all.
+Pure. The `FairQueue` kernel keeps the order; it knows handles, tenants and costs, and each handle here is a
+ticket's. Knows no seats: the caller of `pop` says which jobs fit, and callers decide whether a job must wait.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +20,10 @@ WAITING_BYTES = 256 * 1024 * 1024
 
 
 class Queue:
-    """Tickets, first in turn first. Of a ticket it alone writes `handle` and `charged`.
+    """Tickets in fair order. Only this class writes a ticket's `handle` and `charged`.
 
-    A ticket that has left, however, is forgotten before the method returns. What a tenant was charged stays,
-    and is corrected, while its jobs run. `waiting_bytes` bounds the requests that wait to be passed on
-    (`Bodies`).
+    A removed ticket is forgotten before the method returns. What its tenant was charged stays, and is
+    corrected while the job runs. `waiting_bytes` bounds the queued requests for remote nodes (`Bodies`).
     """
 
     def __init__(
@@ -37,8 +36,8 @@ class Queue:
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         self.capacity = capacity
-        # Whether there is room is asked before (`is_full`, `displace`): a job passes through the line on its
-        # way to a free seat, too, and a node that gives one back does not ask.
+        # The kernel has no limit of its own; callers check first (`is_full`, `displace`). A job on its way to
+        # a free seat passes through it too, and a job that a node returns is always accepted.
         self._line = FairQueue(capacity=LINE_ROOM, fairness=fairness, min_share=min_share)
         for tenant, weight in (tenant_weights or {}).items():
             self._line.set_weight(tenant, weight)
@@ -46,32 +45,32 @@ class Queue:
         self._bodies = Bodies(waiting_bytes, capacity)
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting jobs."""
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Go through the tickets that wait now, in the order of their arrival; they may leave meanwhile."""
+        """Iterate over the tickets that wait now, in order of arrival; tickets may be removed meanwhile."""
         return iter(list(self._tickets.values()))
 
     def __contains__(self, ticket: Ticket) -> bool:
-        """Whether it waits."""
+        """Return whether the ticket waits."""
         return self._tickets.get(ticket.handle) is ticket
 
     # Joining and leaving -----------------------------------------------------------------------------
 
     def join(self, ticket: Ticket) -> None:
-        """A job waits for its turn."""
+        """Add a job that waits for its turn."""
         self._add(ticket, self._line.push)
 
     def rejoin(self, ticket: Ticket) -> None:
-        """A job is back from a seat: before all others of its class, and it has been charged."""
+        """Add a job that a node returned: before all others of its class, and without a new charge."""
         self._add(ticket, self._line.push_front)
 
     def pop(self, fits: Callable[[Ticket], bool | None]) -> Ticket | None:
-        """Take out and charge the first in turn that fits; None if none does.
+        """Remove and charge the first job in fair order that fits; None if none does.
 
-        `fits` answers None for a job without a seat, which is passed by, and False for one that only lacks
-        memory, which is passed eight times at most.
+        `fits` returns None for a job without a free seat, which is skipped, and False for a job that lacks
+        only cache memory, which is passed at most eight times.
         """
         tickets = self._tickets
         try:
@@ -81,32 +80,33 @@ class Queue:
         return self._popped(handle)
 
     def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
-        """Take out and charge up to `max_count` jobs in turn, of `tokens` together at most; None: of any.
+        """Remove and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
 
-        As that many calls of `pop`, for jobs that lack nothing but a seat and memory, in one of the kernel.
+        Equals that many calls of `pop`, for jobs that need only a seat and cache memory, in one call of the
+        kernel.
         """
         handles = self._line.pop_many(max_count, UNBOUNDED if tokens is None else tokens)
         return [self._popped(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
-        """A job gives up its turn; it is not charged."""
+        """Remove a job without charging it."""
         self._line.discard(ticket.handle)
         self._forget(ticket)
 
-    # Room --------------------------------------------------------------------------------------------
+    # Capacity ----------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether as many wait as may, or more, with those that nodes gave back."""
+        """Whether `capacity` jobs wait, or more; jobs that nodes returned may exceed it."""
         return len(self._tickets) >= self.capacity
 
     def has_bytes_for(self, job: Job) -> bool:
-        """Whether this job's request may wait, too."""
+        """Return whether this job's request body may wait, too."""
         return self._bodies.have_room(job)
 
     def displace(self, newcomer: Job) -> Ticket | None:
-        """Take out the job that has to make room for this one; None if none has, or if it were in vain."""
-        # Above the capacity, one less would still leave no room.
+        """Remove and return the job that must make room for this one; None if there is no such job."""
+        # Above the capacity, removing one job would still leave no room.
         if len(self._tickets) > self.capacity:
             return None
         victim = self._line.displace(newcomer.tenant, priority=newcomer.priority)
@@ -119,28 +119,28 @@ class Queue:
     # Charges -----------------------------------------------------------------------------------------
 
     def charge(self, ticket: Ticket, cost: float) -> None:
-        """A job that had its turn has cost this much until now; what is above its estimate counts."""
+        """Charge a granted job for its cost until now, as far as it exceeds what was charged already."""
         if cost > ticket.charged:
             self._line.charge(ticket.job.tenant, cost - ticket.charged)
             ticket.charged = cost
 
     def refund(self, ticket: Ticket, *, down_to: float) -> None:
-        """Give back what was charged above that. Charges end with it."""
+        """Refund what was charged above `down_to`. The ticket must not be charged afterwards."""
         self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
         ticket.charged = 0.0
 
-    # Turns -------------------------------------------------------------------------------------------
+    # Order -------------------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
-        """Return how many leave before this one, under the fairness in force."""
+        """Return how many jobs leave before this one, under the fairness in force."""
         return self._line.position(ticket.handle)
 
     def ahead(self, ticket: Ticket) -> list[Job]:
-        """Return who leaves before this one, in the order in which they do."""
+        """Return the jobs that leave before this one, in that order."""
         return self._ahead(ticket.handle)
 
     def ahead_of_newcomer(self, tenant: str, priority: int) -> list[Job]:
-        """Return who would leave before a job that came now."""
+        """Return the jobs that would leave before a job that arrived now, in that order."""
         handle = self._line.push(tenant, priority=priority)
         ahead = self._ahead(handle)
         self._line.discard(handle)
@@ -158,11 +158,11 @@ class Queue:
     def _popped(self, handle: int) -> Ticket:
         ticket = self._tickets[handle]
         self._forget(ticket)
-        # One that rejoined was charged at its first turn.
+        # A returned job was charged at its first grant.
         ticket.charged = max(ticket.charged, ticket.cost)
         return ticket
 
     def _forget(self, ticket: Ticket) -> None:
-        """Its entry has left the line."""
+        """Drop a ticket whose entry has left the kernel."""
         del self._tickets[ticket.handle]
         self._bodies.remove(ticket.job)

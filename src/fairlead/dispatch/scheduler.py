@@ -1,10 +1,10 @@
-"""Decides who sits where. Knows no clock, socket or tokenizer.
+"""Assigns jobs to seats and decides which models to load. Knows no clock, socket or tokenizer.
 
-A pure state machine: what happens comes in as events (the public methods), what is to be done goes out
-through `Effects`, and every event ends in `_pump`, the one place where a seat is given and a swap started.
-It has no state but that of its parts: who waits (`Queue`), who sits (`Places`), which models are to come and
-go (`Swaps`), who is let in (`Admission`). All changes are synchronous, so in Trio each event is a critical
-section. Nothing is logged here: what was committed is logged where it is carried out.
+A pure state machine: events come in as public methods, and actions go out through `Effects`. Every event ends
+in `_pump`, the only place where seats are granted and swaps are started. The parts hold all state: waiting
+jobs (`Queue`), nodes and their seats (`Places`), loads and evictions (`Swaps`), admission (`Admission`). All
+changes are synchronous, so in Trio each event is a critical section. Nothing is logged here: decisions are
+logged where they are executed.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,10 +34,10 @@ from fairlead.swap.policy import EvictionPolicy
 class Scheduler:
     """One global fair queue over the seats of all nodes.
 
-    `loadable` are models that a swap can load, as `policy` allows; with `rejects_loading` no job waits for
-    that. `waiting_bytes` bounds the requests that wait to be passed on (`Bodies`). Rules: a job with a free
-    seat never counts against the queue; a free seat that fits means that nobody waits who could have it; a
-    model with work in flight is never evicted; every ticket ends once.
+    `loadable` are the models that a swap can load, as `policy` allows; with `rejects_loading` no job waits
+    for a load. `waiting_bytes` bounds the queued requests for remote nodes (`Bodies`). Guarantees: a job with
+    a free seat never counts against the queue; while a seat is free, no job that fits it waits; a model with
+    work in flight is never evicted; every ticket ends once.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Scheduler:
     # Events of a job ---------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
-        """A job arrives: it is granted, queued or refused before this returns.
+        """Grant, queue or refuse a new job before returning.
 
-        It is refused with `too_long`, if given, rather than have it wait.
+        With `too_long`, the job is refused with that rather than queued.
         """
         assert ticket.state is TicketState.NEW
         refusal = self._admission.refusal(ticket.job, too_long=too_long) or self._make_room(ticket.job)
@@ -83,11 +83,11 @@ class Scheduler:
         self._pump()
 
     def leave(self, ticket: Ticket) -> None:
-        """A job's client is gone, in whatever state: its place or seat is free, and it cost what it used."""
+        """End a job whose client disconnected, in whatever state; it is charged for what it used."""
         self.finished(ticket, cost=ticket.charged if ticket.has_begun else 0.0)
 
     def finished(self, ticket: Ticket, *, cost: float) -> None:
-        """A job is over and has cost this much; what was charged too much is given back."""
+        """End a job, which has cost this much, and refund what was charged in excess."""
         self.charge(ticket, cost)
         if ticket.state is TicketState.QUEUED:
             self._queue.remove(ticket)
@@ -102,36 +102,36 @@ class Scheduler:
         self._note_idle(place)
 
     def first_delta(self, ticket: Ticket) -> None:
-        """A job's answer has begun: it has waited its wait."""
+        """Note that a job's answer has begun; its deadline does not apply any more."""
         ticket.has_begun = True
 
     def charge(self, ticket: Ticket, cost: float) -> None:
-        """A job has cost this much until now; what is above its estimate counts from now on."""
+        """Charge a job for its cost until now, as far as it exceeds the estimate."""
         if ticket.attempts and ticket.state is not TicketState.DONE:
             self._queue.charge(ticket, cost)
 
     def returned(self, ticket: Ticket) -> None:
-        """A job's node failed: to the front of its line, and charged once; for another node, if one is up.
+        """Requeue a job whose node failed: before all others of its class, for another node if one is up.
 
-        Its deadline is still the first one. If that has passed in its seat, it will not get another; but once
-        its answer has begun, it has waited its wait.
+        It is charged once and keeps its first deadline. If that has passed, the job is refused, unless its
+        answer has begun.
         """
         ticket.failed_at = ticket.place
         self._return(ticket)
 
     def turned_away(self, ticket: Ticket) -> None:
-        """As `returned`, but its node is only full: until it has finished a job, or `has_room` is called."""
+        """Requeue a job of a full node, which gets none until it finishes one or `has_room` is called."""
         assert ticket.place is not None
         ticket.place.is_full = True
         self._return(ticket)
 
     def has_room(self, place: Place) -> None:
-        """It may be that a place that turned a job away would not do so now."""
+        """Note that a node that rejected a job may have room again."""
         place.is_full = False
         self._pump()
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
-        """A job's time to wait is over. A stream waits until its first delta, all others until their seat."""
+        """End the wait of a job. A stream waits until its first delta, other jobs until their seat."""
         ticket.late = error
         if ticket.has_begun:
             return
@@ -142,7 +142,7 @@ class Scheduler:
             self._effects.stop(ticket, error)
 
     def starved(self, ticket: Ticket) -> None:
-        """A job has waited so long that its model's turn comes before those of the models that are loaded."""
+        """Note that a job has waited so long that its model takes precedence over those that are loaded."""
         if ticket.state is TicketState.QUEUED and not ticket.starved:
             ticket.starved = True
             self._swaps.starved(ticket.job.model)
@@ -151,24 +151,24 @@ class Scheduler:
     # Events of models --------------------------------------------------------------------------------
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
-        """Load these models from now on, and make room for them as this policy says."""
+        """Load these models from now on, and evict others for them as this policy says."""
         self._swaps.arrange(policy, loadable)
         self._pump()
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        """Load requested models with a higher number first; a model without a number has 0."""
         self._swaps.prefer(priorities)
         self._pump()
 
     def forget(self, model: str, error: FairleadError | None = None) -> None:
-        """A model is not served any more: what waits for it ends, unless another node has it."""
+        """Stop serving a model: what waits for it ends, unless another node has it."""
         error = error or ModelNotFound(f"the model {model} is not served any more", param="model")
         self._end_wish(model, error)
         self._tell_waiting(model, error)
         self._pump()
 
     def wish(self, wish: Wish) -> None:
-        """A model is wanted without a job. Its turn is that of a job that came now."""
+        """Queue a request for a model without a job, in the turn of a job that arrived now."""
         place = self._places.of_ours(wish.model)
         is_loaded = place is not None and not place.leaving
         refusal = None if is_loaded else self._admission.refusal_of_wish(wish)
@@ -179,22 +179,22 @@ class Scheduler:
             self._pump()
 
     def strengthen(self, wish: Wish) -> None:
-        """A wish may evict other models, too, from now on."""
+        """Allow a load request to evict other models from now on."""
         wish.spare = False
         self._pump()
 
     def wish_starved(self, wish: Wish) -> None:
-        """A wish has waited so long that its turn comes before those of the models that are loaded."""
+        """Note that a load request has waited so long that it takes precedence over loaded models."""
         if self._swaps.is_wished(wish) and not wish.starved:
             wish.starved = True
             self._swaps.starved(wish.model)
             self._pump()
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """A model of ours is to go: it finishes the jobs that it has. If it is only being loaded, at once.
+        """Stop a model of ours once its jobs have finished; if it is still loading, at once.
 
-        With `error`, what waits for it ends with that: a request to load it, and the jobs that no other node
-        can run. Otherwise the jobs wait for its next load.
+        With `error`, what waits for it ends with that: a load request, and the jobs that no other node can
+        run. Otherwise the jobs wait for its next load.
         """
         if (place := self._places.of_ours(model)) is not None:
             place.leaving = True
@@ -207,20 +207,20 @@ class Scheduler:
         self._pump()
 
     def expired(self, place: Place, used: int) -> None:
-        """A place has had no job for as long as its models are kept, unless it was `used` meanwhile."""
+        """Unload a node's idle models, whose time to live is over, unless it was `used` meanwhile."""
         if place.used == used and not place.busy and self._places.is_current(place):
             place.leaving = True
             self._pump()
 
     def gone(self, models: frozenset[str]) -> None:
-        """Nothing is left of the processes of these models, nor of what they took."""
+        """Note that the processes of these models have ended and hold no memory any more."""
         self._swaps.gone(models)
         self._pump()
 
     # Events of nodes and of the server ---------------------------------------------------------------
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """A node has seats to give; its models are loaded. Seats of an earlier life of it are forgotten."""
+        """Add a node, whose models are loaded. Seats of an earlier run of it are forgotten."""
         place = self._places.add(node, limits)
         if limits.evictable:
             self._swaps.ended(node.models)
@@ -233,20 +233,20 @@ class Scheduler:
         self._note_idle(place)
 
     def node_down(self, node: Node) -> None:
-        """A node is gone, and its seats with it; who held one finds out from the node."""
+        """Remove a node and its seats; jobs that held one get their error from the node."""
         place = self._places.remove(node.id)
         if place is not None and place.limits.evictable:
             self._swaps.stops(node.models)
         self._pump()
 
     def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """A node has more or fewer seats than before. Who sits keeps the seat."""
+        """Replace a node's limits. Running jobs keep their seats."""
         if (place := self._places.get(node.id)) is not None:
             place.limits = limits
             self._pump()
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
-        """A node could not load its models: who waits for them is told, unless another node has them."""
+        """End the load requests for a node's models, and the jobs that no other node can run."""
         self._places.remove(node.id)
         self._swaps.ended(node.models)
         for model in node.models:
@@ -255,18 +255,18 @@ class Scheduler:
         self._pump()
 
     def close(self, node_id: str) -> None:
-        """A node elsewhere is to have no more jobs, in its next lives neither; it finishes those it has."""
+        """Give a remote node no more jobs, not even after it restarts; its running jobs finish."""
         if self._places.close(node_id):
             self._pump()
         else:
             self._effects.closed(node_id)
 
     def reopen(self, node_id: str) -> None:
-        """A node of this name may have jobs again, from its next life on."""
+        """Allow a node of this name to get jobs the next time it comes up."""
         self._places.reopen(node_id)
 
     def drain(self) -> None:
-        """Take no more jobs and refuse what waits, jobs and loads; what runs goes on, after a failure too."""
+        """Accept no jobs, and refuse waiting jobs and loads; started jobs go on, even after a failure."""
         self._admission.drain()
         for model in self._swaps.wished():
             self._end_wish(model, shutting_down())
@@ -275,7 +275,7 @@ class Scheduler:
                 self._withdraw(ticket, shutting_down())
         self._pump()
 
-    # Questions ---------------------------------------------------------------------------------------
+    # Queries -----------------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one, under the fairness in force."""
@@ -286,17 +286,17 @@ class Scheduler:
         return self._queue.ahead(ticket)
 
     def waiting_jobs(self) -> list[Job]:
-        """Return all jobs that wait, in the order of their arrival."""
+        """Return all waiting jobs, in order of arrival."""
         return [ticket.job for ticket in self._queue]
 
     def foretell(self, model: str, tenant: str, priority: int) -> list[Job] | None:
-        """Return who would leave before a job that came now; None if a seat is free for it."""
+        """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
         if any(place.free > 0 for place in self._places.holding(model)):
             return None
         return self._queue.ahead_of_newcomer(tenant, priority)
 
     def must_load(self, job: Job) -> bool:
-        """Whether the job's model would have to be loaded for it."""
+        """Return whether the job's model would have to be loaded for it."""
         return self._admission.must_load(job)
 
     def place(self, node_id: str) -> Place | None:
@@ -308,7 +308,7 @@ class Scheduler:
         return self._places.values()
 
     def statistics(self) -> SchedulerStatistics:
-        """Return the counts now."""
+        """Return the current counts."""
         places = self._places.values()
         return SchedulerStatistics(
             waiting=len(self._queue),
@@ -320,10 +320,10 @@ class Scheduler:
     # Decisions ---------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Give every free seat to the job whose turn it is, let go who is to leave, start swaps."""
+        """Grant free seats in fair order, remove idle nodes that are leaving, and start swaps."""
         self._give_seats()
         self._let_go()
-        # Places for whose room nobody starves any more have seats again.
+        # Nodes that need not drain for a starving job any more have seats again.
         if self._start_swaps():
             self._give_seats()
 
@@ -340,7 +340,7 @@ class Scheduler:
                 self._effects.grant(ticket)
 
     def _next_in_turn(self) -> list[Ticket]:
-        """Take out the next job that fits a free seat, or several at once where all could have every seat."""
+        """Remove the next job that fits a free seat, or several at once where any seat suits each of them."""
         place = self._places.with_several_seats()
         if place is not None and self._swaps.wants_only(place.node.models):
             return self._queue.pop_many(place.free, place.tokens_left)
@@ -358,14 +358,14 @@ class Scheduler:
                 self._effects.stop_model(model)
 
     def _start_swaps(self) -> list[Place]:
-        """Return the places that need not make room any more, and have seats again."""
+        """Start swaps; return the nodes that need not drain any more, and have seats again."""
         swaps, relieved = self._swaps.start()
         for swap in swaps:
             self._effects.start_swap(swap.model, swap.evict, swap.reason)
         return relieved
 
     def _make_room(self, job: Job) -> QueueFull | None:
-        """Let a newcomer who has to wait displace another if the queue is full; return why it may not."""
+        """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
         if not self._queue.is_full or self._places.free_for(job):
             return None
         displaced = self._queue.displace(job)
@@ -379,12 +379,12 @@ class Scheduler:
     # What follows from a decision --------------------------------------------------------------------
 
     def _waits(self, ticket: Ticket) -> None:
-        """It has joined the queue."""
+        """Note that a ticket has joined the queue."""
         ticket.state = TicketState.QUEUED
         self._swaps.wanted(ticket.job)
 
     def _waits_no_more(self, ticket: Ticket) -> None:
-        """It has left the queue."""
+        """Note that a ticket has left the queue."""
         self._swaps.unwanted(ticket.job, starved=ticket.starved)
         ticket.starved = False
 
@@ -414,7 +414,7 @@ class Scheduler:
         self._effects.refuse(ticket, error)
 
     def _tell_waiting(self, model: str, error: FairleadError) -> None:
-        """Refuse who waits for a model that no node has for it, or will have much longer."""
+        """Refuse each job that waits for the model, unless a node that stays can run it."""
         for ticket in self._queue:
             if ticket.job.model == model and all(place.leaving for place in self._places.taking(ticket.job)):
                 self._withdraw(ticket, error)
@@ -424,7 +424,7 @@ class Scheduler:
             self._effects.wish_ended(wish, error)
 
     def _note_idle(self, place: Place | None) -> None:
-        """Tell that a place has nothing to do, if that is new."""
+        """Report that a place has become idle, if its models can be loaded again."""
         if place is None or place.busy or place.leaving or not self._places.is_current(place):
             return
         if place.limits.evictable and any(map(self._swaps.is_loadable, place.node.models)):

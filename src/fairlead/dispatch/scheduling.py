@@ -1,8 +1,8 @@
-"""What a scheduler is, in four small interfaces: events of jobs, of models, and of nodes; and questions.
+"""The interface of a scheduler: events of jobs, of models and of nodes, and queries.
 
-A scheduler is told what happens and answers through `Effects`; `design.md` says what it must promise. The
-dispatcher is the only caller of most of this, `Upkeep` of some events of models, `Outlook` of the questions.
-All methods are synchronous, return at once and are called in one thread.
+A scheduler receives events and answers through `Effects`; `design.md` lists what it must guarantee. The
+dispatcher calls most of this, `Upkeep` some model events, and `Outlook` the queries. All methods are
+synchronous, return at once and are called in one thread.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,94 +22,94 @@ from fairlead.swap.policy import EvictionPolicy
 
 
 class JobEvents(Protocol):
-    """What happens to jobs, each of which has a ticket."""
+    """Events of jobs, each of which has a ticket."""
 
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
-        """A job arrives; grant, queue or refuse it now. With `too_long`, refuse rather than queue it."""
+        """Grant, queue or refuse a new job now. With `too_long`, refuse it with that rather than queue it."""
 
     def first_delta(self, ticket: Ticket) -> None:
-        """A job's answer has begun."""
+        """Note that a job's answer has begun."""
 
     def charge(self, ticket: Ticket, cost: float) -> None:
-        """A job has cost this much until now."""
+        """Charge what a job has cost until now."""
 
     def finished(self, ticket: Ticket, *, cost: float) -> None:
-        """A job is over, or its client is gone, in whatever state it was; it has cost this much."""
+        """End a job in whatever state, also after a disconnect; it has cost this much."""
 
     def returned(self, ticket: Ticket) -> None:
-        """A job's node failed: it may run on another."""
+        """Requeue a job whose node failed; it may run on another."""
 
     def turned_away(self, ticket: Ticket) -> None:
-        """A job's node had no room after all, and has none until `has_room`."""
+        """Requeue a job whose node was full after all, and is until `has_room`."""
 
     def has_room(self, place: Place) -> None:
-        """A node that turned a job away may have room again."""
+        """Note that a node that rejected a job may have room again."""
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
-        """A job's time to wait is over."""
+        """Note that a job's time to wait is over."""
 
     def starved(self, ticket: Ticket) -> None:
-        """A job has waited so long that its model should be loaded before others are used further."""
+        """Note that a job has waited so long that its model takes precedence over others."""
 
 
 class ModelEvents(Protocol):
-    """What happens to models that swaps load, and what is wanted of them."""
+    """Events of models that swaps load, and requests for them."""
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
-        """Load these models from now on, and make room for them as the policy decides."""
+        """Load these models from now on, and evict others for them as the policy decides."""
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Load models with a higher number first; 0 for those without."""
+        """Load models with a higher number first; a model without a number has 0."""
 
     def forget(self, model: str, error: FairleadError | None = None) -> None:
-        """A model is not served any more; what waits for it ends with the error, or `ModelNotFound`."""
+        """Stop serving a model; what waits for it ends with the error, or with `ModelNotFound`."""
 
     def wish(self, wish: Wish) -> None:
-        """A model is wanted without a job."""
+        """Request a model without a job."""
 
     def strengthen(self, wish: Wish) -> None:
-        """The wish may evict other models from now on."""
+        """Allow a load request to evict other models from now on."""
 
     def wish_starved(self, wish: Wish) -> None:
-        """As `starved`, for a wish."""
+        """Do as `starved`, for a load request."""
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop a model when its jobs are over. With `error`, what waits for it ends with that."""
+        """Stop a model when its jobs have finished. With `error`, what waits for it ends with that."""
 
     def expired(self, place: Place, used: int) -> None:
-        """A place has had no job for the time to live of its models, unless its `used` has changed."""
+        """Unload a node's idle models, whose time to live is over, unless its `used` has changed."""
 
     def gone(self, models: frozenset[str]) -> None:
-        """Nothing is left of the processes of these models."""
+        """Note that no processes of these models are left."""
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
-        """A node could not load its models."""
+        """Note that a node could not load its models."""
 
 
 class NodeEvents(Protocol):
-    """What happens to nodes, and to the server as a whole."""
+    """Events of nodes, and of the server as a whole."""
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """A node has seats."""
+        """Add a node and its seats."""
 
     def node_down(self, node: Node) -> None:
-        """A node is gone, and its seats with it."""
+        """Remove a node and its seats."""
 
     def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """A node has other limits than before."""
+        """Replace a node's limits."""
 
     def close(self, node_id: str) -> None:
-        """Give a node elsewhere no more jobs, after a restart of it neither."""
+        """Give a remote node no more jobs, not even after it restarts."""
 
     def reopen(self, node_id: str) -> None:
-        """A node of this name may have jobs again when it comes up."""
+        """Allow a node of this name to get jobs the next time it comes up."""
 
     def drain(self) -> None:
-        """The server is to stop: take no more jobs and refuse those that wait."""
+        """Prepare to stop: accept no more jobs and refuse those that wait."""
 
 
 class SchedulerQuestions(Protocol):
-    """What can be asked of a scheduler; the answers change nothing."""
+    """Queries of a scheduler; they change nothing."""
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one."""
@@ -118,22 +118,22 @@ class SchedulerQuestions(Protocol):
         """Return those jobs, in the order in which they leave."""
 
     def waiting_jobs(self) -> list[Job]:
-        """Return all waiting jobs, in the order of their arrival."""
+        """Return all waiting jobs, in order of arrival."""
 
     def foretell(self, model: str, tenant: str, priority: int) -> list[Job] | None:
-        """Return the jobs that would leave before one that came now; None if a seat is free for it."""
+        """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
 
     def must_load(self, job: Job) -> bool:
         """Return whether the job's model would have to be loaded for it."""
 
     def place(self, node_id: str) -> Place | None:
-        """Return the place of a node that is up."""
+        """Return the `Place` of a node, if it is up."""
 
     def places(self) -> Collection[Place]:
-        """Return the places of all nodes that are up."""
+        """Return the `Place` of each node that is up."""
 
     def statistics(self) -> SchedulerStatistics:
-        """Return the counts now."""
+        """Return the current counts."""
 
 
 class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQuestions, Protocol):
@@ -141,9 +141,9 @@ class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQuestions, Proto
 
 
 class SchedulingOptions(msgspec.Struct, frozen=True):
-    """What a scheduler is made with. `random` breaks ties.
+    """The options of a scheduler. `random` breaks ties.
 
-    `rejects_loading`: no job waits for its model to be loaded.
+    `rejects_loading`: refuse a job whose model is not loaded, rather than queue it.
     """
 
     queue: QueueConfig

@@ -1,6 +1,6 @@
-"""Who waits for a seat, and who has one: what the task of a job holds in its hands.
+"""A job's wait and its seat, as the task of the job sees them.
 
-Knows Trio, and no decision: the dispatcher makes these and is asked by them.
+Knows Trio but decides nothing: the dispatcher makes these objects, and they call it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fairlead.nodes.node import Node
 
 
 class Waiter:
-    """A task at the counter: woken once, by a grant or a refusal; stopped, perhaps, when it has its seat."""
+    """A task that waits for a seat: a grant or an error wakes it, and an error may stop it later."""
 
     __slots__ = ("alarms", "error", "event", "forecast", "generated", "scope", "ticket")
 
@@ -30,7 +30,7 @@ class Waiter:
         self.generated: Callable[[], int] = int  # none yet
 
     async def granted(self) -> Node:
-        """Wait for a seat; return its node, or raise why there is none. Who has it at once waits no turn."""
+        """Wait for a seat; return its node or raise the error. No checkpoint if a seat is there at once."""
         if not self.event.is_set():
             await self.event.wait()
         if self.error is not None:
@@ -39,25 +39,25 @@ class Waiter:
         return self.ticket.place.node
 
     def end(self, error: FairleadError) -> None:
-        """Wake or stop the task with this error; the first one counts."""
+        """Set the error and wake the task; the first error counts."""
         self.error = self.error or error
         self.event.set()
 
 
 class Seats(Protocol):
-    """Who gives seats."""
+    """The part of the dispatcher that a `Seat` calls."""
 
     def begin(self, waiter: Waiter, generated: Callable[[], int]) -> None:
         """See `Seat.begin`."""
 
     async def another_seat(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> Node:
-        """See `Seat.another`: return the node of the next seat."""
+        """Return the node of the next seat; see `Seat.another`."""
 
 
 class Seat:
-    """The right to run one job on one node, and after a failure on another: `node` is the one in force.
+    """The right to run one job on `node`, which another node replaces after a failure.
 
-    `forecast` is what the job was told on arrival, if it had to wait.
+    `forecast` is what was forecast at the job's arrival; None if it did not wait.
     """
 
     __slots__ = ("_dispatcher", "_waiter", "forecast", "node", "waited_s")
@@ -70,15 +70,15 @@ class Seat:
         self._waiter = waiter
 
     def begin(self, generated: Callable[[], int]) -> None:
-        """The first delta is there. `generated` tells how many tokens there are by now: they are charged."""
+        """Report the first delta. `generated` returns the number of tokens so far, which are charged."""
         self._dispatcher.begin(self._waiter, generated)
 
     async def another(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
         """Give the seat back, because its node failed or is full after all, and wait for another.
 
-        `full_for_s`: how long the node says that it will be full; None: it does not say.
-        The job comes first of its tenant's, costs what one attempt does, and has its first deadline until it
-        has begun. Raises what `Dispatcher.seat` raises while waiting, and `LoadFailed`; leave the block then.
+        `full_for_s`: how long the node reports to be full; None: it does not say. The job goes before all
+        others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
+        Raises what `Dispatcher.seat` raises while waiting; the block must end then.
         """
         seats = self._dispatcher
         self.node = await seats.another_seat(self._waiter, is_full=is_full, full_for_s=full_for_s)

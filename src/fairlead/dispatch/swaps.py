@@ -1,4 +1,4 @@
-"""Which model is loaded next, and which make room for it (spec 4). Pure: knows no queue and no process."""
+"""Which model is loaded next, and which are evicted for it. Pure: knows no queue and no process."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from fairlead.dispatch.ticket import Wish
 from fairlead.job import Job
 from fairlead.swap.policy import EvictionPolicy, KeepEverything, SwapReason
 
-# Who waits starves after this part of the bound on its wait: the rest is for others who starve before it.
+# A job starves after this part of its longest wait. The rest is for jobs that starved earlier.
 PATIENCE = 2 / 3
 
 
 class Swap(NamedTuple):
-    """A model to load, the models that it evicts, and why those."""
+    """A model to load, the models to evict for it, and why those."""
 
     model: str
     evict: frozenset[str]
@@ -22,12 +22,12 @@ class Swap(NamedTuple):
 
 
 class Swaps:
-    """What is wanted, what is on its way up or down, and when the next swap may start.
+    """Which models are requested, loading or stopping, and when the next swap may start.
 
-    A model that works is never evicted: it goes on with the jobs that wait for it, so that swaps are few,
-    until somebody starves for another; then it gets no more jobs, and is evicted when it is idle.
+    A busy model is never evicted: it serves the jobs that wait for it, so that swaps are few. Once a job
+    starves for another model, the busy one gets no more jobs, and is evicted when it is idle.
 
-    `places` are those of all nodes, and the scheduler's; a model that is evicted loses its place here.
+    `places` are the scheduler's, of all nodes; a model that is evicted loses its place here.
     """
 
     def __init__(
@@ -41,61 +41,61 @@ class Swaps:
         self._loadable = loadable
         self._loading: set[str] = set()
         self._stopping: set[str] = set()
-        # Of jobs and wishes together; in the order in which the models began to be wanted, or to starve.
+        # Jobs and load requests per model, in the order in which the models were first requested, or starved.
         self._wanted: dict[str, int] = {}
         self._starved: dict[str, int] = {}
-        # Of those who want it, they who cannot be passed on to a server elsewhere.
+        # Waiting jobs per model that cannot be relayed to a remote server.
         self._unrelayed: dict[str, int] = {}
         self._wishes: dict[str, Wish] = {}
         self._priorities: Mapping[str, int] = {}
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
-        """Decide by this policy from now on, and load these models."""
+        """Use this policy and these loadable models from now on."""
         self._policy = policy
         self._loadable = loadable
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        """Load requested models with a higher number first; a model without a number has 0."""
         self._priorities = priorities
 
-    # Who wants what ----------------------------------------------------------------------------------
+    # Demand ------------------------------------------------------------------------------------------
 
     def wanted(self, job: Job) -> None:
-        """A job waits for its model."""
+        """Count a job that waits for its model."""
         _add(self._wanted, job.model)
         if job.relay is None or job.needs_own_node:
             _add(self._unrelayed, job.model)
 
     def unwanted(self, job: Job, *, starved: bool) -> None:
-        """A job that waited does not any more."""
+        """Stop counting a job that waited."""
         self._want_less(job.model, starved=starved)
         if job.relay is None or job.needs_own_node:
             _subtract(self._unrelayed, job.model)
 
     def starved(self, model: str) -> None:
-        """One who waits has waited so long that this model's turn comes before those of the loaded ones."""
+        """Count a job or load request whose long wait gives its model precedence over loaded ones."""
         _add(self._starved, model)
 
     def wants_only(self, models: frozenset[str]) -> bool:
-        """Whether nothing is wanted but these models."""
+        """Return whether no other models are requested."""
         return self._wanted.keys() <= models
 
     def wish(self, wish: Wish) -> None:
-        """Somebody wants the model without a job. There is one wish for a model at a time."""
+        """Add a load request without a job. A model has one at a time."""
         assert wish.model not in self._wishes
         self._wishes[wish.model] = wish
         _add(self._wanted, wish.model)
 
     def is_wished(self, wish: Wish) -> bool:
-        """Whether this wish is not over yet."""
+        """Return whether this load request is still pending."""
         return self._wishes.get(wish.model) is wish
 
     def wished(self) -> list[str]:
-        """Return the models for which there is a wish."""
+        """Return the models with a load request."""
         return list(self._wishes)
 
     def unwish(self, model: str) -> Wish | None:
-        """Return the wish for a model, if there is one: it is over."""
+        """Remove and return the load request for a model, if there is one."""
         wish = self._wishes.pop(model, None)
         if wish is not None:
             self._want_less(model, starved=wish.starved)
@@ -106,27 +106,27 @@ class Swaps:
         if starved:
             _subtract(self._starved, model)
 
-    # What becomes of models --------------------------------------------------------------------------
+    # States of models --------------------------------------------------------------------------------
 
     def is_loadable(self, model: str) -> bool:
-        """Whether a swap could load it."""
+        """Return whether a swap could load it."""
         return model in self._loadable
 
     def ended(self, models: Iterable[str]) -> None:
-        """The load of these is over, well or badly."""
+        """Note that the loads of these models have succeeded or failed."""
         self._loading.difference_update(models)
         self._stopping.difference_update(models)
 
     def stops(self, models: Iterable[str]) -> None:
-        """These have no place any more, but what they take is not free before they are `gone`."""
+        """Note that these have no place any more; their memory is free only when they are `gone`."""
         self._stopping |= set(models) - self._loading
 
     def gone(self, models: Iterable[str]) -> None:
-        """The processes of these are no more."""
+        """Note that the processes of these models have ended."""
         self._stopping.difference_update(models)
 
     def give_up(self, model: str) -> bool:
-        """End the load of a model, if it is under way; return whether it was."""
+        """Cancel the load of a model; return whether there was one."""
         if model not in self._loading:
             return False
         self._loading.remove(model)
@@ -134,10 +134,10 @@ class Swaps:
         return True
 
     def start(self) -> tuple[list[Swap], list[Place]]:
-        """Return the swaps that start now: what to load, and what to evict; its places are gone from here on.
+        """Start swaps: return them, and the places that need not drain any more.
 
-        Marks the places that are to run dry, and returns those, too, that are not to any more: nobody starves
-        for their room now.
+        The victims of a swap have no places from here on. If one of them is busy, the swap does not start;
+        all are marked as draining while a job or load request starves for the model.
         """
         if not self._loadable:
             return [], []
@@ -170,9 +170,9 @@ class Swaps:
             yield Swap(model, evict, self._policy.reason_for(model, running))
 
     def _missing(self) -> list[str]:
-        """What is wanted and could be loaded: first who starves, then who waits.
+        """Return the requested models that a swap could load: first the starved ones, the earliest first.
 
-        Among these the higher priority comes first, and then who has waited longest.
+        Of the others, the higher priority comes first, and then the one that was requested first.
         """
         by_priority = sorted(self._wanted, key=lambda model: -self._priorities.get(model, 0))
         by_turn = dict.fromkeys([*self._starved, *by_priority])
@@ -181,14 +181,14 @@ class Swaps:
         return [model for model in missing if model in self._wishes or not self._is_held(model)]
 
     def _is_held(self, model: str) -> bool:
-        """Whether all who wait for the model can have it from nodes that are there."""
+        """Return whether nodes that stay can run all jobs that wait for the model."""
         staying = [place.limits for place in self._places.holding(model) if not place.leaving]
         if model in self._unrelayed:
             return any(not limits.needs_relay for limits in staying)
         return bool(staying)
 
     def _running(self, target: str) -> list[str]:
-        """What is on its way out, what is loaded, used longest ago first, and what is being loaded."""
+        """Return stopping models, then loaded ones, idle and least recently used first, then loading ones."""
         by_use = sorted(self._places.ours(), key=lambda place: (place.busy > 0, place.used))
         loaded = (model for place in by_use for model in place.node.models)
         running = dict.fromkeys([*sorted(self._stopping), *loaded, *sorted(self._loading)])
@@ -196,7 +196,7 @@ class Swaps:
         return list(running)
 
     def _is_spare(self, model: str) -> bool:
-        """Whether nobody wants it but a wish that is not to evict anything."""
+        """Return whether the only demand for the model is a request that must not evict."""
         wish = self._wishes.get(model)
         return wish is not None and wish.spare and self._wanted[model] == 1
 
@@ -206,7 +206,7 @@ def _add(counts: dict[str, int], model: str) -> None:
 
 
 def _subtract(counts: dict[str, int], model: str) -> None:
-    """Count one less. Who is not counted any more is at the end when it is counted again."""
+    """Decrement a count. A model that falls to 0 goes to the end when it is counted again."""
     counts[model] -= 1
     if not counts[model]:
         del counts[model]

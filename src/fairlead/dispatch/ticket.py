@@ -1,4 +1,4 @@
-"""A job's place in the queue, then its seat; and a model that is wanted without a job."""
+"""A job's entry in the queue and its seat; and a request to load a model without a job."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from fairlead.job import Job
 
 
 class TicketState(StrEnum):
-    """QUEUED ⇄ GRANTED → DONE; back only when a node gives a job back. A refusal skips GRANTED."""
+    """QUEUED ⇄ GRANTED → DONE; back to QUEUED only when a node returns a job. A refusal skips GRANTED."""
 
     NEW = "new"
     QUEUED = "queued"
@@ -17,10 +17,12 @@ class TicketState(StrEnum):
 
 
 class Ticket:
-    """`cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` what it is
-    likely to take of a node's cache. `attempts` counts grants. `has_begun`: its first delta is on its way.
-    `late` is the error of its deadline, once that is over. `failed_at`: the place that failed it last. Only
-    the scheduler writes to it, through its queue (`handle`, `charged`) and its places (`place`).
+    """A job in the scheduler, which writes `handle` and `charged` in its queue and `place` in its places.
+
+    `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
+    of a node's KV cache. `attempts` counts grants. `has_begun`: its first delta has arrived. `late` is the
+    error of its deadline, once that has passed. `failed_at`: where it failed last. Only the scheduler writes
+    to it.
     """
 
     __slots__ = (
@@ -54,9 +56,9 @@ class Ticket:
 
 
 class Wish:
-    """A model that somebody wants to be loaded, as a job would. `spare`: only if that evicts none.
+    """A request to load a model without a job. `spare`: only if that evicts no model.
 
-    `starved`: it has waited so long that its turn comes first. Only the scheduler writes to it.
+    `starved`: it has waited so long that it goes first. Only the scheduler writes to it.
     """
 
     __slots__ = ("model", "spare", "starved")

@@ -1,4 +1,4 @@
-"""One timer for all deadlines of the dispatcher. An alarm that is not wanted any more is dropped for free."""
+"""One timer for all deadlines of the dispatcher. Cancelling an alarm takes no search."""
 
 import heapq
 import itertools
@@ -7,11 +7,11 @@ from math import inf
 
 import trio
 
-FEW = 100  # dropped alarms are not worth a look
+FEW = 100  # dropped alarms that are not worth a cleanup
 
 
 class Alarm:
-    """Something to do at a time. `drop` it, and it will not be done."""
+    """An action at a time. After `drop` it will not run."""
 
     __slots__ = ("_action", "_timer")
 
@@ -21,27 +21,27 @@ class Alarm:
 
     @property
     def dropped(self) -> bool:
-        """Whether it has been dropped, or has gone off."""
+        """Whether it was dropped, or has gone off."""
         return self._action is None
 
     def drop(self) -> None:
-        """Forget it, if it has not gone off."""
+        """Cancel it, if it has not gone off."""
         if self._action is not None:
             self._action = None
             self._timer.note_dropped()
 
     def go_off(self) -> None:
-        """Do it, once."""
+        """Run the action, once."""
         action, self._action = self._action, None
         if action is not None:
             action()
 
 
 class Timer:
-    """Alarms by time. `run` must run somewhere for them to go off.
+    """Alarms by time. They go off only while `run` runs.
 
-    Dropped alarms lie in the heap until most of those there are dropped: few deadlines are ever met, and on a
-    busy server each would lie there for a minute.
+    Dropped alarms are removed from the heap together, once they are the majority. Few deadlines are ever
+    reached, and on a busy server each would otherwise stay there for a minute.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Timer:
         self._sleep = trio.CancelScope()
 
     def at(self, time_s: float, action: Callable[[], None]) -> Alarm:
-        """Have `action` called, synchronously and from the timer's task, when Trio's clock says `time_s`."""
+        """Call `action`, synchronously and in the timer's task, when Trio's clock reaches `time_s`."""
         alarm = Alarm(self, action)
         heapq.heappush(self._alarms, (time_s, next(self._numbers), alarm))
         if self._alarms[0][2] is alarm:
@@ -59,7 +59,7 @@ class Timer:
         return alarm
 
     async def run(self) -> None:
-        """Let alarms go off, until cancelled."""
+        """Run the alarms that are due, until cancelled."""
         while True:
             with trio.CancelScope(deadline=self._next()) as self._sleep:
                 await trio.sleep_forever()
@@ -68,7 +68,7 @@ class Timer:
                 heapq.heappop(self._alarms)[2].go_off()
 
     def note_dropped(self) -> None:
-        """One of the alarms has been dropped; tidy up when more than half of them are."""
+        """Count a dropped alarm; clean up when more than half of them are dropped."""
         self._dropped += 1
         if self._dropped > FEW and 2 * self._dropped > len(self._alarms):
             self._alarms = [entry for entry in self._alarms if not entry[2].dropped]
@@ -76,7 +76,7 @@ class Timer:
             self._dropped = 0
 
     def __len__(self) -> int:
-        """Alarms that have not gone off, and as many dropped ones at most, or a few."""
+        """Return how many alarms are held: pending ones, and at most as many dropped ones, or a few."""
         return len(self._alarms)
 
     def _next(self) -> float:

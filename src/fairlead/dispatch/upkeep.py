@@ -1,7 +1,6 @@
-"""Which models are there, as time passes: wishes that wait for their turn, models nobody has used for long.
+"""The clock for decisions about models: load requests that wait, and models that were idle for long.
 
-The clock beside the scheduler's decisions about models, as the dispatcher is beside those about jobs. What is
-to be done is asked of a `Garage`, which owns the processes.
+The dispatcher is that for jobs. A `Garage`, which owns the processes, executes the decisions.
 """
 
 from collections.abc import Mapping
@@ -22,10 +21,9 @@ logger = structlog.get_logger("fairlead.fleet")
 
 
 class Upkeep:
-    """Keeps wishes, and the time since each model had a job.
+    """Keeps load requests, and the time since each model had a job.
 
-    A wish is asked for by many and made once; it goes on when who asked has left. `starvation_s`: after this
-    it has waited long enough.
+    Callers share one load request, which outlives them. `starvation_s`: after this wait it takes precedence.
     """
 
     def __init__(self, scheduler: JobScheduler, timer: Timer, *, starvation_s: float) -> None:
@@ -40,15 +38,15 @@ class Upkeep:
         self._watched: set[Place] = set()
 
     def arrange(self, garage: Garage, policy: EvictionPolicy, ttl_s: Mapping[str, float]) -> None:
-        """Have these models loaded and unloaded there. `ttl_s`: how long each stays without a job; 0: on."""
+        """Load and unload models through `garage`. `ttl_s`: seconds each stays without a job; 0: for ever."""
         self._garage = garage
         self._ttl_s = dict(ttl_s)
         self._scheduler.arrange(policy, frozenset(ttl_s))
 
-    # What is asked for -------------------------------------------------------------------------------
+    # Requests ----------------------------------------------------------------------------------------
 
     def wish(self, model: str, *, spare: bool = False) -> "_Granting":
-        """Have a model loaded in its turn, unless it is; `spare`: only if that evicts none."""
+        """Request a model in its turn, unless it is loaded; `spare`: only if that evicts none."""
         granting = self._wishes.get(model)
         if granting is None:
             return self._make_wish(Wish(model, spare=spare))
@@ -57,22 +55,22 @@ class Upkeep:
         return granting
 
     async def load(self, model: str, *, spare: bool = False) -> None:
-        """Return when the model is loaded. Raises `LoadFailed`, `ModelNotFound` or `Draining`."""
+        """Request a model and return when it is loaded. Raises what `Dispatcher.load` raises."""
         granting = self.wish(model, spare=spare)
         await granting.over.wait()
         if granting.error is not None:
             raise granting.error
 
     def close(self, node_id: str) -> trio.Event:
-        """Give a node no more jobs; return what is set when it has none."""
+        """Give a node no more jobs; return an event that is set when it has none."""
         event = self._closing.setdefault(node_id, trio.Event())
         self._scheduler.close(node_id)
         return event
 
-    # What the scheduler asks for ---------------------------------------------------------------------
+    # Requests from the scheduler ---------------------------------------------------------------------
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """See `Effects`. This is where a swap is logged, once."""
+        """See `Effects`. Only this method logs a swap."""
         assert self._garage is not None, "nothing is loadable where nobody loads"
         rule = {"rule": reason.rule} if reason.rule else {}
         logger.info(
@@ -104,7 +102,7 @@ class Upkeep:
             event.set()
 
     def idle(self, place: Place) -> None:
-        """See `Effects`. There is one alarm for a place at a time, however often it is idle."""
+        """See `Effects`. A place has one alarm at a time, however often it becomes idle."""
         if self._ttl_of(place):
             self._idle_since[place] = trio.current_time()
             if place not in self._watched:
@@ -139,7 +137,7 @@ class Upkeep:
 
 
 class _Granting:
-    """A wish on its way: what is set when it is `over`, and why it was not granted, if it was not."""
+    """A load request in progress: `over` is set at its end, and `error` if it failed."""
 
     __slots__ = ("alarm", "error", "over", "wish")
 

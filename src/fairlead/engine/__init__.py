@@ -1,1 +1,1 @@
-"""Continuous batching over a paged KV cache. Knows tokens, not text."""
+"""Continuous batching over a paged KV cache. Works on token ids, not on text."""

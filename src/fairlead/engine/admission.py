@@ -1,7 +1,7 @@
-"""Decides whether a sequence may begin now, by the most memory that all that run will hold at once.
+"""Decides whether a sequence may start now, by the predicted peak memory of all running sequences.
 
-Reserving `max_tokens` for everyone leaves most of the cache empty, and reserving nothing recomputes a fifth
-of all tokens; a guess of what each still has to say comes near to knowing it. Pure arithmetic over arrays.
+Reserving `max_tokens` for each leaves most of the cache empty, and reserving nothing recomputes a fifth of
+all tokens. Predicting each one's remaining output comes close to knowing it. Pure arithmetic over arrays.
 """
 
 from typing import Protocol
@@ -13,32 +13,32 @@ Counts = npt.NDArray[np.int64]
 
 FILL = 0.97
 REMEMBERED = 1000
-# As if these had been seen, until there is something to go by: any length between is as likely as another.
+# Lengths assumed to have been seen at the start, evenly spread over the orders of magnitude.
 PRIOR = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
-# The quantile that guesses use, and how far one regret moves it.
+# Bounds of the quantile that predictions use, and how far one preemption (a regret) moves it.
 BOLDEST, MOST_CAREFUL, STEP = 0.35, 0.6, 0.02
 REGRETS = 0.025
 
 
 class Predictor(Protocol):
-    """Says how many more tokens sequences will generate. What it says is used only to admit others."""
+    """Predicts how many more tokens sequences will generate. Predictions are used only for admission."""
 
     def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:
-        """For each of them, by what it has generated so far and how many more it may: a number 0…limit."""
+        """Return a number 0…limit for each, from its output so far and how many more tokens are allowed."""
 
     def learn(self, length: int) -> None:
-        """Hear how many tokens a sequence had generated when it was complete."""
+        """Record how many tokens a completed sequence has generated."""
 
     def regret(self) -> None:
-        """Hear that memory ran out: a sequence was preempted because others said more than was guessed."""
+        """Record a preemption: memory ran out because outputs were longer than predicted."""
 
 
 class PastLengths:
-    """A quantile of past outputs, among those that were longer than what the sequence has said already.
+    """A quantile of past output lengths, among those longer than the sequence's output so far.
 
-    It begins with the median. Each regret makes it more careful and each complete output a little bolder, so
-    that, within bounds, about `REGRETS` in a sequence are what it comes to, whatever the lengths are like.
+    It begins with the median. Each preemption raises the quantile, each complete output lowers it a little.
+    Within its bounds it settles at about `REGRETS` preemptions per sequence, whatever the lengths are.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class PastLengths:
         self._learned = len(PRIOR)
         self._sorted: Counts | None = None
 
-    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  anyone's
+    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  the same for all keys
         lengths = self._in_order()
         longer = np.searchsorted(lengths, outputs, side="right")
         place = longer + ((len(lengths) - longer) * self._quantile).astype(np.int64)
         likely = lengths[np.minimum(place, len(lengths) - 1)]
-        # One that has said more than any before: as much again as half of it.
+        # An output longer than any before: half as much again, at least 16.
         guess = np.where(longer < len(lengths), likely - outputs, np.maximum(16, outputs // 2))
         return np.minimum(guess, limits)
 
@@ -73,11 +73,11 @@ class PastLengths:
 
 
 class Peak:
-    """The most tokens that some sequences hold at once, if each gains one a step and ends as predicted.
+    """The most tokens that some sequences hold at once, if each gains one per step and ends as predicted.
 
-    Rows are (remaining, current), those that stay longest first. When the i-th of them ends, i are left,
-    each of them longer by what it has gained until then: remaining_i · i + Σ current up to i. The peak is the
-    largest of these. What one more row would make of it takes a look-up, not another pass.
+    Rows are (remaining, current), the largest `remaining` first. When the i-th row ends, i rows are left,
+    each longer by remaining_i: they hold remaining_i · i + Σ current up to i. The peak is the largest of
+    these sums. `with_row` takes a look-up, not another pass.
     """
 
     def __init__(self, remaining: Counts, current: Counts) -> None:
@@ -91,7 +91,7 @@ class Peak:
         return int(self._highest_before[-1])
 
     def with_row(self, remaining: int, current: int) -> int:
-        """The peak if this row were there too."""
+        """Return the peak if this row were added."""
         place = self._place(remaining)
         alone = remaining * (place + 1) + int(self._sums[place]) + current
         return max(int(self._highest_before[place]), alone, int(self._highest_behind[place]) + current)
@@ -103,28 +103,28 @@ class Peak:
         self._arrange()
 
     def _place(self, remaining: int) -> int:
-        """How many rows stay at least as long."""
+        """Return how many rows have at least this `remaining`."""
         return len(self._remaining) - int(np.searchsorted(self._remaining[::-1], remaining, side="left"))
 
     def _arrange(self) -> None:
         rows = len(self._remaining)
-        self._sums = np.zeros(rows + 1, np.int64)  # of `current` before each place
+        self._sums = np.zeros(rows + 1, np.int64)  # of `current` before each index
         np.cumsum(self._current, out=self._sums[1:])
         heights = self._remaining * np.arange(1, rows + 1) + self._sums[1:]
         self._highest_before = np.zeros(rows + 1, np.int64)
         np.maximum.accumulate(heights, out=self._highest_before[1:])
-        # A row in front makes each of those behind it one more to be counted.
+        # A row inserted in front adds one to the row count of each row behind it.
         self._highest_behind = np.zeros(rows + 1, np.int64)
         moved = heights + self._remaining
         self._highest_behind[:rows] = np.maximum.accumulate(moved[::-1])[::-1]
 
 
 class Admission:
-    """The rule: whoever comes may enter while the predicted peak is at most `FILL` of every group's cache.
+    """The rule: admit sequences while the predicted peak is at most `FILL` of every group's cache.
 
-    `capacities` are in tokens, by group; `ceilings` the most tokens one sequence holds there at once, None
-    in a group that keeps everything. Where there is a ceiling, all are taken to reach theirs at the same
-    time: what has slid out is gone, but what is in sight stays for as long as the sequence does.
+    `capacities` are in tokens, by group. `ceilings`: the most tokens that one sequence holds there at once,
+    None in a group without a window. Where there is a ceiling, all sequences are assumed to reach theirs at
+    the same time: blocks that slid out are free, but those in the window stay as long as the sequence runs.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Admission:
         self._shared = 0
 
     def fits_whole(self, tokens: int) -> bool:
-        """Whether sequences of so many tokens in all, counted at their longest, can never be too many."""
+        """Return whether sequences with `tokens` tokens in all, at their longest, always fit."""
         return tokens <= min([capacity for capacity, _ in self._sliding] + [self._capacity or tokens])
 
     def begin(
@@ -156,10 +156,10 @@ class Admission:
         reserved: npt.NDArray[np.bool_] | None = None,
         shared: int = 0,
     ) -> None:
-        """Look at what runs now: tokens so far, of them output, and how many more are allowed.
+        """Record what runs now: tokens so far, how many of them are output, and how many more are allowed.
 
-        Those in `reserved` were promised all they are allowed. `shared` tokens of `current` lie in blocks
-        that somebody else holds too.
+        For rows in `reserved`, all allowed tokens are reserved. `shared` tokens of `current` are in blocks
+        that are counted for another sequence too.
         """
         remaining = self.predictor.remaining(keys, outputs, limits)
         if reserved is not None:
@@ -169,9 +169,9 @@ class Admission:
         self._reached = [int(np.minimum(current + remaining, ceiling).sum()) for _, ceiling in self._sliding]
 
     def admit(self, key: int, current: int, output: int, limit: int) -> bool:
-        """Whether one more may run beside what `begin` saw and what was admitted since.
+        """Return whether one more may run beside those of `begin` and those admitted since.
 
-        From then on it counts as running: whoever cannot let it in after all must `begin` again.
+        If so, it counts as running from then on. A caller that cannot start it must call `begin` again.
         """
         assert self._peak is not None
         row = (np.array([number], np.int64) for number in (key, output, limit))

@@ -1,10 +1,10 @@
-"""Attention over the paged cache, in plain torch, for any device. One object a step, shared by all layers.
+"""Attention over the paged cache, in plain torch, for any device. One object per step, shared by all layers.
 
-Decodes are run together: their blocks are copied out side by side, padded, and the query heads that
-share a KV head become rows of one query. Prefill chunks are run one by one. Promises that a sequence's
-result does not depend on its neighbours, up to the rounding of torch's own kernels.
+Decodes run together: their blocks are copied side by side, padded, and the query heads that share a KV head
+become rows of one query. Prefill chunks run one by one. Promises that a sequence's result does not depend on
+the rest of the batch, up to the rounding of torch's own kernels.
 
-T tokens of the step, B decodes, L cached tokens, H query heads, K KV heads, G = H / K, D channels a head.
+T tokens of the step, B decodes, L cached tokens, H query heads, K KV heads, G = H / K, D channels per head.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ from fairlead.models.shape import ModelShape
 
 
 class PagedAttention:
-    """Writes a step's keys and values to the cache and attends to what is there: `layers.Attend`."""
+    """`layers.Attend`: writes a step's keys and values to the cache and attends to the cached tokens."""
 
     def __init__(self, inputs: Inputs, cache: KVCache, shape: ModelShape) -> None:
         self._cache = cache
@@ -41,9 +41,9 @@ class PagedAttention:
 
 
 class _Group:
-    """What the layers of one window have in common in this step.
+    """What the layers with the same window share in this step.
 
-    `places` [T]: where each token goes. `entered`: blocks that this step begins and does not fill.
+    `places` [T]: the cache slot of each token. `entered`: blocks that this step begins and does not fill.
     """
 
     def __init__(self, inputs: Inputs, group: int, cache: KVCache, shape: ModelShape) -> None:
@@ -67,9 +67,9 @@ class _Group:
 
 
 class _Decodes(msgspec.Struct):
-    """Decodes of similar length: the newest token of each against all that it may see.
+    """Decodes of similar length: the newest token of each attends to all that it may see.
 
-    `rows` [B] of the step; `blocks` [B · n], a short row filled up with its own first block; `mask`
+    `rows` [B] of the step; `blocks` [B · n], a short row padded with its own first block; `mask`
     [B, 1, 1, L], 0 or −inf.
     """
 
@@ -88,10 +88,10 @@ class _Decodes(msgspec.Struct):
 
 
 class _Prefill(msgspec.Struct):
-    """A run of one sequence's T tokens against itself and all before it.
+    """T consecutive tokens of one sequence, which attend to themselves and all before them.
 
-    `rows` of the step. `blocks` [n] hold the `length` tokens to see; None: the chunk is all that there
-    is, nothing has to be read back. `mask` [G · T, L], 0 or −inf; None: plainly causal.
+    `rows`: their range in the step. `blocks` [n] hold the `length` tokens to see; None: the chunk is all
+    there is, so nothing is read back. `mask` [G · T, L], 0 or −inf; None: plainly causal.
     """
 
     rows: slice
@@ -117,13 +117,13 @@ class _Prefill(msgspec.Struct):
 
 
 class _Scores(msgspec.Struct, frozen=True):
-    """How a query's products with keys become weights: scaled, capped where there is a cap, softmax."""
+    """How products of queries and keys become weights: scaled, capped where there is a cap, softmax."""
 
     scale: float
     cap: float | None
 
     def weigh(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """[…, Q, D], […, L, D] twice, [… Q, L] of 0 or −inf → […, Q, D]."""
+        """Attend: query […, Q, D], key and value […, L, D], mask [… Q, L] of 0 or −inf → […, Q, D]."""
         if self.cap is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scale)
         scores = torch.matmul(query, key.transpose(-2, -1)) * (self.scale / self.cap)
@@ -139,7 +139,7 @@ def _plan_decodes(
     cache: KVCache,
     shape: ModelShape,
 ) -> list[_Decodes]:
-    """Split decodes at positions `last` so that nobody is padded to more than about twice its length."""
+    """Group decodes at positions `last` so that none is padded to more than about twice its length."""
     size, device = cache.block_size, cache.device
     first = np.zeros_like(last) if window is None else np.maximum(last - window + 1, 0)
     begin = first // size
@@ -150,7 +150,7 @@ def _plan_decodes(
     for member in np.unique(classes):
         rows = np.flatnonzero(classes == member)
         width = np.arange(counts[rows].max())
-        # Hidden by the mask where the row is shorter; the row's own block, so finite if the row is.
+        # The mask hides the padding, which is the row's own block, so finite if the row is.
         columns = begin[rows, None] + np.where(width < counts[rows, None], width, 0)
         blocks = table[slots[rows, None], columns].astype(np.int64)
         positions = (begin[rows] * size)[:, None] + np.arange(len(width) * size)
@@ -169,7 +169,7 @@ def _plan_decodes(
 def _plan_prefill(
     line: np.ndarray, rows: slice, start: int, window: int | None, cache: KVCache, shape: ModelShape
 ) -> _Prefill:
-    """Plan the step's tokens `rows`, from position `start` on, of the sequence with the blocks in `line`."""
+    """Plan the step's tokens `rows`, from position `start` on, of the sequence with the blocks `line`."""
     size = cache.block_size
     end = start + rows.stop - rows.start
     slides = window is not None and end > window
@@ -190,6 +190,6 @@ def _plan_prefill(
 
 
 def _additive(visible: np.ndarray, cache: KVCache) -> Tensor:
-    """0 where `visible`, −inf elsewhere: torch turns a mask of truth values into this at every call."""
+    """Return 0 where `visible`, −inf elsewhere: torch would convert a boolean mask to this at every call."""
     mask = torch.zeros(visible.shape, dtype=cache.dtype, device=cache.device)
     return mask.masked_fill_(upload(~visible, cache.device), float("-inf"))

@@ -1,7 +1,7 @@
-"""The paged KV cache's memory: one K and one V tensor a layer, in blocks. Knows no sequence.
+"""The paged KV cache's memory: one K and one V tensor per layer, in blocks. Knows no sequences.
 
-Which block is whose is said by `engine/memory.py`; here a block is a row number. Layers with the same
-window are a group, and all tensors of a group have the same number of blocks.
+`engine/memory.py` assigns blocks to sequences; here a block is only an index. Layers with the same window
+form a group, and all tensors of a group have the same number of blocks.
 """
 
 import mmap
@@ -17,18 +17,18 @@ from fairlead.models.shape import ModelShape
 
 
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> tuple[int, ...]:
-    """What one token costs over all layers of each group."""
+    """Return the bytes that one token takes over all layers of each group."""
     return tuple(elements * dtype.itemsize for elements in shape.kv_elements_per_token)
 
 
 def split_blocks(
     bytes_total: int, block_bytes: ReadOnlySequence[int], limits: ReadOnlySequence[int | None]
 ) -> tuple[int, ...]:
-    """How many blocks each group gets of `bytes_total`, so that one sequence can be as long as possible.
+    """Return how many blocks each group gets, so that one sequence can be as long as possible.
 
-    A block of group g takes `block_bytes[g]`, and more than `limits[g]` of them are of no use there (None:
-    there is no such limit, which at least one group must have). All groups get the same number, as far as
-    their limits go: what every token needs everywhere.
+    A block of group g takes `block_bytes[g]`, and more than `limits[g]` of them would be useless. None means
+    no limit; at least one group must have none. All groups get the same number up to their limits, because
+    every token needs a place in each group.
     """
     assert None in limits
     unlimited = sum(size for size, limit in zip(block_bytes, limits, strict=True) if limit is None)
@@ -38,7 +38,7 @@ def split_blocks(
     left, sharing = bytes_total, unlimited + sum(size for _, size in limited)
     for limit, size in limited:
         if left // sharing < limit:
-            break  # this group and those of higher limits are not full
+            break  # this group and those with higher limits stay below them
         left -= limit * size
         sharing -= size
     most = left // sharing
@@ -46,9 +46,9 @@ def split_blocks(
 
 
 class KVCache:
-    """Keys and values of all layers: [blocks of its group, block_size, kv_heads, head_dim] each.
+    """Keys and values of all layers: each a tensor [blocks of its group, block_size, kv_heads, head_dim].
 
-    A new cache is all zero. Slot s is token s % block_size of block s // block_size.
+    A new cache is all zeros. Slot s is token s % block_size of block s // block_size.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class KVCache:
         self.device = device
         sizes = [(blocks[group], block_size, self.heads, self.head_dim) for group in shape.layer_groups]
         self._layer_groups = shape.layer_groups
-        self._memory: list[mmap.mmap] = []  # on a CPU: of the keys of each layer, then of the values
+        self._memory: list[mmap.mmap] = []  # on a CPU: for each layer's keys, then for each layer's values
         self.keys = [self._zeros(size) for size in sizes]
         self.values = [self._zeros(size) for size in sizes]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all tensors."""
+        """Size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.keys + self.values)
 
     def release(self, group: int, blocks: ReadOnlySequence[int]) -> None:
-        """Give the memory of these blocks of a group back to the system; they read as zero from then on.
+        """Return the memory of these blocks of a group to the system; they read as zero from then on.
 
-        Ascending ids: neighbours go together, for only whole pages can be given back. A GPU's stays taken.
+        Ids must ascend, so that neighbors are released together: only whole pages can be. GPU memory is kept.
         """
         for layer, memory in enumerate(self._memory):
             if self._layer_groups[layer % len(self._layer_groups)] == group:
@@ -90,33 +90,33 @@ class KVCache:
                     _release(memory, first * block_bytes, (last + 1) * block_bytes)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put [T, kv_heads, head_dim] of each at `slots` [T], int64."""
+        """Write `key` and `value`, each [T, kv_heads, head_dim], to `slots` [T], int64."""
         self.keys[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, key)
         self.values[layer].view(-1, self.heads, self.head_dim).index_copy_(0, slots, value)
 
     def _zeros(self, size: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
             return torch.zeros(size, dtype=self.dtype, device=self.device)
-        # Zeroed pages of the system cost nothing until they are written; torch would fill them at once.
+        # The system's zeroed pages take no memory until written; torch would write them at once.
         size_bytes = int(np.prod(size)) * self.dtype.itemsize
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.append(memory)
         return torch.frombuffer(memory, dtype=self.dtype).view(size)
 
     def clear(self, layer: int, blocks: Tensor) -> None:
-        """Zero blocks [n], int64: a former owner may have left NaN there, which no weight of 0 hides."""
+        """Zero `blocks` [n], int64: a NaN from a previous owner would survive an attention weight of 0."""
         self.keys[layer].index_fill_(0, blocks, 0)
         self.values[layer].index_fill_(0, blocks, 0)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy blocks [n] out, one after the other: keys and values, [n · block_size, kv_heads, head_dim]."""
+        """Return copies of `blocks` [n], concatenated: keys, values [n · block_size, kv_heads, head_dim]."""
         key = self.keys[layer].index_select(0, blocks)
         value = self.values[layer].index_select(0, blocks)
         return key.flatten(0, 1), value.flatten(0, 1)
 
 
 def _runs(blocks: ReadOnlySequence[int]) -> Iterator[tuple[int, int]]:
-    """Go through the first and last of ascending numbers that follow one another."""
+    """Yield the first and last number of each run of consecutive numbers."""
     for _, run in groupby(enumerate(blocks), lambda place: place[1] - place[0]):
         members = [block for _, block in run]
         yield members[0], members[-1]

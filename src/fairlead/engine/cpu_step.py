@@ -1,8 +1,8 @@
-"""A model on a CPU whose whole step is one call of our compiled kernel: a `forward.Forward` without torch.
+"""A model on a CPU that runs each step as one call of our compiled kernel: a `forward.Forward` without torch.
 
-Owns the translation: a family's switches and tensor names to the kernel's, a step's `Inputs` to its
+Owns the translation of a family's switches and tensor names, and of a step's `Inputs`, to the kernel's
 arguments. The kernel (`fairlead._cext.cpustep`) owns weights, cache and buffers. Promises that loading never
-holds a second copy of more than one tensor, and `LoadFailed` for one that is infinite or NaN somewhere.
+holds a second copy of more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
 
 BLOCK_SIZE = 16
-"""Tokens a block: the kernel knows no other."""
+"""Tokens per block; the kernel supports no other size."""
 THREADS_AT_MOST = 256
-"""The kernel's bound, as BLOCK_SIZE is."""
+"""The kernel's limit, as BLOCK_SIZE is."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What a family has that its shape does not say. `offset_norms`: a norm multiplies by 1 + its weight."""
+    """A family's switches that its shape lacks. `offset_norms`: a norm multiplies by 1 + its weight."""
 
     query_key_norm: bool = False
     post_norms: bool = False
@@ -61,7 +61,7 @@ _PROJECTIONS = {
 
 
 def supports(kind: type[Model], shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs models of this class and shape in `dtype`."""
+    """Return whether the kernel runs models of this class and shape in `dtype`."""
     head_fits = shape.head_dim <= 256 and shape.head_dim % 2 == 0
     return (
         kind in FAMILIES and dtype in {torch.float32, torch.bfloat16} and head_fits and len(shape.groups) <= 8
@@ -69,7 +69,7 @@ def supports(kind: type[Model], shape: ModelShape, dtype: torch.dtype) -> bool:
 
 
 class CpuStep:
-    """`fairlead.engine.forward.Forward` by the kernel. Logits are in its buffer: good until the next step."""
+    """`fairlead.engine.forward.Forward` by the kernel. Logits are in a buffer, valid until the next step."""
 
     device = torch.device("cpu")
 
@@ -91,14 +91,14 @@ class CpuStep:
         variant: str | None = None,
         quantization: str | None = None,
     ) -> Self:
-        """Take every tensor of `kind` and `shape` out of `weights`, which is of the dtype to compute in.
+        """Take every tensor of `kind` and `shape` from `weights`, whose dtype is the one to compute in.
 
         `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
-        "int8" to round every matrix to 8 bits as it comes, embedding and head included; else None.
+        "int8" to round every matrix to 8 bits while loading, embedding and head included; else None.
         """
         family, dtype = FAMILIES[kind], str(weights.dtype).removeprefix("torch.")
         ropes = [shape.rope] + ([shape.window_rope] if shape.window_rope else [])
-        scale = torch.tensor(shape.hidden_size**0.5, dtype=weights.dtype).item()  # rounded, as it was trained
+        scale = torch.tensor(shape.hidden_size**0.5, dtype=weights.dtype).item()  # rounded, as in training
         try:
             model = CpuModel(
                 dtype=dtype,
@@ -145,28 +145,28 @@ class CpuStep:
 
     @property
     def kernel(self) -> str:
-        """The instruction set that it computes with."""
+        """The instruction set that the kernel uses."""
         return self.model.variant
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
-        """What a block of each KV cache group costs over all its layers, padding included."""
+        """Bytes of a block of each KV cache group over all its layers, padding included."""
         return tuple(self.model.block_bytes(group) for group in range(len(self.shape.groups)))
 
     def allocate_cache(self, blocks: Sequence[int]) -> None:
-        """Make an empty KV cache of so many blocks a group; memory is taken as it is written."""
+        """Make an empty KV cache with `blocks` blocks by group; memory is used once it is written."""
         try:
             self.model.allocate_cache(list(blocks))
         except ValueError as error:
             raise LoadFailed(f"the KV cache cannot be made: {error}") from error
 
     def with_cache(self, blocks: Sequence[int]) -> tuple[Self, int]:
-        """Return itself with a cache of so many blocks a group, and the bytes that it takes."""
+        """Return itself with a cache of `blocks` blocks by group, and the cache's size in bytes."""
         self.allocate_cache(blocks)
         return self, sum(map(int.__mul__, blocks, self.block_bytes))
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
-        """Give the memory of these blocks of a KV cache group back to the system; ascending."""
+        """Return the memory of these blocks of a KV cache group to the system. Ids must ascend."""
         self.model.release(group, blocks)
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -177,7 +177,7 @@ class CpuStep:
             return scored.index_select(0, order)
         samples = len(inputs.sample_rows)
         if samples > len(self._logits):
-            # Kept: fresh memory for 32 rows of 150,000 would have to be faulted in at each step.
+            # Reused, because new memory for 32 rows of 150,000 would cause page faults at each step.
             self._logits = torch.empty((max(samples, 2 * len(self._logits)), self.vocab_size))
         logits = self._logits[:samples]
         self._run(inputs, logits)
@@ -198,9 +198,9 @@ class CpuStep:
 
 
 def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
-    """Return the step with each scored token in a row of its own, and the places of the logits there.
+    """Return the step with each scored token in a row of its own, and the indices of the logits there.
 
-    The kernel gives logits of rows' last tokens only. How rows are cut changes none of its results.
+    The kernel returns logits of rows' last tokens only. How rows are cut changes none of its results.
     """
     wanted = inputs.logit_tokens
     starts = inputs.query_starts
@@ -219,7 +219,7 @@ def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
 
 
 def tensors(model: CpuModel, family: Family) -> Iterator[tuple[int | None, str, str]]:
-    """(layer, the kernel's name, the checkpoint's name) of all that `model` wants, the largest first."""
+    """Yield (layer, kernel's name, checkpoint's name) of all tensors that `model` lacks, largest first."""
     norms = {
         "attention_norm": "input_layernorm",
         "mlp_norm": "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm",
@@ -241,7 +241,7 @@ def tensors(model: CpuModel, family: Family) -> Iterator[tuple[int | None, str, 
 
 
 def _pack(model: CpuModel, layer: int | None, name: str, tensor: Tensor, family: Family) -> None:
-    """Hand one tensor over; it is the caller's again, and soon nobody's."""
+    """Copy one tensor into the kernel, which keeps no reference to it."""
     given: np.ndarray
     if tensor.dim() == 1:
         vector = tensor.float()

@@ -1,8 +1,8 @@
 """A model on a GPU: `forward.Forward` by our own kernels, with decodes as CUDA graphs.
 
-A step of decodes alone is one copy and one launch; any other runs layer by layer. Models that are not built
-in, or have experts, run their own layers with our attention, without graphs: what they do may depend on the
-tokens.
+A step of decodes only is one copy and one launch; any other runs layer by layer. Models that are not built
+in, or have experts, run their own layers with our attention and without graphs, because their work may
+depend on the tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from fairlead.models.registry import Model
 
 
 class DeviceForward:
-    """`forward.Forward` over `model` and `cache`. `prepare` comes before the first step.
+    """`forward.Forward` over `model` and `cache`. Call `prepare` before the first step.
 
-    `recorder` makes graphs; None: of nothing.
+    `recorder` makes graphs; None: no graphs.
     """
 
     def __init__(self, model: Model, cache: KVCache, recorder: Recorder | None = None) -> None:
@@ -40,14 +40,14 @@ class DeviceForward:
 
     @classmethod
     def on_cuda(cls, model: Model, cache: KVCache) -> "DeviceForward":
-        """On a GPU, which becomes the current one: Triton launches on no other."""
+        """Make one on a GPU, which becomes the current one: Triton launches on no other."""
         if cache.device.index is not None:
             torch.cuda.set_device(cache.device)
         return cls(model, cache, CudaRecorder(cache.device))
 
     @property
     def kernel(self) -> str:
-        """What computes: "triton", and whether decodes are graphs."""
+        """The name "triton", and whether decodes are CUDA graphs."""
         return "triton with CUDA graphs" if self._graphs else "triton"
 
     @torch.inference_mode()
@@ -60,9 +60,9 @@ class DeviceForward:
         max_model_len: int,
         report: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Make room for steps within these limits, compile all kernels, and record the graphs: some seconds.
+        """Allocate memory for steps within these limits, compile all kernels and record the graphs.
 
-        Runs the largest step once, so that what does not fit is known now.
+        Takes some seconds. Runs the largest step once, so that a lack of memory shows now.
         """
         self._longest = max_model_len + 1
         rungs = list(ladder(max_batch))
@@ -82,9 +82,9 @@ class DeviceForward:
         self.cache.release(group, blocks)
 
     def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
-        """Start the copy of a step to the device. `latest` [S]: what the step before chose, if there was one.
+        """Start the copy of a step to the device. `latest` [S]: what the previous step chose, if any.
 
-        The result is to be run next; its token ids are there afterwards.
+        The result must be run next; its token ids are valid only afterwards.
         """
         if self._landing is None or not self._landing.holds(step, batch):
             raise ValueError(
@@ -96,7 +96,7 @@ class DeviceForward:
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return the logits of its `logit_tokens`, float32.
 
-        They are good until the next step.
+        They are valid until the next step.
         """
         rows, decodes = len(inputs.sequence_lengths), inputs.decodes
         if rows == decodes and self._graphs is not None and self._graphs.play(rows):
@@ -108,7 +108,7 @@ class DeviceForward:
         return self._to_logits(hidden.index_select(0, upload(wanted, self.device)))
 
     def _decode(self, size: int) -> None:
-        """What a graph is of: as many decodes, each of which samples."""
+        """Run `size` decodes, each of which samples: the work that a graph records."""
         self._logits[:size].copy_(self._to_logits(self._layer_by_layer(size, size, size)))
 
     def _layer_by_layer(self, tokens: int, rows: int, decodes: int) -> Tensor:
@@ -122,7 +122,7 @@ class DeviceForward:
         return (self._layers or self.model).logits(hidden)
 
     def _land(self, slots: int, tokens: int, *, rows: int) -> None:
-        """Make room for steps of batches with up to `slots` slots, of sequences as long as any can be."""
+        """Allocate buffers for batches of up to `slots` slots, with sequences as long as any can be."""
         size, groups = self.cache.block_size, len(self.cache.blocks)
         words = InputBatch.arena_size(
             slots=slots,

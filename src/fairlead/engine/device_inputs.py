@@ -1,8 +1,8 @@
-"""Memory on the device in which every step arrives: always at the same addresses, so that graphs can read it.
+"""The device memory that receives every step, always at the same addresses, so that CUDA graphs can read it.
 
-A step is one copy of its arena, which lies in pinned memory; `unpack` spreads it out and applies the block
-table's changes that travel in it. Promises not to wait for the device. Steps must be brought and unpacked in
-their order, each once: the tables here are what all steps before have made of them.
+A step is one copy of its arena, from pinned memory; `unpack` spreads it out and applies the block table
+changes in it. Promises not to wait for the device. Steps must be copied and unpacked in their order, each
+once, because the tables here accumulate the changes of all steps.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ _WRITERS = 16
 
 
 class Landing:
-    """Room for steps of up to `tokens` tokens in `rows` rows, whose arena has up to `words` int32 words.
+    """Device buffers for steps of up to `tokens` tokens in `rows` rows, with arenas of up to `words` int32.
 
     `slots` and `columns` are the size of the block tables of each of `groups` KV cache groups.
     """
@@ -51,7 +51,7 @@ class Landing:
         self._tables = zeros(groups, slots, columns)
 
     def holds(self, step: Step, batch: InputBatch) -> bool:
-        """Whether there is room for this step of this batch."""
+        """Return whether this step of this batch fits."""
         groups, slots, columns = self._tables.shape
         lines, line = np.asarray(batch.block_table(0)).shape
         return (
@@ -64,9 +64,9 @@ class Landing:
         )
 
     def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
-        """Start the copy of a step. `latest` [S], int64: what the step before chose, if there was one.
+        """Start the copy of a step. `latest` [S], int64: what the previous step chose, if there was one.
 
-        What the result has on the device is there once the step has been unpacked.
+        The result's device tensors are valid once the step has been unpacked.
         """
         words = torch.from_numpy(np.asarray(step.arena))
         self._arena[: len(words)].copy_(words, non_blocking=True)
@@ -85,10 +85,9 @@ class Landing:
         )
 
     def unpack(self, tokens: int, rows: int, decodes: int) -> Rows:
-        """Spread the step that was brought over `tokens` tokens in `rows` rows, which may be more than it
-        has.
+        """Unpack the copied step into `tokens` tokens in `rows` rows, which may be more than it has.
 
-        The launch depends on these numbers only.
+        The launch depends on these numbers only, so that a graph can record it.
         """
         groups, slots, columns = self._tables.shape
         programs = _WRITERS + -(-max(tokens, rows + 1) // _TILE)

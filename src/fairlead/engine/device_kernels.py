@@ -1,4 +1,4 @@
-"""What a step does on a GPU beside matrix products and attention, as Triton kernels.
+"""Triton kernels for the parts of a step on a GPU other than matrix products and attention.
 
 Each saves passes over memory, and launches. They own nothing and check nothing. T tokens, C hidden size, V
 vocabulary; arithmetic is in float32.
@@ -14,7 +14,7 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["padded_tokens", "padded_rows", "vocabulary"])
 def unpack(
     arena,  # a step as `inputbatch` writes it: int32 words, the header first
-    latest,  # [S] what the step before chose
+    latest,  # [S] tokens chosen by the previous step
     token_ids,  # [padded_tokens]
     positions,  # [padded_tokens]
     places,  # [GROUPS, places_stride]
@@ -32,11 +32,11 @@ def unpack(
     TILE: tl.constexpr,
     WRITERS: tl.constexpr,
 ):
-    """Spread a step out over memory whose addresses never change, and bring the block tables up to date.
+    """Unpack a step into memory whose addresses never change, and update the block tables.
 
-    A token that was still unknown is what the step before chose; an id that the model does not have runs as
-    0. Behind the step's own rows come some that are not there, up to the padded numbers. The first WRITERS
-    programs share the table's changes, each a header of 4 words (group, slot, column, count) and block ids.
+    A token that was still unknown is replaced by what the previous step chose; an id outside the vocabulary
+    runs as 0. Padding rows follow the step's own, up to the padded numbers. The first WRITERS programs share
+    the table's changes, each a header of 4 words (group, slot, column, count) and block ids.
     """
     program = tl.program_id(0)
     if program < WRITERS:
@@ -80,8 +80,8 @@ def unpack(
 @triton.jit
 def add_and_normalize(
     stream,  # [T, C] float32
-    said,  # [T, C] what is added to it
-    said_weight,  # [C], by which that is normalised first
+    said,  # [T, C] added to the stream
+    said_weight,  # [C], of the norm applied to `said` first
     weight,  # [C]
     normal,  # [T, C]
     epsilon,
@@ -90,7 +90,7 @@ def add_and_normalize(
     ADDS: tl.constexpr,
     SAID_NORM: tl.constexpr,
 ):
-    """Program t: token t's stream, added to in place, and normalised: x / rms(x) · weight."""
+    """Program t: add to token t's stream in place, and normalize the sum: x / rms(x) · weight."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, TILE)
     inside = i < SIZE
@@ -113,7 +113,7 @@ def turn_and_keep(
     cosines,  # [T, HEAD_DIM]
     sines,  # [T, HEAD_DIM], signed
     weight,  # [HEADS + KV_HEADS, HEAD_DIM]
-    places,  # [T], negative: nowhere
+    places,  # [T], negative: not written
     query,  # [T, HEADS, HEAD_DIM]
     keys,
     values,
@@ -124,7 +124,7 @@ def turn_and_keep(
     CHANNELS: tl.constexpr,  # HEAD_DIM rounded up to a power of two
     NORM: tl.constexpr,
 ):
-    """Program (t, h): normalise and turn a head; queries to `query`, keys and values to the cache."""
+    """Program (t, h): normalize and rotate a head; write queries to `query`, keys and values to the cache."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     i = tl.arange(0, CHANNELS)
@@ -162,7 +162,7 @@ def open_gate(
     TILE: tl.constexpr,
     SMOOTH: tl.constexpr,  # GELU by tanh, else SiLU
 ):
-    """Program (t, i): tile i of activation(gate) · up of token t."""
+    """Program (t, i): compute tile i of activation(gate) · up of token t."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = i < SIZE
@@ -180,18 +180,18 @@ def open_gate(
 def find_thresholds(
     scores,  # [R, V] float32, none above 0
     stride,
-    least,  # [R] float32: what is below it is out already
+    least,  # [R] float32: lower scores are excluded already
     top_k,  # [R] int64, 0: off
     top_p,  # [R] float64, 1 or more: off
     thresholds,  # [R] float32
     vocabulary,
     TILE: tl.constexpr,
 ):
-    """Program r: the least score that row r accepts, by bisection over the numbers that a score can be.
+    """Program r: find the least score that row r accepts, by bisection over the bits of its magnitude.
 
-    A score that is not above 0 and the bits of its magnitude as an integer fall and rise together: 31
-    halvings find the largest score of which enough are not below. For top_k, k of them; for top_p, as many as
-    together weigh the share of what top_k and `least` left. What is NaN is accepted nowhere.
+    Read as an integer, these bits are ordered like the magnitude of a score not above 0. So 31 halvings find
+    the largest threshold that enough scores reach: for top_k, k of them; for top_p, those that together weigh
+    the share of what top_k and `least` leave. NaN is never accepted.
     """
     row = tl.program_id(0).to(tl.int64)
     line = scores + row * stride

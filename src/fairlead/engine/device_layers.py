@@ -1,9 +1,9 @@
-"""The layers of a dense model of our own on a GPU: its matrices, and one kernel between two of them.
+"""The layers of a dense built-in model on a GPU: its matrix products, with one fused kernel between two.
 
-Owns nothing: weights are the model's. Says what the model's own layers say, and is tested against them; the
-stream between the layers is float32, so that what they add is not rounded away.
+Owns nothing: weights are the model's. Computes what the model's own layers compute, and is tested against
+them. The residual stream is float32, so that what the layers add is not rounded away.
 
-T tokens, C hidden size, I the MLP's inner size, H query heads, K KV heads, D channels a head.
+T tokens, C hidden size, I the MLP's inner size, H query heads, K KV heads, D channels per head.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ class Norm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, norm: RMSNorm | OffsetRMSNorm) -> Self:
-        """Read one of the model's."""
+        """Return the parameters of one of the model's norms."""
         return cls(norm.scale, norm.epsilon)
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's parts. `said_norms`: of what the attention and the MLP say, where a family normalises that.
+    """One layer's parts. `said_norms`: for outputs of attention and MLP, in families that normalize them.
 
-    `head_norm` [H + K, D]: of queries and keys; `angles`: which of the model's rotary embeddings turns them.
+    `head_norm` [H + K, D]: for queries and keys; `angles`: the index of the rotary embedding that it uses.
     """
 
     attention: LlamaAttention
@@ -52,7 +52,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceLayers:
-    """Runs a step's tokens through all layers of `model`, which `supports` must have said is one of these."""
+    """Runs a step's tokens through all layers of `model`, which `supports` must accept."""
 
     def __init__(self, model: LlamaForCausalLM | Gemma3ForCausalLM) -> None:
         self.model = model
@@ -74,11 +74,11 @@ class DeviceLayers:
 
     @staticmethod
     def supports(model: Model) -> TypeGuard[LlamaForCausalLM | Gemma3ForCausalLM]:
-        """Whether all that the model is made of is known here."""
+        """Return whether all parts of the model are supported here."""
         return isinstance(model, LlamaForCausalLM | Gemma3ForCausalLM) and model.shape.experts is None
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: DeviceAttention) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalised, float32."""
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized, float32."""
         embedded = self.model.embedding(token_ids)
         if self._scale is not None:
             embedded = embedded * self._scale
@@ -98,11 +98,11 @@ class DeviceLayers:
         return stream
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token for rows of `hidden`: [T, C] → [T, V]."""
+        """Return the next-token logits for rows of `hidden`: [T, C] → [T, V]."""
         return self.model.logits(hidden.to(self.model.embedding.table.dtype))
 
     def _add(self, stream: Tensor, said: Tensor | None, said_norm: Norm | None, norm: Norm | None) -> Tensor:
-        """Add what was `said` to the `stream` in place; return it normalised."""
+        """Add the output `said` to the residual `stream` in place; return the stream normalized."""
         normal = torch.empty(stream.shape, dtype=self.model.embedding.table.dtype, device=stream.device)
         weight, epsilon = (norm.weight, norm.epsilon) if norm else (self._ones, 1.0)
         kernels.add_and_normalize[(len(stream),)](
@@ -124,7 +124,7 @@ class DeviceLayers:
     def _query(
         self, number: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], attention: DeviceAttention
     ) -> Tensor:
-        """Project `x` [T, C]; keep its keys and values; return its queries [T, H, D]."""
+        """Project `x` [T, C]; write its keys and values to the cache; return its queries [T, H, D]."""
         qkv = layer.attention.qkv(x)
         query = qkv.new_empty((len(x), self._fixed["HEADS"], self._head_dim))
         norm = layer.head_norm

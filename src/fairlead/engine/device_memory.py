@@ -1,29 +1,29 @@
-"""How much of a device's memory a model may take. Pure: the device is asked through `DeviceMemory`."""
+"""How much of a device's memory a model may use. Pure: queries the device through `DeviceMemory`."""
 
 from typing import Protocol
 
 from fairlead.errors import LoadFailed
 
 _MIB = 1024 * 1024
-# What the KV cache gets of the memory that is left beside the weights; steps need the rest.
+# The KV cache's share of the memory that the weights leave; steps need the rest.
 CACHE_SHARE = 0.9
 
 
 class DeviceMemory(Protocol):
-    """The memory of one device, of which other processes take a part too."""
+    """The memory of one device, which other processes may use too."""
 
     def free_and_total(self) -> tuple[int, int]:
-        """Return the bytes that nobody has taken, and those that the device has."""
+        """Return the device's free and total bytes."""
 
     def taken(self) -> int:
-        """Return the bytes that this process has taken."""
+        """Return the bytes that this process uses."""
 
 
 def cache_bytes(memory: DeviceMemory, gpu_memory: float | None, most: int | None = None) -> int:
-    """Return the size of a KV cache beside weights that are loaded; at most `most` bytes.
+    """Return the size in bytes of a KV cache beside the loaded weights; at most `most` bytes.
 
-    `gpu_memory` is what the process may take in all, as a share of the device up to 1, or in MiB; None: what
-    is free. Raises `LoadFailed` if that is not free, or if the weights take all of it.
+    `gpu_memory` is what the process may use in all, as a share of the device up to 1, or in MiB; None: what
+    is free. Raises `LoadFailed` if that is not free, or if the weights use all of it.
     """
     free, total = memory.free_and_total()
     left = free
@@ -45,5 +45,5 @@ def cache_bytes(memory: DeviceMemory, gpu_memory: float | None, most: int | None
 
 
 def share_bytes(gpu_memory: float, total: int) -> int:
-    """Return in bytes what is a share of `total` bytes up to 1, or MiB."""
+    """Return `gpu_memory`, a share of `total` bytes up to 1 or a number of MiB, in bytes."""
     return int(gpu_memory * (total if gpu_memory <= 1 else _MIB))

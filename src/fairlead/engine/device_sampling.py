@@ -1,4 +1,4 @@
-"""The thresholds of top_k and top_p on a GPU: without a sort, and without asking the device how it went."""
+"""The thresholds of top_k and top_p on a GPU, without a sort and without waiting for the device."""
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ _TILE = 4096
 
 
 def thresholds(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> Tensor:
-    """Raise `least` [R] to the least score that each row of `scores` [R, V] accepts: float32 [R].
+    """Return `least` [R], raised to the least score that each row of `scores` [R, V] accepts: float32 [R].
 
-    `scores` are float32 and not above 0; `top_k` of 0 and `top_p` of 1 are off, the latter is of what the
-    former and `least` left.
+    `scores` are float32 and not above 0. `top_k` 0 and `top_p` 1 are off; top_p applies to what top_k and
+    `least` leave.
     """
     assert scores.dtype == torch.float32
     scores = scores.contiguous()
@@ -35,6 +35,6 @@ def thresholds(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarr
 
 
 def warm(vocabulary: int, device: torch.device) -> None:
-    """Compile what `thresholds` needs."""
+    """Compile the kernels of `thresholds`."""
     least = torch.full((1,), float("-inf"), device=device)
     thresholds(torch.zeros((1, vocabulary), device=device), least, np.ones(1), np.full(1, 0.5))

@@ -1,13 +1,13 @@
-"""What a device can do, asked without what does it."""
+"""The capabilities of devices, determined without importing the code that uses them."""
 
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
-_OLDEST_CAPABILITY = (8, 0)  # bfloat16 and asynchronous copies begin there
+_OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 _FLOAT8_CAPABILITY = (9, 0)
-# What a process takes of a CUDA device besides its tensors: the context and the kernels' code.
+# Memory of a CUDA device that a process uses besides its tensors: the context and the kernels' code.
 _CONTEXT_BYTES = 512 * 1024 * 1024
 
 
@@ -23,13 +23,13 @@ class CudaMemory:
         return free, total
 
     def taken(self) -> int:
-        """See `DeviceMemory`. The device only tells what all processes take together."""
+        """See `DeviceMemory`. Estimated, because the device only reports the sum over all processes."""
         return torch.cuda.memory_reserved(self._device) + _CONTEXT_BYTES
 
 
 @cache
 def runs_our_kernels(device: torch.device) -> bool:
-    """Whether `device` is a CUDA one that is not too old, and Triton is here, which torch brings for it."""
+    """Return whether `device` is a recent CUDA device and Triton, which torch installs for CUDA, is there."""
     return (
         device.type == "cuda"
         and find_spec("triton") is not None
@@ -38,5 +38,5 @@ def runs_our_kernels(device: torch.device) -> bool:
 
 
 def multiplies_float8(device: torch.device) -> bool:
-    """Whether `device` multiplies matrices of 8-bit floats: Hopper and later."""
+    """Return whether `device` multiplies matrices of 8-bit floats: Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY

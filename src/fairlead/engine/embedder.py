@@ -1,7 +1,7 @@
-"""Runs steps of texts to be embedded: each ends with its vector. Loaded in the place of `runner.ModelRunner`.
+"""Runs steps of texts to embed; each ends with its vector. Loaded in place of `runner.ModelRunner`.
 
-Owns the sums of texts whose tokens came in several steps. Chooses no tokens: what it picks of a text is that
-it has ended. Knows no queue and no wire.
+Owns the sums of texts whose tokens span several steps. Chooses no tokens: a picked id only means that its
+text has ended. Knows neither the queue nor the wire protocol.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class EmbeddingRunner:
     """`fairlead.engine.step.Runner` over a model that was made for embeddings.
 
-    The rows of its steps must have their blocks, and each text's tokens must all pass through, in order.
-    `slots`: how many texts can be under way.
+    The rows of its steps must have their blocks, and all tokens of a text must pass through, in order.
+    `slots`: how many texts can be in progress.
     """
 
-    overlaps = False  # there is nothing of a step that the next one could begin with
+    overlaps = False  # a step samples no tokens with which the next one could begin
 
     def __init__(
         self, forward: TorchForward, pooling: Pooling, *, slots: int, arenas: "Sequence[Buffer] | int"
@@ -42,11 +42,11 @@ class EmbeddingRunner:
 
     @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedTexts":
-        """Run a step: all its tokens through the layers, a vector of each text that ends in it."""
+        """Run all tokens of a step through the layers, and make the vector of each text that ends in it."""
         forward = self.forward
         inputs = Inputs.read(step, batch, forward.device)
         if np.asarray(step.input_ids).max() >= forward.vocab_size:
-            # Such a text fails when it ends; an index out of range would end the whole step.
+            # Such a text fails when it ends; an index out of range would fail the whole step.
             ids = inputs.token_ids
             inputs = msgspec.structs.replace(inputs, token_ids=ids.masked_fill(ids >= forward.vocab_size, 0))
         vectors = self._pooler.add(
@@ -59,7 +59,7 @@ class EmbeddingRunner:
         return LaunchedTexts(vectors, strangers(batch, np.asarray(step.sample_slots), forward.vocab_size))
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Give the memory of free blocks back, by KV cache group, where the device can."""
+        """Return the memory of free blocks, by KV cache group, to the system where the device can."""
         for group, ids in enumerate(blocks):
             self.forward.release(group, ids)
 

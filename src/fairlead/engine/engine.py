@@ -1,7 +1,7 @@
-"""The engine: sequences in, steps, tokens out. Knows tokens, not text; no torch, no clock, no socket.
+"""The engine: sequences in, steps, tokens out. Knows token ids, not text; no torch, no clock, no socket.
 
-A sequence's failure ends that sequence, a step's failure ends the sequences of that step. What has ended
-gives back its slot and blocks at once. Its caller bounds how many sequences it holds (by seats).
+A sequence's failure ends that sequence; a step's failure ends the sequences of that step. An ended sequence
+frees its slot and blocks at once. The caller bounds the number of sequences (by seats).
 """
 
 import os
@@ -25,38 +25,39 @@ from fairlead.job import Sampling
 from fairlead.worker.wire import EngineStatistics, Output
 
 CLOCK_GRAIN_S = 0.001  # less than this is not worth waiting for
-STOPPED = 1  # the reason in `Committed.finished`; any other is the length
-# What the batch is told of a prompt to be embedded: that it ends where its first token would be chosen.
+STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
+# The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
-# Logits of prompts that are scored, in memory at a time.
+# Bound on the logits of scored prompts that are in memory at once.
 SCORED_BYTES = 32 * 1024 * 1024
 
 
 class Tidied(NamedTuple):
-    """Kept requests that an idle engine evicted, and the blocks that hold nothing, by group and ascending."""
+    """How many kept requests an idle engine evicted, and the ids of empty blocks by group, ascending."""
 
     evicted: int
     free: list[list[int]]
 
 
 class Engine:
-    """Continuous batching. Of the runner it knows only how many steps that takes at once, and its arenas.
+    """Continuous batching. Of the runner it uses only `overlaps` and `arenas`.
 
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
-    `blocks_total` and `windows`: blocks and sliding window of each KV cache group. What sequences leave there
-    for others (`prefix_cache`) is dropped, a request at a time, while more than `eviction_threshold` of the
-    blocks or of `max_entries` tokens are in use: the least recently used request first, or with
-    `first_in_first_out` the one kept first. That is checked every `cleanup_interval_s`, whenever blocks are
-    needed, and when what is kept exceeds `max_entries`. A sequence has at most `max_entries` tokens, too.
-    `hash_key` (16 bytes, random by default) keeps clients from making prompts that are found in each other's
-    place.
+    `blocks_total` and `windows`: blocks and sliding window of each KV cache group.
 
-    With `embeds`, a sequence is its prompt alone and ends with its vector (`Picks.vectors`). Every token
-    goes through the model then, in chunks that do not depend on who shares the step: nor does the vector.
+    With `prefix_cache`, blocks of ended sequences are kept for reuse. They are evicted, one request at a
+    time, while more than `eviction_threshold` of the blocks or of `max_entries` tokens are in use: the least
+    recently used request first, or with `first_in_first_out` the oldest. This is checked every
+    `cleanup_interval_s`, whenever blocks are needed, and when more than `max_entries` tokens are kept. A
+    sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default) keeps clients
+    from constructing prompts whose block hashes collide.
 
-    `draw_seed` makes the seed of a sequence that brings none, `predictor` guesses how long outputs will be.
-    Between `plan` and its `commit` or `fail` a step is under way: one, or two where the runner overlaps.
+    With `embeds`, a sequence is only a prompt and ends with its vector (`Picks.vectors`). All its tokens are
+    computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
+
+    `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths. A step is in
+    flight between `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
     """
 
     def __init__(
@@ -129,21 +130,21 @@ class Engine:
         self._embeds = embeds
         self._cleanup_interval_s = cleanup_interval_s
         self._sequences: dict[int, Sequence] = {}
-        self._told: dict[int, Output] = {}  # refusals and timeouts: the next outcome has them
-        self._new: list[Sequence] = []  # since the last plan, with a time limit that begins with the next
+        self._told: dict[int, Output] = {}  # rejections and timeouts, for the next outcome
+        self._new: list[Sequence] = []  # since the last plan; their time limits begin with the next one
         self._deadlines = Deadlines()
         self._cleanup_s: float | None = None
-        self._is_tidy = True  # nothing was put into the cache since it was last trimmed while idle
+        self._is_tidy = True  # nothing was cached since the last trim while idle
         self._under_way: list[Step] = []  # the oldest first
         self._steps = 0
         self._step_tokens = 0
         self._generated_tokens = 0
 
-    # From outside ------------------------------------------------------------------------------------
+    # Public methods ----------------------------------------------------------------------------------
 
     @property
     def batch(self) -> InputBatch:
-        """What a runner launches steps from."""
+        """The batch that a runner launches steps from."""
         return self._batch
 
     def submit(
@@ -157,13 +158,13 @@ class Engine:
         salt: bytes = b"",
         embed: bool = False,
     ) -> None:
-        """Put a sequence in line, behind those of its class (0 is served first).
+        """Queue a sequence behind those of its class (0 is served first).
 
-        `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits behind it.
-        A prompt whose log-probabilities are wanted is computed whole, and nothing of it is kept for others.
-        With `embed` its vector is wanted, to which nothing of `sampling` matters.
-        After `timeout_s`, from the next plan on, the sequence ends wherever it is. Sequences of different
-        `salt` never share blocks. One that cannot run fails alone: the next outcome says why.
+        `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits after it.
+        A prompt whose log-probabilities are requested is computed whole and is not cached. With `embed` the
+        result is the prompt's vector, and `sampling` is ignored. After `timeout_s`, counted from the next
+        plan, the sequence ends in any state. Sequences with different `salt` never share blocks. A sequence
+        that can never run fails alone: the next outcome has the error.
         """
         assert key not in self._sequences
         assert key not in self._told
@@ -184,9 +185,9 @@ class Engine:
             self._new.append(sequence)
 
     def abort(self, key: int) -> None:
-        """End a sequence that nobody wants; no output will name it. One that has ended is ignored.
+        """End a sequence without any output for it. One that has ended is ignored.
 
-        What it holds is free at once; what a step under way makes for it is dropped.
+        Its slot and blocks are free at once; its results of a step in flight are dropped.
         """
         self._told.pop(key, None)
         sequence = self._sequences.pop(key, None)
@@ -197,16 +198,16 @@ class Engine:
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens that went through the model once more because their sequence was preempted."""
+        """Tokens that were computed again because their sequence was preempted."""
         return self._scheduler.recomputed_tokens
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do and nothing to tell until the next `submit`."""
+        """Whether there is nothing to do and nothing to report until the next `submit`."""
         return not self._sequences and not self._told and not self._under_way
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return how long to wait for a message before the next `plan`; None: until there is one.
+        """Return how long to wait for a message before the next `plan`; None: until one arrives.
 
         An idle engine still has to trim its cache once, when that is due.
         """
@@ -225,7 +226,7 @@ class Engine:
         return Tidied(self._memory.trim(), self._memory.free_ids())
 
     def statistics(self) -> EngineStatistics:
-        """Counts as of now, and sums since the start. Blocks are those of the first group."""
+        """Return current counts, and totals since the start. Blocks are those of the first group."""
         scheduler, pool = self._scheduler, self._memory.pools[0]
         return EngineStatistics(
             running=scheduler.running,
@@ -247,9 +248,9 @@ class Engine:
     # Steps -------------------------------------------------------------------------------------------
 
     def plan(self, now_s: float) -> Step | None:
-        """Begin a step: its work, or None (and no step) when there is none.
+        """Begin a step and return its work, or None, with no step begun, if there is none.
 
-        Time is seen here and nowhere else: limits that are over, and caches that are due to be cleaned.
+        Also ends sequences that are out of time and trims the cache if that is due.
         """
         assert len(self._under_way) < self._steps_at_once
         self._look_at_the_clock(now_s)
@@ -260,7 +261,7 @@ class Engine:
         return step
 
     def commit(self, step: Step, picks: Picks) -> Outcome:
-        """End the oldest step under way by what it picked."""
+        """End the oldest step in flight with its results."""
         self._under_way.remove(step)
         self._steps += 1
         self._step_tokens += step.tokens
@@ -288,7 +289,7 @@ class Engine:
         return Outcome(keys.tobytes(), tokens.tobytes(), outputs)
 
     def fail(self, step: Step, reason: str) -> Outcome:
-        """End a step that went wrong: its sequences fail, the others go on."""
+        """End a failed step: its sequences fail, the others continue."""
         self._under_way.remove(step)
         outputs = self._take_told()
         for slot in self._batch.cancel_step(step):
@@ -296,7 +297,7 @@ class Engine:
         return Outcome(b"", b"", outputs)
 
     def settle(self) -> Outcome:
-        """What is to be told without a step: refusals, and who ran out of time."""
+        """Return what to report without a step: rejections and timeouts."""
         return Outcome(b"", b"", self._take_told())
 
     # Helpers: a step ---------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ class Engine:
         assert sequence is not None
         return sequence
 
-    # Helpers: a sequence's beginning and end ---------------------------------------------------------
+    # Helpers: sequences ------------------------------------------------------------------------------
 
     def _take_told(self) -> list[Output]:
         told = list(self._told.values())
@@ -330,7 +331,7 @@ class Engine:
         return told
 
     def _look_at_the_clock(self, now_s: float) -> None:
-        """End what is out of time, and drop what the cache keeps too much of."""
+        """End sequences that are out of time, and trim the cache if that is due."""
         for sequence in self._new:
             if sequence.key in self._sequences and sequence.timeout_s is not None:
                 self._deadlines.add(sequence.key, now_s + sequence.timeout_s)
@@ -363,7 +364,7 @@ class Engine:
         return Output(sequence.key, [], error=reason, code="request_timeout")
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
-        """What it computed is not kept: others would find there what made it fail."""
+        """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
         self._leave(sequence, State.FAILED, keep=False)
         return Output(sequence.key, [], error=reason)
 

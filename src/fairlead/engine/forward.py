@@ -1,7 +1,7 @@
-"""One step through a model: what replaces it must answer the same logits. Knows no sampling and no batch.
+"""One step through a model. All implementations return the same logits. Knows no sampling and no batch.
 
-Owns the model and the cache's memory. A compiled kernel for a whole step goes in here, in the place of
-`TorchForward`; all that it needs of the step is in `Inputs`.
+Owns the model and the cache's memory. A compiled kernel for a whole step takes the place of `TorchForward`;
+all that it needs of the step is in `Inputs`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ from fairlead.engine.inputs import Inputs, upload
 from fairlead.models.registry import Model
 
 FEW_ROWS = 32
-"""Of fewer rows than about half of this, matrix products are summed up in another order."""
+"""With fewer rows than about half of this, matrix products are summed in another order."""
 
 
 class Forward(Protocol):
-    """A model with its KV cache. Steps are given to it in their order."""
+    """A model with its KV cache. Steps must be passed in their order."""
 
     @property
     def device(self) -> torch.device: ...
@@ -34,18 +34,18 @@ class Forward(Protocol):
 
     @property
     def kernel(self) -> str:
-        """What computes, in a word, for people: "torch", or the instruction set of the compiled step."""
+        """What computes, for display: "torch", or the instruction set of the compiled step."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return the logits of `logit_tokens`, [S + P, V]."""
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
-        """Give the memory of these blocks of a KV cache group back, if the device can; ascending ids."""
+        """Return the memory of these blocks of a KV cache group to the system, if possible; ascending ids."""
 
 
 @runtime_checkable
 class OnDevice(Forward, Protocol):
-    """A `Forward` whose steps arrive at addresses that do not change, so that it brings them there itself."""
+    """A `Forward` that copies steps to the device itself, to addresses that do not change."""
 
     def prepare(
         self,
@@ -56,10 +56,10 @@ class OnDevice(Forward, Protocol):
         max_model_len: int,
         report: Callable[[float], None],
     ) -> None:
-        """Make room for steps within these limits, and do all that would make a first one slow."""
+        """Allocate memory for steps within these limits, and do all that would make the first one slow."""
 
     def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
-        """Start the copy of a step, to be run next. `latest` [S]: what the one before chose, if any."""
+        """Start the copy of a step, to be run next. `latest` [S]: what the previous one chose, if any."""
 
 
 class TorchForward:
@@ -86,11 +86,11 @@ class TorchForward:
         self.cache.release(group, blocks)
 
     def states(self, inputs: Inputs) -> Tensor:
-        """Write the step's keys and values to the cache; return what the model says of each token, [T, C].
+        """Write the step's keys and values to the cache; return the final state of each token, [T, C].
 
-        On a CPU and in float32 a text's states are, bit for bit, what they are without the others in the
-        step, if it was cut at the same places: matrix products differ for few rows only, so there are never
-        few, and each text attends by itself.
+        On a CPU and in float32, a text's states are bit for bit the same without the others in the step, if
+        it is cut at the same places. Matrix products differ only for few rows, so small steps are padded to
+        `FEW_ROWS`, and each text attends separately.
         """
         tokens = len(inputs.token_ids)
         attend = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)

@@ -1,7 +1,7 @@
-"""Steps recorded once for each of some batch sizes, and played back at the price of one launch.
+"""Steps recorded once for each of some batch sizes, and replayed with one launch.
 
-Knows no model. What is recorded must do the same work at the same addresses each time, whatever is in them:
-it must not look at the step on the host. Sizes form a ladder; a batch is padded up to the next rung.
+Knows no model. Recorded work must do the same at the same addresses each time, whatever they contain: it
+must not read the step on the host. Sizes form a ladder; a batch is padded to the next size.
 """
 
 from bisect import bisect_left
@@ -15,20 +15,20 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Runs `work`, and returns what does the same again without it."""
+    """Runs `work`, and returns a callable that replays it."""
 
     def __call__(self, work: Work) -> Work: ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs. They share their scratch memory, as only one of them runs at a time."""
+    """Records CUDA graphs. They share their scratch memory, because only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None  # torch names its type only for itself
+        self._pool: Any = None  # its type is private to torch
 
     def __call__(self, work: Work) -> Work:
-        """Run `work` once beside, for what is made at a first time cannot be recorded, then record it."""
+        """Run `work` once on a side stream, as first-time setup cannot be recorded, and then record it."""
         beside: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(self._device)
         beside.wait_stream(current)
@@ -44,7 +44,7 @@ class CudaRecorder:
 
 
 class Graphs:
-    """`work(size)` for the sizes of a ladder. Without a recording, nothing is played."""
+    """Recordings of `work(size)` for the sizes of a ladder. Before `record`, nothing is replayed."""
 
     def __init__(self, work: Callable[[int], None], recorder: Recorder) -> None:
         self._work = work
@@ -55,7 +55,7 @@ class Graphs:
     def record(self, most: int, report: Callable[[float], None]) -> None:
         """Record every size of the ladder up to one that holds `most`, the largest first.
 
-        So the others find room in the scratch memory that it has made.
+        The others then fit in the scratch memory that it has allocated.
         """
         sizes = list(ladder(most))
         replays = []
@@ -66,7 +66,7 @@ class Graphs:
         report(1.0)
 
     def play(self, rows: int) -> bool:
-        """Play the step of `rows` rows, if there is a recording that holds them."""
+        """Replay the step of `rows` rows; return False if no recording is large enough."""
         place = bisect_left(self._sizes, rows)
         if place == len(self._sizes):
             return False
@@ -75,7 +75,7 @@ class Graphs:
 
 
 def ladder(most: int) -> Iterator[int]:
-    """1, 2, 4, 8, 16, then in steps of an eighth to a quarter of the size, until `most` is reached."""
+    """Yield 1, 2, 4, 8, 16, then in steps of an eighth to a quarter of the size, until `most` is reached."""
     size = 1
     while True:
         yield size

@@ -1,6 +1,6 @@
 """A prepared step as the device half reads it: views of its arena and of the batch's block tables.
 
-Owns nothing: what is here is valid until the step's arena is used again.
+Owns nothing: the views are valid until the step's arena is used again.
 """
 
 from typing import Self
@@ -14,16 +14,16 @@ from fairlead._cext.inputbatch import InputBatch, Step
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a step, decodes first: B rows of T tokens in all, S of them sample. All int32.
+    """The rows of a step, decodes first: B rows with T tokens in all; S of them sample. All int32.
 
     Tensors are on the device, arrays on the host (on a CPU both are views of the arena).
 
-    `token_ids` [T], each one the model has; `positions` [T]; `slot_mapping` [T] by KV cache group: block ·
+    `token_ids` [T], all in the vocabulary; `positions` [T]; `slot_mapping` [T] by KV cache group: block ·
     block_size + offset. `query_starts` [B + 1]: row r's tokens are query_starts[r] … query_starts[r + 1] −
-    1. `sequence_lengths` [B]: tokens in the cache after this step. `slots` [B]: row r's line in each
-    group's block table, `tables[group]` [slots, blocks a line]. The first `decodes` rows have one token
-    each. `sample_rows` [S], rising: the rows whose last token's logits are wanted. `scored_tokens` [P],
-    rising: other tokens whose logits are wanted too.
+    1. `sequence_lengths` [B]: tokens in the cache after this step. `slots` [B]: row r's index into each
+    group's block table, `tables[group]` [slots, blocks per slot]. The first `decodes` rows have one token
+    each. `sample_rows` [S], ascending: the rows whose last token's logits are needed. `scored_tokens` [P],
+    ascending: other tokens whose logits are needed too.
     """
 
     token_ids: Tensor
@@ -39,7 +39,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, step: Step, batch: InputBatch, device: torch.device) -> Self:
-        """Bring a step to `device`: one copy, of its arena. `token_ids` are still as the arena has them."""
+        """Copy a step's arena to `device`, at once. `token_ids` may still contain references to samples."""
         arena = upload(np.asarray(step.arena), device)
         at, T = step.offsets, step.tokens  # noqa: N806
         groups = len(step.slot_mapping)
@@ -60,7 +60,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sample_tokens(self) -> np.ndarray:
-        """Where the last token of each sampling row is, among all T: [S]."""
+        """Index of each sampling row's last token among all T: [S]."""
         ends: np.ndarray = self.query_starts[self.sample_rows + 1] - 1
         return ends
 
@@ -73,9 +73,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def strangers(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:
-    """Which of the samples in `slots` have an id outside the vocabulary in their prompt, and what to say.
+    """Return an error, by index in `slots`, for each prompt with ids outside the vocabulary.
 
-    A prompt is looked at once, when its first token is about to come.
+    A prompt is checked once, when its first output token is about to be sampled.
     """
     first = np.flatnonzero(np.asarray(batch.output_tokens)[slots] == 0)
     return {
@@ -86,10 +86,10 @@ def strangers(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Bring an array to `device` without waiting for it; on a CPU it stays where it is."""
+    """Copy an array to `device` without waiting for it; on a CPU the tensor shares its memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    # From memory that the driver may read at any time; torch keeps it until that has happened.
+    # An asynchronous copy needs pinned memory; torch keeps it until the copy is done.
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
     return pinned.to(device, non_blocking=True)

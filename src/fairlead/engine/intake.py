@@ -1,4 +1,4 @@
-"""Decides whether a sequence can ever run, and makes of it what the batch takes. Knows the limits only."""
+"""Validates requests and converts them to the batch's `SequenceState`. Knows only the limits."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,7 +17,7 @@ _SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Intake:
-    """`longest`: prompt and output of one sequence, in tokens. `draw_seed` is for those without a seed."""
+    """Validates requests. `longest`: prompt + output, in tokens. `draw_seed` is for those without a seed."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Intake:
         self._max_output_tokens = max_output_tokens
 
     def accept(self, key: int, prompt: Prompt, sampling: Sampling) -> SequenceState:
-        """Return the sequence's state, its `max_tokens` cut to what fits behind its prompt.
+        """Return the sequence's state, with `max_tokens` cut to what fits after its prompt.
 
-        ValueError, TypeError or OverflowError says why it can never run.
+        Raises ValueError, TypeError or OverflowError with the reason if it can never run.
         """
         token_ids = as_token_ids(prompt)
         self._check(token_ids, sampling)
@@ -86,7 +86,7 @@ class Intake:
 
 
 def as_token_ids(prompt: Prompt) -> npt.NDArray[np.int32]:
-    """Token ids as an array; OverflowError for one beyond 32 bits, ValueError for a cut buffer."""
+    """Return an array. Raises OverflowError for an id beyond 32 bits, ValueError for a truncated buffer."""
     if isinstance(prompt, bytes | bytearray):
         return np.frombuffer(prompt, np.dtype("<i4"))
     return np.ascontiguousarray(prompt, np.int32)

@@ -1,6 +1,6 @@
-"""What a sequence's own parameters do to its logits before a token is chosen: penalties, biases, bans.
+"""Adjusts a sequence's logits by its own parameters before a token is chosen: penalties, biases, bans.
 
-Every id that a client named is checked against the logits' width; one that names no token changes nothing.
+Every id from a client is checked against the logits' width; one outside it changes nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,9 +22,9 @@ _BANNED = float("-inf")
 class Penalties(msgspec.Struct, frozen=True, kw_only=True):
     """The repetition, frequency and presence penalties of rows of logits [S, V].
 
-    Of each place (row, id), none twice: `counts`, how often the id is in the row's output; it is in the
-    prompt or the output at least once. The three penalties are by row [S]. `late`: rows whose last token
-    was still under way on the device when this was made, so that it is not counted here.
+    `rows` and `ids` are distinct places (row, id) whose id is in the row's prompt or output; `counts` says
+    how often it is in the output. The three penalties are by row [S]. `late`: rows whose last token was
+    still being computed on the device when this was made, so that it is not counted here.
     """
 
     rows: np.ndarray
@@ -36,7 +36,7 @@ class Penalties(msgspec.Struct, frozen=True, kw_only=True):
     late: np.ndarray
 
     def apply(self, logits: Tensor, latest: Tensor) -> None:
-        """Change `logits` in place. `latest` [S]: the last token of each row, which only `late` ones need."""
+        """Change `logits` in place. `latest` [S]: the last token of each row, used only for `late` rows."""
         device = logits.device
         rows, ids, counts = (upload(column, device) for column in (self.rows, self.ids, self.counts))
         if not len(self.late):
@@ -57,12 +57,12 @@ class Penalties(msgspec.Struct, frozen=True, kw_only=True):
             for column in (self.repetition, self.frequency, self.presence)
         )
         after = torch.where(before > 0, before / repetition, before * repetition)
-        # An infinite penalty makes NaN, which fails its row alone.
+        # An infinite penalty makes NaN, which fails only its row.
         return after - (frequency * counts + presence * (counts > 0))
 
 
 class Additions(msgspec.Struct, frozen=True):
-    """What is added to the logits of places (row, id), none of them twice; −inf bans."""
+    """Amounts to add to the logits at distinct places (row, id); −inf bans a token."""
 
     rows: np.ndarray
     ids: np.ndarray
@@ -70,7 +70,7 @@ class Additions(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: np.ndarray, ids: Sequence[np.ndarray], amounts: Sequence[np.ndarray]) -> Self | None:
-        """Of the ids and amounts of each of `rows`; None if there is none."""
+        """Return the additions of the ids and amounts of each of `rows`; None if there are none."""
         lengths = [len(some) for some in ids]
         return (
             cls(rows.repeat(lengths), np.concatenate(ids), np.concatenate(amounts)) if any(lengths) else None
@@ -84,7 +84,7 @@ class Additions(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is to be done to a step's logits, in this order; None: nothing."""
+    """All adjustments of a step's logits, in the order in which they apply; None: nothing to do."""
 
     penalties: Penalties | None = None
     biases: Additions | None = None
@@ -100,9 +100,9 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: int,
         notes: "Notes | None" = None,
     ) -> Self:
-        """Collect what the sequences in `slots` [S] ask for, whose next tokens come at `positions` [S].
+        """Collect the adjustments of the sequences in `slots` [S], whose next tokens are at `positions` [S].
 
-        `notes` are those of the steps before, if there were any.
+        `notes`: the token counts of the steps before, if there were any.
         """
         counters, asked = batch.counters, (vocab_size, notes or Notes())
         return cls(
@@ -112,7 +112,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def apply(self, logits: Tensor, latest: Tensor) -> Tensor:
-        """Return `logits` [S, V], float32, changed; the given ones stay as they are.
+        """Return `logits` [S, V], float32, adjusted; the given tensor stays unchanged.
 
         `latest` [S]: the last token of each row.
         """
@@ -128,16 +128,16 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notes:
-    """What is remembered of the sequence in each slot from step to step: counted once, then only added to.
+    """The token counts of the sequence in each slot: counted once, then updated from step to step.
 
-    One for all steps of a batch. A slot's note is made anew when another sequence is in it.
+    One for all steps of a batch. A slot's counts are made anew when another sequence is in it.
     """
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}
 
     def of(self, batch: InputBatch, slot: int, vocab_size: int) -> "_Note":
-        """Return the note of the sequence that is in `slot` now."""
+        """Return the counts of the sequence that is in `slot` now."""
         state = batch.state(slot)
         note = self._notes.get(slot)
         if note is None or note.state is not state:
@@ -146,22 +146,22 @@ class Notes:
 
 
 class _Note:
-    """One sequence's: ids below `vocab_size` only, as no others have logits."""
+    """One sequence's token counts, only for ids below `vocab_size`, as others have no logits."""
 
     def __init__(self, state: SequenceState, vocab_size: int) -> None:
         self.state = state
         self.sampling: Sampling = state.sampling
         self._vocab_size = vocab_size
-        self._seen = -1  # tokens counted so far; −1: not begun
-        self._size = 0  # places in use of the two arrays
+        self._seen = -1  # tokens counted so far; −1: not started
+        self._size = 0  # entries in use of the two arrays
         self._ids = np.empty(0, np.int64)
         self._counts = np.empty(0, np.int64)
         self._places: dict[int, int] = {}
 
     def counted(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Every id that its penalties are for, how often it is in the output, and how many tokens there are.
+        """Return the ids that its penalties apply to, their counts in the output, and its number of tokens.
 
-        The prompt's ids are among them where there is a repetition penalty: nothing else is for them.
+        With a repetition penalty the prompt's ids are included; the other penalties ignore the prompt.
         """
         state, tokens = self.state, self.state.tokens_view()
         if self._seen < 0:
@@ -173,14 +173,14 @@ class _Note:
 
     @cached_property
     def biases(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of its `logit_bias` and what is added to each, float32."""
+        """The ids of its `logit_bias` and the amount to add to each, float32."""
         biases = {id_: bias for id_, bias in self.sampling.logit_bias.items() if self._exists(id_)}
         with np.errstate(over="ignore"):
             amounts = np.array(list(biases.values()), np.float64).astype(np.float32)
         return np.array(list(biases), np.int64), amounts
 
     def ends(self, eos_token_ids: Collection[int]) -> np.ndarray:
-        """The ids that end it: the client's and, unless it ignores them, the model's."""
+        """Return the ids that end it: the client's and, unless it ignores them, the model's."""
         ends = {*self.sampling.stop_token_ids, *(() if self.sampling.ignore_eos else eos_token_ids)}
         return np.array([token_id for token_id in ends if self._exists(token_id)], np.int64)
 
@@ -250,7 +250,7 @@ def _bans(
     vocab_size: int,
     notes: Notes,
 ) -> Additions | None:
-    """No end before `min_tokens`: neither the client's stop ids nor, unless it ignores them, the model's."""
+    """Ban the ids that end a sequence before `min_tokens`: the client's and, unless ignored, the model's."""
     outputs = positions - np.asarray(batch.num_prompt_tokens)[slots]
     rows = np.flatnonzero(outputs < np.asarray(batch.min_tokens)[slots])
     if not len(rows):

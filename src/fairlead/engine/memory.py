@@ -1,7 +1,7 @@
-"""Owns the KV cache's blocks: one pool a group of layers that see equally far, all groups together.
+"""Owns the KV cache's blocks: one pool per KV cache group (the layers with the same window).
 
 Promises that a call takes what it needs in every group or changes nothing, and that a pinned sequence's
-blocks are there when it needs them. Knows no line and no step.
+blocks are available when it needs them. Knows neither the queue nor the step.
 """
 
 from collections.abc import Iterable
@@ -18,19 +18,19 @@ BlockIds = tuple[list[int], ...]
 
 
 class Prefix(NamedTuple):
-    """The blocks by group in which the first `tokens` tokens lie; −1 for those that slid out of a window."""
+    """The blocks by group that hold the first `tokens` tokens; −1 for those that slid out of a window."""
 
     blocks: BlockIds
     tokens: int
 
 
 class Memory:
-    """The groups' pools, and the block tables of `batch`.
+    """The groups' block pools, and the block tables of `batch`.
 
-    `blocks_total` and `windows` are by group; a window is in tokens, None sees everything. A sequence's
-    blocks in a full group are all taken when it enters; in a group with a window they come with its chunks
-    of at most `max_batched_tokens`, and those that no later token can see go back. `prefix_cache`: keep the
-    blocks of what has ended, for whoever begins with the same tokens and the same salt.
+    `blocks_total` and `windows` are by group; a window is in tokens, None means full attention. In a group
+    with full attention a sequence takes the blocks of all its tokens when it is admitted. With a window it
+    takes them with its chunks of at most `max_batched_tokens`, and blocks that no later token can see are
+    freed. `prefix_cache`: keep blocks of ended sequences for those that begin with the same tokens and salt.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Memory:
         self._promised = [0] * len(self._pools)
         self._table_entries = [0] * len(self._pools)
 
-    # Questions ---------------------------------------------------------------------------------------
+    # State -------------------------------------------------------------------------------------------
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -91,46 +91,45 @@ class Memory:
 
     @property
     def slides(self) -> bool:
-        """Whether some group has a window, so that its blocks come and go while a sequence runs."""
+        """Whether some group has a window, so that blocks are taken and freed while a sequence runs."""
         return bool(self._sliding)
 
     @property
     def longest(self) -> int:
-        """The most tokens of one sequence that an empty cache can take to their end."""
+        """The length, in tokens, of the longest sequence that an empty cache can run to its end."""
         return longest([pool.total for pool in self._pools], self._windows, self._block_size)
 
     def ceiling(self, group: int) -> int:
-        """The most tokens that one sequence holds at a time in that group, whatever its length."""
+        """Return the most tokens that one sequence holds at a time in `group`, whatever its length."""
         return self._ceilings[group] * self._block_size
 
     def spare(self, group: int) -> int:
-        """Blocks that could be taken now and are promised to nobody."""
+        """Return how many blocks could be taken now and are not reserved for pinned sequences."""
         return self._pools[group].available - self._promised[group]
 
     def shared_tokens(self, group: int) -> int:
-        """Tokens in blocks that several sequences hold, once for each of them but the first."""
+        """Return the tokens in blocks that several sequences hold, once for each holder but the first."""
         pool = self._pools[group]
         return (self._table_entries[group] - (pool.total - pool.available)) * self._block_size
 
     def new_hashes(self, salt: bytes) -> BlockHashes | None:
-        """A chain for a new sequence; None where nothing is kept for reuse."""
+        """Return a hash chain for a new sequence; None without a prefix cache."""
         return BlockHashes(self._hash_key, self._block_size, salt) if self._prefix_cache else None
 
-    # A sequence comes, grows, and goes ---------------------------------------------------------------
+    # Taking and freeing blocks -----------------------------------------------------------------------
 
     def enter(self, sequence: Sequence) -> Prefix | None:
-        """Take what a sequence needs to begin: what the cache has of it already, and new blocks.
+        """Take the blocks that a sequence needs to start: a cached prefix, and new ones for its first chunk.
 
-        The prefix it is given ends at `tokens`: from there on it computes, at least one token. The blocks
-        include those for its first chunk. None, with nothing taken, when they are not there now. A pinned
-        sequence takes and is promised all that it can ever need.
+        The result has both; computation starts at its `tokens`, with at least one token left. None, with
+        nothing taken, if blocks are missing. A pinned sequence takes or reserves all that it can ever need.
         """
         if sequence.pinned and self._sliding:
-            sequence.hashes = None  # a block that others share too does not come back when it slides out
+            sequence.hashes = None  # a shared block would not become free when it slides out
         prefix = self._match(sequence)
         needed, promised = [], []
         for group, pool in enumerate(self._pools):
-            pool.touch(prefix.blocks[group])  # before what is left is counted: it was part of that
+            pool.touch(prefix.blocks[group])  # before `spare`, which counts untouched blocks as available
             count = self._needed_to_begin(group, sequence, prefix)
             promise = self._promise(group, sequence, prefix, count) if sequence.pinned else 0
             needed.append(count)
@@ -148,7 +147,7 @@ class Memory:
         return prefix
 
     def hold(self, sequence: Sequence, tokens: int) -> bool:
-        """Take what its first `tokens` tokens lack, in every group; False, with nothing taken, if not."""
+        """Take the blocks that its first `tokens` tokens lack; False, with none taken, if a pool is short."""
         columns = -(-tokens // self._block_size)
         needed = [max(0, columns - count) for count in self._batch.block_counts(sequence.slot)]
         if not any(needed):
@@ -167,7 +166,7 @@ class Memory:
         return True
 
     def hold_one_each(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
-        """Take one more block for each of them in the only group; False, with nothing taken, if not."""
+        """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
         if len(self._pools) > 1 or len(slots) > self.spare(0):
             return False
         self._batch.append_one_each(slots, (self._pools[0].get_new_blocks(len(slots)),))
@@ -178,7 +177,7 @@ class Memory:
         return True
 
     def hold_chunk(self, sequence: Sequence, count: int) -> int:
-        """Take the blocks for its next `count` tokens, or for fewer; how many tokens have theirs now."""
+        """Take the blocks for its next `count` tokens or fewer; return for how many tokens."""
         start = sequence.tokens.computed
         for group in self._sliding:
             mine = 0 if sequence.promised is None else sequence.promised[group]
@@ -189,7 +188,7 @@ class Memory:
         return count
 
     def index(self, sequence: Sequence) -> None:
-        """Let others find the blocks that are full now, and give back those that no later token can see."""
+        """Add the blocks that are full now to the prefix cache; free those that no later token can see."""
         slot = sequence.slot
         if sequence.hashes is not None:
             full = sequence.tokens.committed // self._block_size
@@ -207,9 +206,9 @@ class Memory:
             self._redeem(sequence, group, -len(gone))
 
     def leave(self, sequence: Sequence, *, keep: bool) -> None:
-        """Give back all that it holds; with `keep`, what is indexed of it stays until the room is needed.
+        """Free all blocks of a sequence; with `keep`, indexed ones stay cached until memory is needed.
 
-        What is kept is never more than `max_entries`, however seldom `trim` is called.
+        At most `max_entries` tokens are kept, however seldom `trim` is called.
         """
         for group, (pool, blocks) in enumerate(
             zip(self._pools, self._batch.block_ids(sequence.slot), strict=True)
@@ -226,28 +225,28 @@ class Memory:
         sequence.promised = None
 
     def trim(self) -> int:
-        """Evict kept requests, in their order, while a threshold is passed; return how many."""
+        """Evict kept requests, in eviction order, while a threshold is exceeded; return how many."""
         return sum(len(pool.trim()) for pool in self._pools)
 
     def free_ids(self) -> list[list[int]]:
-        """Return the blocks of each group that hold nothing, ascending."""
+        """Return the ids of each group's blocks that hold nothing, ascending."""
         return [pool.free_ids() for pool in self._pools]
 
     # Helpers -----------------------------------------------------------------------------------------
 
     def _would_be_missed(self, sequence: Sequence, group: int) -> bool:
-        """Whether sliding now would leave too little for others to begin where its last full block ends.
+        """Return whether sliding now would keep others from reusing its prefix up to the last full block.
 
-        A prompt is computed to its last token, mostly within a block: its last full block sees a block more
-        than what comes next. While there is room, that block waits for the next one to be full.
+        A prompt mostly ends within a block. Reuse up to its last full block needs one block more than its
+        own next token does. While there is room, that block is kept until the next one is full.
         """
         tokens, pool = sequence.tokens, self._pools[group]
         within = tokens.committed % self._block_size > 0
-        decodes = tokens.num_tokens - tokens.committed <= 2  # with the token under way
+        decodes = tokens.num_tokens - tokens.committed <= 2  # with the token in flight
         return within and decodes and 8 * self.spare(group) > pool.total
 
     def _match(self, sequence: Sequence) -> Prefix:
-        """The longest prefix that every group has, and that leaves a token to compute."""
+        """Return the longest prefix that every group has cached and that leaves a token to compute."""
         hashes, tokens = sequence.hashes, sequence.tokens
         limit = (tokens.num_tokens - 1) // self._block_size
         if hashes is None or limit == 0:
@@ -268,21 +267,21 @@ class Memory:
         return self._pools[group].match_prefix(hashes, limit, window=seen)
 
     def _needed_to_begin(self, group: int, sequence: Sequence, prefix: Prefix) -> int:
-        """New blocks behind the prefix: for everything, or for the first chunk where a window slides."""
+        """Return how many new blocks follow the prefix: for all tokens or, with a window, the first chunk."""
         tokens = sequence.tokens.num_tokens
         if self._windows[group] is not None:
             tokens = min(tokens, prefix.tokens + self._chunks[group])
         return -(-tokens // self._block_size) - len(prefix.blocks[group])
 
     def _promise(self, group: int, sequence: Sequence, prefix: Prefix, count: int) -> int:
-        """Blocks that it can ever hold at once in that group, less its prefix and `count` more."""
+        """Return the most blocks that it can ever hold at once in `group`, less its prefix and `count`."""
         tokens = sequence.tokens.prompt_length + sequence.tokens.max_tokens
         most = min(-(-tokens // self._block_size), self._ceilings[group])
         blocks = prefix.blocks[group]
         return max(0, most - len(blocks) + blocks.count(-1) - count)
 
     def _redeem(self, sequence: Sequence, group: int, count: int) -> None:
-        """Count blocks that a sequence took (or, negative, gave back) against what it was promised."""
+        """Deduct blocks that a sequence took (negative: freed) from its reservation."""
         if sequence.promised is not None:
             count = min(count, sequence.promised[group])
             sequence.promised[group] -= count
@@ -290,9 +289,9 @@ class Memory:
 
 
 def blocks_ceiling(total: int, window: int | None, block_size: int, max_batched_tokens: int) -> int:
-    """The most blocks of a group with so many that one sequence holds at a time.
+    """Return the most blocks that one sequence holds at a time in a group of `total` blocks.
 
-    With a window: what its next token sees, two chunks under way, and the blocks cut at both ends.
+    With a window: what its next token sees, two chunks in flight, and the partial blocks at both ends.
     """
     if window is None:
         return total
@@ -302,7 +301,7 @@ def blocks_ceiling(total: int, window: int | None, block_size: int, max_batched_
 def longest(
     blocks_total: ReadOnlySequence[int], windows: ReadOnlySequence[int | None], block_size: int
 ) -> int:
-    """The most tokens of one sequence: a group bounds it unless its window slides within its blocks."""
+    """Return the most tokens of one sequence. A group limits it unless its window can slide in its blocks."""
     bounds = [
         total * block_size
         for total, window in zip(blocks_total, windows, strict=True)

@@ -1,4 +1,4 @@
-"""What an engine reports of a sequence after a step besides its token. Pure: uses no runner and no memory."""
+"""What the engine reports for a sequence besides its new token. Pure: uses no runner and no memory."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fairlead.worker.wire import Output
 
 
 class Note(msgspec.Struct):
-    """What is reported of a sequence. `error`: it has failed, and nothing else is reported."""
+    """What is reported for a sequence. With an `error` it has failed, and nothing else is reported."""
 
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
@@ -29,7 +29,7 @@ class Note(msgspec.Struct):
         finish_reason: FinishReason | None = None,
         stop_token: int | None = None,
     ) -> Output:
-        """Return the output that tells it, and these tokens."""
+        """Return an `Output` with this note and these tokens."""
         return Output(
             key,
             token_ids,
@@ -42,7 +42,7 @@ class Note(msgspec.Struct):
 
 
 class Notes(NamedTuple):
-    """Notes of sequences that have a token, by its place in `Committed`; of those in their prompt, by key."""
+    """Notes of sequences with a new token, by its index in `Committed`; of those still in prefill, by key."""
 
     of_tokens: dict[int, Note]
     of_prompts: dict[int, Note]
@@ -51,7 +51,7 @@ class Notes(NamedTuple):
 def take_notes(
     step: Step, picks: Picks, committed: Committed, scheduler: Scheduler, sequences: Mapping[int, Sequence]
 ) -> Notes:
-    """Return the notes of a committed step, each reported once; none of sequences that have ended."""
+    """Return the notes of a committed step, each reported once. Sequences that have ended get none."""
     of_tokens: defaultdict[int, Note] = defaultdict(Note)
     of_prompts: dict[int, Note] = {}
     cached = scheduler.cached
@@ -59,7 +59,7 @@ def take_notes(
         return Notes({}, {})
     places = {key: place for place, key in enumerate(committed.keys)}
     for sample, logprob in picks.logprobs.items():
-        # A slot's next owner is not in this step, so it has no place.
+        # If the slot has a new sequence, that one was not in this step and is not in `places`.
         sequence = scheduler.running_in(step.sample_slots[sample])
         if sequence is not None and sequence.key in places:
             of_tokens[places[sequence.key]].logprobs.append(logprob)
@@ -74,7 +74,7 @@ def take_notes(
 
 
 def _untold(sequence: Sequence, scores: PromptScores) -> list[TokenLogprob]:
-    """Return the scores that are new: a sequence that was preempted computes its prompt once more."""
+    """Return the scores not reported yet: a preempted sequence computes its prompt again."""
     assert sequence.scored is not None
     new = scores.logprobs[max(0, sequence.scored - 1 - scores.position) :]
     sequence.scored += len(new)

@@ -1,12 +1,11 @@
-"""Attention over the paged cache on a GPU: which Triton kernel runs with which tiles. One object a step.
+"""Attention over the paged cache on a GPU: which Triton kernel runs with which tiles. One object per step.
 
-Knows the step only as it lies on the device (`Rows`), so that what it launches is the same for every step of
-one size: it can be recorded in a CUDA graph. `attention.PagedAttention` says the same in plain torch, and is
-the oracle.
+Uses the step only in its form on the device (`Rows`), so that it launches the same for every step of one
+size and can be recorded in a CUDA graph. `attention.PagedAttention` computes the same in plain torch, and is
+the test oracle.
 
 A step's decodes go through one kernel, all other rows through another. A decode is split over several
-programs where there are too few of them to keep a GPU busy, or where one of them would have very much to
-read.
+programs if there are too few programs to keep a GPU busy, or if one of them would have very much to read.
 """
 
 import math
@@ -20,18 +19,18 @@ from fairlead.engine import paged_attention_kernels as kernels
 from fairlead.engine.cache import KVCache
 from fairlead.models.shape import ModelShape
 
-PROGRAMS_WANTED = 1024  # of a decode: about eight on each multiprocessor of a large GPU
-MOST_SPLITS = 32  # what one program adds up at the end
+PROGRAMS_WANTED = 1024  # for decodes: about eight per multiprocessor of a large GPU
+MOST_SPLITS = 32  # as many as one program combines at the end
 _SPLIT_TOKENS = 128  # less is not worth a program
-_LONGEST_SPLIT_TOKENS = 4096  # of a sequence that has the batch's longest context
+_LONGEST_SPLIT_TOKENS = 4096  # of a sequence with the longest possible context
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it lies on the device: R rows of T tokens, all int32. The first `decodes` rows have one each.
+    """A step on the device: R rows with T tokens in all, int32. The first `decodes` rows have one token each.
 
-    `token_ids` [T]; `positions` [T]; `places` [T] by KV cache group, negative where nothing is to be kept;
+    `token_ids` [T]; `positions` [T]; `places` [T] by KV cache group: cache slots, negative: not written;
     `starts` [R + 1]: where each row's tokens begin; `lengths` [R]: tokens in the cache after this step, 0 for
-    a row that is not there; `lines` [R]: its line in each group's table, `tables[group]` [slots, columns].
+    a padding row; `lines` [R]: its index into each group's table, `tables[group]` [slots, columns].
     """
 
     token_ids: Tensor
@@ -45,7 +44,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tiles(NamedTuple):
-    """How a kernel divides its work: `rows` (tokens × query heads) by `tokens` of the cache at a time."""
+    """How a kernel tiles its work: `rows` (tokens × query heads) by `tokens` of the cache at a time."""
 
     rows: int
     tokens: int
@@ -54,7 +53,7 @@ class Tiles(NamedTuple):
 
 
 def decode_tiles(heads_a_group: int, channels: int, dtype: torch.dtype) -> Tiles:
-    """For decodes: 16 rows are the least that the hardware multiplies, and mostly more than a group has."""
+    """Return the tiles for decodes. The hardware multiplies 16 rows or more, mostly more than a group has."""
     rows = max(16, power_of_two(heads_a_group))
     if dtype == torch.float32:
         return Tiles(rows, 32 if channels < 128 else 16, 4, 2)
@@ -62,7 +61,7 @@ def decode_tiles(heads_a_group: int, channels: int, dtype: torch.dtype) -> Tiles
 
 
 def prefill_tiles(heads_a_group: int, channels: int, dtype: torch.dtype) -> Tiles:
-    """For all else. float32 has no matrix unit that is exact, so its tiles are what registers hold."""
+    """Return the tiles for other rows. float32 has no exact matrix unit, so its tiles must fit registers."""
     least = power_of_two(heads_a_group)
     if dtype == torch.float32:
         return Tiles(max(16, least), 32 if channels < 128 else 16, 4, 2)
@@ -72,7 +71,7 @@ def prefill_tiles(heads_a_group: int, channels: int, dtype: torch.dtype) -> Tile
 
 
 def splits(rows: int, kv_heads: int, longest: int) -> int:
-    """Over how many programs a KV head of a decode is split at most, of sequences up to `longest` tokens."""
+    """Return how many programs share a KV head of a decode at most, for sequences up to `longest` tokens."""
     busy = power_of_two(-(-PROGRAMS_WANTED // (rows * kv_heads)))
     bounded = power_of_two(-(-longest // _LONGEST_SPLIT_TOKENS))
     useful = power_of_two(-(-longest // _SPLIT_TOKENS))
@@ -80,14 +79,14 @@ def splits(rows: int, kv_heads: int, longest: int) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The least one that is not below `number`."""
+    """Return the least power of two that is not below `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 class DeviceAttention:
-    """Writes a step's keys and values to the cache and attends to what is there: `layers.Attend`.
+    """`layers.Attend`: writes a step's keys and values to the cache and attends to the cached tokens.
 
-    `longest`: what a sequence's length is bounded by, over all steps; it sets the number of splits.
+    `longest`: the bound of a sequence's length over all steps; it determines the number of splits.
     """
 
     def __init__(self, rows: Rows, cache: KVCache, shape: ModelShape, longest: int) -> None:
@@ -98,7 +97,7 @@ class DeviceAttention:
         self._longest = longest
         self._scale = shape.attention_scale
         self._cap = shape.attention_cap
-        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # room for splits, shared by all layers
+        self._parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # buffers for splits, shared by all layers
         self._fixed = {
             "HEADS": shape.heads,
             "KV_HEADS": shape.kv_heads,
@@ -107,16 +106,16 @@ class DeviceAttention:
         }
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Keep `key` and `value` [T, K, D]; return what `query` [T, H, D] finds, as [T, H·D]."""
+        """Write `key` and `value` [T, K, D] to the cache; return `query`'s [T, H, D] attention: [T, H·D]."""
         self.write(layer, key, value)
         return self.read(layer, query)
 
     def places(self, layer: int) -> Tensor:
-        """Where the step's tokens go in this layer's cache: [T]."""
+        """Return the slots of the step's tokens in this layer's cache: [T]."""
         return self.rows.places[self._groups[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep `key` and `value` [T, K, D]."""
+        """Write `key` and `value` [T, K, D] to the cache."""
         kv_heads, head_dim = self._fixed["KV_HEADS"], self._fixed["HEAD_DIM"]
         if not len(key):
             return
@@ -137,7 +136,7 @@ class DeviceAttention:
         )
 
     def read(self, layer: int, query: Tensor) -> Tensor:
-        """Return what `query` [T, H, D] finds in the cache, where its own keys and values are by now."""
+        """Return the attention of `query` [T, H, D], whose keys and values must be in the cache: [T, H·D]."""
         if query.stride(-1) != 1:
             query = query.contiguous()
         found = query.new_empty((len(query), self._fixed["HEADS"] * self._fixed["HEAD_DIM"]))
@@ -215,7 +214,7 @@ class DeviceAttention:
         )
 
     def _softmax(self) -> tuple[float, float]:
-        """`scale` and `cap` as the kernels want them: scores come out as powers of two."""
+        """Return `scale` and `cap` as the kernels expect them, which take powers of two."""
         if self._cap is None:
             return self._scale * math.log2(math.e), 0.0
         return self._scale / self._cap, self._cap * math.log2(math.e)
@@ -224,7 +223,7 @@ class DeviceAttention:
         return {
             "BLOCK_SIZE": self.cache.block_size,
             "CAPPED": self._cap is not None,
-            "PRECISION": "ieee",  # of float32; without it, products are rounded to ten bits
+            "PRECISION": "ieee",  # for float32: otherwise products are rounded to ten bits
             "WIDE": query.device.type == "cpu",
         }
 

@@ -1,12 +1,12 @@
 """Attention over the paged cache, and writing to it, as Triton kernels. They own nothing and check nothing.
 
-A cache tensor is [blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM], contiguous. A program works for one KV head and
-the G query heads that share it, laid side by side as rows of one tile, so that a key is read once for all of
-them. Tokens that no query of a tile may see are never loaded: what a former owner left there, NaN perhaps, is
-unread, and so is the table where blocks have slid out of a window.
+A cache tensor is [blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM], contiguous. A program works on one KV head and the
+G query heads that share it. These are rows of one tile, so that a key is read once for all of them. Tokens
+that no query of a tile may see are never loaded: a previous owner may have left NaN there. Table entries of
+blocks that slid out of a window are not read either.
 
-Softmax is kept in powers of two, as the hardware has them: `scale` and `cap` come with log₂ e in them.
-`WIDE` is for Triton's interpreter, which multiplies bfloat16 as if its bits were integers.
+Softmax uses powers of two, as the hardware does: `scale` and `cap` already include log₂ e. `WIDE` is for
+Triton's interpreter, which multiplies bfloat16 as if its bits were integers.
 """
 
 # ruff: noqa: ANN001, ANN201, N803, N806, SIM102  a kernel's arguments are pointers and compile-time constants
@@ -18,20 +18,20 @@ import triton.language as tl
 
 @triton.jit
 def write_cache(
-    key,  # [T, KV_HEADS, HEAD_DIM] with any strides but the last
+    key,  # [T, KV_HEADS, HEAD_DIM], the last dimension contiguous
     value,
     key_token_stride,
     key_head_stride,
     value_token_stride,
     value_head_stride,
-    places,  # [T], negative: nowhere
+    places,  # [T], negative: not written
     keys,
     values,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NUMBERS: tl.constexpr,  # KV_HEADS · HEAD_DIM, rounded up to a power of two
 ):
-    """Program t puts token t's key and value into the cache."""
+    """Program t: write token t's key and value to the cache."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token).to(tl.int64)
     if place < 0:
@@ -56,9 +56,9 @@ def decode(
     table,  # [slots, columns]
     table_stride,
     slots,  # [B]
-    lengths,  # [B], 0 for a row that is not there
+    lengths,  # [B], 0 for a padding row
     found,  # [B, H · HEAD_DIM]
-    sums,  # [B, H, SPLITS, CHANNELS] float32, of what each split found, not yet divided
+    sums,  # [B, H, SPLITS, CHANNELS] float32, each split's weighted values, not yet divided
     highest,  # [B, H, SPLITS] float32
     masses,  # [B, H, SPLITS] float32
     scale,
@@ -73,13 +73,13 @@ def decode(
     ROWS: tl.constexpr,  # at least HEADS / KV_HEADS
     TILE: tl.constexpr,  # tokens at a time
     SPLITS: tl.constexpr,
-    LEAST_TILES: tl.constexpr,  # of a split
+    LEAST_TILES: tl.constexpr,  # per split
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (b, k, s): row b's newest token against split s of what it sees in KV head k.
+    """Program (b, k, s): attend with row b's newest token to split s of what it sees in KV head k.
 
-    A sequence is split evenly over as many programs as its length is worth; the others end at once.
+    A sequence is split evenly over as many programs as its length justifies; the others return at once.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -129,7 +129,7 @@ def decode(
             key, value = key.to(tl.float32), value.to(tl.float32)
         scores = tl.dot(q, key, input_precision=PRECISION) * scale
         if CAPPED:
-            # tanh(x) = 1 − 2 / (e²ˣ + 1), which has its limits where the power overflows.
+            # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
             scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
@@ -165,7 +165,7 @@ def combine(
     SPLITS: tl.constexpr,
     LEAST_TILES: tl.constexpr,
 ):
-    """Program (b, h): add up what the splits of row b found for head h; zero if there were none."""
+    """Program (b, h): combine the results of row b's splits for head h; zero if there were none."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     length = tl.load(lengths + row)
@@ -198,10 +198,10 @@ def prefill(
     table,
     table_stride,
     slots,  # [R]
-    lengths,  # [R], with this step's tokens
+    lengths,  # [R], including this step's tokens
     query_starts,  # [R + 1]
     found,  # [T, H · HEAD_DIM]
-    first_row,  # the rows before it are decodes, and not for this kernel
+    first_row,  # the rows before it are decodes, which `decode` handles
     rows,  # R
     scale,
     cap,
@@ -217,10 +217,10 @@ def prefill(
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Program (i, k): tile i of a step's tokens against all that they see in KV head k.
+    """Program (i, k): attend with tile i of a step's tokens to all that they see in KV head k.
 
-    Row r begins with tile (start of r) // Q + r, where Q tokens fit a tile: enough tiles for everybody
-    whatever their lengths are, found by bisection, and nobody has to make a list.
+    Row r begins with tile (start of r) // Q + r, where Q tokens fit a tile. This gives every row enough
+    tiles whatever its length; a program finds its row by bisection, so no list is needed.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)

@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts: what a step's logits say of the tokens that the prompts go on with.
+"""Log-probabilities of prompts: a step's logits, evaluated at the prompts' own next tokens.
 
-The scheduler bounds how many tokens of such prompts a step has, and with it the logits in memory. Promises,
-as the sampler does, not to wait for the device before `PendingScores.wait`.
+The scheduler bounds how many tokens of such prompts a step has, and so the logits in memory. Like the
+sampler, this does not wait for the device before `PendingScores.wait`.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from fairlead.engine.step import PromptScores
 from fairlead.job import TokenLogprob
 
 _LARGEST = torch.finfo(torch.float32).max
-_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot say
+_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot express
 
 
 class _Chunk(NamedTuple):
-    """A row's tokens, from `position` on, and how many alternatives its sequence lists of each."""
+    """A row's tokens from `position` on, and how many alternatives its sequence requests for each."""
 
     key: int
     position: int
@@ -29,9 +29,9 @@ class _Chunk(NamedTuple):
 
 
 class PromptRows:
-    """The tokens of a step [P] whose logits are wanted for their prompts' sake.
+    """The P tokens of a step whose logits are needed to score prompts.
 
-    `tokens`: where they are among all of the step; `next_ids`: what each goes on with.
+    `tokens`: their indices among the step's tokens; `next_ids`: the token after each in its prompt.
     """
 
     def __init__(self, chunks: list[_Chunk], tokens: np.ndarray, next_ids: np.ndarray) -> None:
@@ -41,7 +41,7 @@ class PromptRows:
 
     @classmethod
     def of(cls, step: Step, batch: InputBatch, inputs: Inputs) -> "PromptRows | None":
-        """Return those of a step, or None. Decodes have none: a prompt's last token leads to the answer."""
+        """Return those of a step, or None. Decodes have none: the token after a prompt's last is output."""
         chunks, tokens, next_ids = [], [], []
         for row in range(step.decodes, step.rows):
             state = batch.state(int(inputs.slots[row]))
@@ -57,18 +57,18 @@ class PromptRows:
         return cls(chunks, np.concatenate(tokens), np.concatenate(next_ids)) if chunks else None
 
     def score(self, logits: Tensor) -> "PendingScores":
-        """Start to score the tokens by their `logits` [P, V], which may be overwritten."""
+        """Start scoring the tokens by their `logits` [P, V], which may be overwritten."""
         return PendingScores(self._chunks, logits.float(), self._next_ids)
 
 
 class PendingScores:
-    """Scores that may still be under way on the device; `wait` returns them."""
+    """Scores that the device may still be computing; `wait` returns them."""
 
     def __init__(self, chunks: list[_Chunk], logits: Tensor, next_ids: np.ndarray) -> None:
         self._chunks = chunks
         self._next_ids = next_ids
         vocabulary = logits.shape[1]
-        # An id that the model does not have fails its sequence when it samples (`strangers`).
+        # An id outside the vocabulary fails its sequence when it samples (`strangers`).
         chosen_ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), logits.device)
         logits = logits.clamp_(max=_LARGEST)
         total = logits.logsumexp(-1)
@@ -80,7 +80,7 @@ class PendingScores:
         self._arrived = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
 
     def wait(self) -> dict[int, PromptScores]:
-        """Return the scores by the sequences' keys."""
+        """Return the scores by sequence key."""
         if self._arrived is not None:
             self._arrived.synchronize()
         logprobs, ranks, top, top_ids = (column.numpy() for column in self._arriving)

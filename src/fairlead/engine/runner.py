@@ -1,7 +1,7 @@
-"""Runs steps over a model and its KV cache, and loads both. The device half's front door.
+"""Runs steps over a model and its KV cache, and loads both: the entry point of the device half.
 
-Knows no queue, no wire and no text; which blocks a sequence has was decided before. Promises that
-`launch` does not wait for a CUDA device: what a step says is brought over by its `wait`.
+Knows no queue, no wire protocol and no text; blocks are assigned before. Promises that `launch` does not
+wait for a CUDA device: `wait` fetches a step's results.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,11 +41,11 @@ _STEPS_AT_ONCE = 2  # one runs, one is prepared
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is ready to run, and the limits it runs within. Sizes are in tokens, blocks and bytes.
+    """A model that is ready to run, and its limits. Sizes are in tokens, blocks and bytes.
 
     `windows` are the KV cache groups' (None: no window), the widest first; `blocks_total` is by group.
-    `kernel` is what computes, in a word (`Forward.kernel`). `embeds`: it makes vectors, and no text.
-    `gpu_bytes` of the GPU's `gpu_total_bytes` are taken; both are 0 on a CPU.
+    `kernel` names what computes (`Forward.kernel`). `embeds`: it makes vectors, not text. This process uses
+    `gpu_bytes` of the GPU's `gpu_total_bytes`; both are 0 on a CPU.
     """
 
     runner: "ModelRunner | EmbeddingRunner"
@@ -73,8 +73,8 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
 class ModelRunner:
     """`fairlead.engine.step.Runner` over one model. The rows of its steps must have their blocks.
 
-    With `overlaps`, a step may be launched before the one before it was waited for: a token that is still
-    under way is −1 − (its index among that step's samples), and is replaced on the device.
+    With `overlaps`, a step may be launched before the results of the previous one were fetched. A token that
+    is still unknown is −1 − (its index among that step's samples), and is replaced on the device.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ModelRunner:
         self.arenas = arenas
         self._eos_token_ids = eos_token_ids
         self._notes = Notes()
-        self._latest: Tensor | None = None  # what the step before chose
+        self._latest: Tensor | None = None  # tokens chosen by the previous step
         self._bring = forward.bring if isinstance(forward, OnDevice) else self._read
 
     @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
-        """Run a step: all its tokens through the layers, logits only where a row samples."""
+        """Run all tokens of a step through the layers; logits are made only for sampled and scored tokens."""
         forward = self.forward
         inputs = self._bring(step, batch, self._latest)
         prompts = PromptRows.of(step, batch, inputs) if step.rows > step.decodes else None
@@ -117,7 +117,7 @@ class ModelRunner:
         return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size), scores)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Give the memory of free blocks back, by KV cache group, where the device can."""
+        """Return the memory of free blocks, by KV cache group, to the system where the device can."""
         for group, ids in enumerate(blocks):
             self.forward.release(group, ids)
 
@@ -126,10 +126,10 @@ class ModelRunner:
         return self._resolved(inputs, np.asarray(step.input_ids), latest)
 
     def _resolved(self, inputs: Inputs, token_ids: np.ndarray, latest: Tensor | None) -> Inputs:
-        """Put in what the step before has chosen, still on the device.
+        """Replace unknown tokens by those that the previous step chose, which stay on the device.
 
-        An id that the model does not have runs as 0, since an index out of range would end the whole
-        step; its sequence is failed when it samples (`strangers`).
+        An id outside the vocabulary runs as 0, because an index out of range would fail the whole step; its
+        sequence fails when it samples (`strangers`).
         """
         vocabulary = self.forward.vocab_size
         late = np.flatnonzero(token_ids < 0)
@@ -168,16 +168,16 @@ class LaunchedStep:
         return Picks(token_ids.data, logprobs, errors, prompt_scores=picks.prompt_scores)
 
 
-# The matrices of a model as small as this are done before a second thread has woken: at 5 MB, one thread of
-# the compiled step made 2,700 tokens/s for one stream and 31,000 for 32, two made 1,600 and 25,000.
+# Below this size, waking a second thread takes longer than the matrix products. With 5 MB of weights the
+# compiled step made 2,700 tokens/s for one stream and 31,000 for 32; on two threads, 1,600 and 25,000.
 ONE_THREAD_BYTES = 64 * _MIB
 
 
 class _Weighed(msgspec.Struct, frozen=True):
-    """A model in memory, before its KV cache.
+    """A loaded model, before its KV cache is allocated.
 
-    `block_bytes`: what a block takes, by group. `with_cache` is given the number of blocks of each group, and
-    returns what can run, and the bytes of its cache.
+    `block_bytes`: the size of a block, by group. `with_cache` takes the number of blocks of each group, and
+    returns what runs the model and the size of its cache in bytes.
     """
 
     shape: ModelShape
@@ -189,11 +189,10 @@ class _Weighed(msgspec.Struct, frozen=True):
 def load_runner(
     spec: WorkerSpec, report: Callable[[float, str], None], *, compiled: bool = True
 ) -> LoadedModel:
-    """Load what `spec` asks for; `report(fraction, stage)` hears how far it is. Raises `LoadFailed`.
+    """Load the model of `spec`; `report(fraction, stage)` receives the progress. Raises `LoadFailed`.
 
-    On a CPU, what the compiled step can run is run by it, on a GPU all by our kernels; without `compiled`, by
-    torch, which says the same.
-    A model that was made for embeddings makes those, and no text.
+    With `compiled`, our compiled step runs the models that it supports on a CPU, and our kernels run all on a
+    GPU. Otherwise torch runs them, with the same results. A model made for embeddings makes no text.
     """
     if spec.threads is not None:
         torch.set_num_threads(max(1, spec.threads))
@@ -205,7 +204,7 @@ def load_runner(
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed(f"{spec.path}: out of memory on {device}: {error}") from error
     except RuntimeError as error:
-        # All that torch says when the system or the driver refuses, its CPU allocator for one.
+        # torch raises this when the system or the driver refuses, for example its CPU allocator.
         raise LoadFailed(f"{spec.path}: cannot be loaded on {device}: {error}") from error
 
 
@@ -217,7 +216,7 @@ def _load(
     *,
     compiled: bool,
 ) -> _Weighed:
-    # The compiled step has logits to give, and what they are made of stays inside.
+    # The compiled step returns logits only, not the hidden states that embeddings are made from.
     may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE
     may = may and spec.quantization in {None, "int8"} and source.pooling is None
     if may and source.own is not None and supports(*source.own, source.dtype):
@@ -251,12 +250,12 @@ def _load(
 def _linear(
     spec: WorkerSpec, source: Source, device: torch.device
 ) -> Callable[[Tensor, Tensor | None], Linear]:
-    """What makes the layers' matrices, in as many bits as `spec` says."""
+    """Return the constructor of the layers' matrices, in as many bits as `spec` says."""
     if spec.quantization is None:
         return Linear
     if spec.quantization not in {"fp8", "int8"}:
         raise LoadFailed(f"quantization {spec.quantization!r} is not supported (fp8 and int8 are)")
-    if source.own is None:  # its layers are not ours to make
+    if source.own is None:  # its layers are made by transformers
         raise LoadFailed(f"{spec.path}: quantization {spec.quantization} needs one of our own model families")
     if spec.quantization == "int8":
         if device.type != "cpu":
@@ -285,7 +284,7 @@ def _with_cache(
     device: torch.device,
     report: Callable[[float], None],
 ) -> LoadedModel:
-    """Settle the limits, which depend on one another: slots, context, cache."""
+    """Determine slots, context and cache size, which depend on one another, and allocate the cache."""
     shape, block_bytes, on_cpu = weighed.shape, weighed.block_bytes, device.type == "cpu"
     context = min(shape.max_positions, spec.max_model_len or shape.max_positions)
     max_batched_tokens = _max_batched_tokens(spec, device)
@@ -360,11 +359,11 @@ def _with_cache(
 def _useful_blocks(
     shape: ModelShape, slots: int, max_batched_tokens: int, block_size: int
 ) -> tuple[int | None, ...]:
-    """How many blocks each group can use at most; None for the widest, which takes what is left.
+    """Return how many blocks each group can use at most; None for the widest, which takes what is left.
 
     Beside a wider group, one with a window needs what its running sequences see, and the tokens of the
-    steps under way. The tokens of a step for every slot are more than that: the rest keeps the windows of
-    sequences that have ended, without which no prefix can be used again.
+    steps in flight. The tokens of a step for every slot are more than that: the rest keeps the windows of
+    ended sequences, without which no prefix could be reused.
     """
     step_blocks = -(-max_batched_tokens // block_size)
 
@@ -377,7 +376,7 @@ def _useful_blocks(
 
 
 def _arenas(device: torch.device, size_bytes: int) -> "Sequence[Buffer] | int":
-    """Make the memory that steps are prepared in: where a device copies it by itself, it must not move."""
+    """Make the arenas that steps are prepared in: pinned memory where a device copies from them."""
     if device.type == "cpu":
         return _STEPS_AT_ONCE
     pinned = (torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_STEPS_AT_ONCE))
@@ -385,7 +384,7 @@ def _arenas(device: torch.device, size_bytes: int) -> "Sequence[Buffer] | int":
 
 
 def _device(name: str) -> torch.device:
-    """Find the device, "auto" being CUDA if there is any; `LoadFailed` if it is not there."""
+    """Return the device; "auto" is CUDA if there is any. `LoadFailed` if the device does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

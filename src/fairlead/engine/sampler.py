@@ -1,8 +1,8 @@
-"""Chooses the next token of every row of logits, in one pass for all; `draws` says what a draw is.
+"""Chooses the next token of every row of logits, in one pass for all; `draws` defines a draw.
 
 On a CPU the compiled kernel chooses (`fairlead._cext.cpustep.choose`), row by row on all threads: for 32
-draws of 151,936 tokens torch took 30 ms, and with a top_p half a second. Elsewhere torch does. Promises that
-a broken row harms that row alone, and that nothing here waits for the device before `PendingPicks.wait`.
+draws of 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Promises that
+a broken row fails only that row, and that nothing here waits for the device before `PendingPicks.wait`.
 """
 
 import math
@@ -25,16 +25,16 @@ from fairlead.job import TokenLogprob
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-THREADS_AT_MOST = 256  # the kernel's bound
-_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot say
+THREADS_AT_MOST = 256  # the kernel's limit
+_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot express
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """How each of S rows is sampled; arrays [S]. `temperatures` None: all greedy; another one None: all off.
 
-    Off is a top_k of 0 or less, a top_p of 1, a min_p of 0, fewer `logprobs` than 0. `seeds` (uint64) and
-    `positions` (of the token to choose) fix the draw. `changes` come before everything.
+    Off means top_k ≤ 0, top_p 1, min_p 0, negative `logprobs`. `seeds` (uint64) and `positions` (of the token
+    to choose) determine the draw. `changes` are applied first.
     """
 
     temperatures: np.ndarray | None
@@ -56,9 +56,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: int,
         notes: Notes | None = None,
     ) -> Self:
-        """Collect the parameters of the sequences in `slots` [S] from the columns that anybody needs.
+        """Collect the parameters of the sequences in `slots` [S] from the columns that any sequence needs.
 
-        `notes` of the steps before save counting all tokens again.
+        `notes` of the steps before avoid counting all tokens again.
         """
 
         def column(values: "Buffer", needed: int) -> np.ndarray | None:
@@ -77,7 +77,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of(self, rows: np.ndarray) -> Self:
-        """The same of some rows, for drawing: without what was done before and comes after."""
+        """Return the parameters of some rows for drawing, without logit changes and log-probabilities."""
 
         def some(values: np.ndarray | None) -> np.ndarray | None:
             return None if values is None else values[rows]
@@ -96,7 +96,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingPicks:
-    """Choices that may still be under way on the device; `wait` brings them over.
+    """Choices that the device may still be computing; `wait` fetches them.
 
     `tokens` [S], int64, stay on the device: the next step may begin with them.
     """
@@ -105,12 +105,12 @@ class PendingPicks:
         self.tokens = tokens
         self._logprobs = logprobs
         arriving = [tokens.int(), highest, *(logprobs.columns if logprobs else ())]
-        # Sent off now, behind this step and before the next one; `wait` looks at this step's event only.
+        # Queued now, after this step and before the next one; `wait` waits for this step's event only.
         self._arriving = [column.to("cpu", non_blocking=True) for column in arriving]
         self._arrived = torch.cuda.current_stream(tokens.device).record_event() if tokens.is_cuda else None
 
     def wait(self) -> Picks:
-        """One id a row. NaN among the logits, or nothing left to choose, is that row's error."""
+        """Return one id per row. NaN among the logits, or no token left to choose, is that row's error."""
         if self._arrived is not None:
             self._arrived.synchronize()
         tokens, highest, *columns = (column.numpy() for column in self._arriving)
@@ -124,7 +124,7 @@ class PendingPicks:
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Of those `rows` that asked: the chosen tokens', and the likeliest ones as far as any of them asked.
+    """Log-probabilities of the `rows` that requested them; k is the most alternatives that one requested.
 
     `columns`: chosen ids and their log-probabilities [R], likeliest log-probabilities and ids [R, k].
     """
@@ -144,9 +144,9 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
 
 def choose(logits: Tensor, parameters: Parameters, latest: Tensor) -> PendingPicks:
-    """Choose the token that each row of `logits` [S, V] goes on with. `latest` [S]: the one before it."""
+    """Choose the next token of each row of `logits` [S, V]. `latest` [S]: the one before it."""
     logits = logits.float()
-    if not len(logits):  # a step of prompts that go on: only its end is of interest
+    if not len(logits):  # a step of unfinished prompts only
         return PendingPicks(logits.new_empty(0, dtype=torch.int64), logits.new_empty(0), None)
     adjusted = parameters.changes.apply(logits, latest)
     by = choose_compiled if adjusted.device.type == "cpu" else choose_by_torch
@@ -155,7 +155,7 @@ def choose(logits: Tensor, parameters: Parameters, latest: Tensor) -> PendingPic
 
 
 def choose_compiled(logits: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """As `choose_by_torch`, but for roundings; `logits` are on a CPU."""
+    """Choose as `choose_by_torch` does, except for rounding; `logits` are on a CPU."""
     rows, vocabulary = logits.shape
     tokens, highest = np.empty(rows, np.int64), np.empty(rows, np.float32)
     temperatures, top_k, top_p = np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows)
@@ -185,7 +185,7 @@ def choose_compiled(logits: Tensor, parameters: Parameters) -> tuple[Tensor, Ten
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, wanted: np.ndarray | None) -> _Logprobs | None:
-    """Log-probabilities by the model itself, before temperature, penalties and biases."""
+    """Return the model's own log-probabilities, before temperature, penalties and biases."""
     if wanted is None or not (wanted >= 0).any():
         return None
     asked = np.flatnonzero(wanted >= 0)

@@ -1,8 +1,8 @@
-"""Decides what runs in the next step: who enters the batch, who takes part, with how many tokens.
+"""Decides what runs in the next step: which sequences are admitted, which take part, with how many tokens.
 
-Owns the waiting line, the running set, the slots and the batch. Promises that a step costs nothing in Python
-for a sequence that only goes on, and that every sequence gets to its end: see `_make_room`. Knows no clock,
-no torch and no token's meaning.
+Owns the queue, the running set, the slots and the batch. Promises that a step costs no Python for a sequence
+that only decodes, and that every sequence gets to its end: see `_make_room`. Knows no clock, no torch and no
+token's meaning.
 """
 
 from array import array
@@ -19,17 +19,17 @@ from fairlead.engine.sequence import NO_HANDLE, Sequence, State
 
 
 class Scheduler:
-    """Decodes first, then prefills in chunks, first come first served within a class, within a step's bounds.
+    """Schedules decodes first, then chunked prefills, first come first served within a class.
 
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
-    takes, those that waited longest since their last step go first, so none starves. Of those that wait, the
-    first of the highest class enters as soon as it fits, and nobody overtakes it.
+    takes, those whose last step is longest ago go first, so none starves. Of the queued sequences, the first
+    of the highest class is admitted as soon as it fits; no other overtakes it.
 
-    With `even_chunks` a prompt is cut at the same places whoever shares its steps (unless the blocks of a
-    window run short): it waits for a step with room for a whole chunk, which the first in prefill finds.
+    With `even_chunks` a prompt is cut at the same places whatever shares its steps (unless a window's blocks
+    run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.
 
-    Of prompts whose log-probabilities are wanted a step has at most `most_scored` tokens: the logits of all
-    of them are in memory at once.
+    A step has at most `most_scored` tokens of prompts whose log-probabilities are requested, because all
+    their logits are in memory at once.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Scheduler:
             predictor,
         )
         self.preemptions = 0
-        self.recomputed_tokens = 0  # what preemptions took out of the cache, and the cache had no more
+        self.recomputed_tokens = 0  # lost in preemptions and not found in the prefix cache
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_tokens = 0
         self.cached: dict[int, int] = {}  # cached tokens of prompts, by key, until they are reported
         self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
-        # A small budget bounds the sequences too, so decodes never leave a prefill without a token.
+        # A small token budget bounds the rows too, so that decodes always leave a token for each prefill.
         self._places = min(max_batch, max_batched_tokens)
-        # What a step has left however many decodes it has: a prompt of one token is surveyed as one.
+        # What any number of decodes leaves of a step; a prompt with one token to compute counts as a decode.
         self._even_chunk = max(1, max_batched_tokens - self._places) if even_chunks else None
         self._lines: dict[int, OrderedDict[int, Sequence]] = {}
         self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
@@ -73,17 +73,17 @@ class Scheduler:
         self._reserved = np.zeros(slots, np.bool_)  # pinned
         self._keys = np.zeros(slots, np.int64)
         self._admissions = 0
-        self._longest_tokens = 0  # of all that run, if each comes to its max_tokens
+        self._longest_tokens = 0  # of all that run, if each reaches its max_tokens
         self._forecast_is_new = False
-        self._refused: Sequence | None = None  # who was first in line when the forecast last said no
-        self._budget = 0  # tokens, and rows, that the step being planned has left
+        self._refused: Sequence | None = None  # the head of the queue that the forecast last rejected
+        self._budget = 0  # tokens left in the step being planned, and rows
         self._rows_left = 0
         self._most_scored = max_batched_tokens if most_scored is None else most_scored
         self._scored_left = 0
 
     @property
     def pending(self) -> int:
-        """Sequences that wait for a slot or for blocks."""
+        """Sequences that are queued for a slot or for blocks."""
         return sum(map(len, self._lines.values()))
 
     @property
@@ -96,18 +96,18 @@ class Scheduler:
         return self._slots.available
 
     def running_in(self, slot: int) -> Sequence | None:
-        """The sequence that has this slot now."""
+        """Return the sequence that has this slot now."""
         return self._by_slot[slot]
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of its class's line. One that no empty cache holds would block it."""
+        """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
         self._line(sequence.priority)[sequence.key] = sequence
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Forget a sequence; its slot and blocks are free at once, even while a step of its is under way.
+        """Remove a sequence; its slot and blocks are free at once, even while a step with it is in flight.
 
-        A device works in order: what a later step writes there comes after what an earlier one reads. With
-        `keep`, what the cache has of it stays for reuse until the room is needed.
+        A device works in order: later steps write there only after earlier ones have read. With `keep`, its
+        indexed blocks stay cached until memory is needed.
         """
         self._refused = None
         if sequence.handle == NO_HANDLE:
@@ -127,32 +127,32 @@ class Scheduler:
         del self._running[sequence.priority][sequence.key]
 
     def plan(self) -> Step | None:
-        """The next step's work, or None when there is none, or none until a step under way is committed."""
+        """Return the next step's work; None if there is none, or none until a step in flight is committed."""
         preemptions = self.preemptions
         self._fill_step()
-        if self.preemptions == preemptions:  # or the room that was just made would be taken from its owner
+        if self.preemptions == preemptions:  # else admission could take the room that was just made
             self._admit()
         step = self.batch.prepare_inputs()
         while step is None and self.running and not self.batch.steps_under_way:
             if self.preemptions == preemptions:
-                # Chunks of several prompts hold all blocks of a window between them: the newest yields.
+                # Chunks of several prompts together hold all blocks of a window: the newest is preempted.
                 victim = self._newest_of_the_lowest_class()
                 assert victim is not None
                 self._preempt(victim)
             preemptions = self.preemptions
-            self._fill_step()  # now that one has yielded, perhaps the only one that had a place
+            self._fill_step()  # the preempted one may have been the only one with a row
             step = self.batch.prepare_inputs()
         return step
 
     def indexed(self, slots: Iterable[int]) -> None:
-        """Sequences in these slots filled a block in the step that was just committed."""
+        """Index the blocks that sequences in these slots filled in the step that was just committed."""
         for sequence in self._in_slots(slots):
             self.memory.index(sequence)
 
-    # Who takes part ----------------------------------------------------------------------------------
+    # Building a step ---------------------------------------------------------------------------------
 
     def _fill_step(self) -> None:
-        """Say how many tokens of each sequence that runs are in the next step."""
+        """Set how many tokens of each running sequence are in the next step."""
         survey = self.batch.survey(self._places)
         self._budget = self._max_batched_tokens - survey.decodes
         self._scored_left = self._most_scored
@@ -163,7 +163,7 @@ class Scheduler:
             self._give_chunk(sequence)
 
     def _extend_decodes(self, short: "array[int]") -> None:
-        """Give decodes the block that their next token begins; who gets none does without this step."""
+        """Take the block that each decode's next token begins; decodes that get none skip this step."""
         if len(self.memory.pools) == 1 and self.memory.hold_one_each(short, self._in_slots(short)):
             return
         for sequence in sorted(self._in_slots(short), key=lambda one: (one.priority, one.order)):
@@ -171,16 +171,16 @@ class Scheduler:
                 self._leave_out(sequence)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Get the blocks for a sequence's next token, at the cost of the newest of the lowest class.
+        """Take the blocks for a sequence's next token, preempting the newest of the lowest class as needed.
 
-        Why everybody gets to an end: a sequence is a victim at most three times. Then it is pinned: it waits
-        without holding anything until all that it can ever need is there, is promised that, and runs to its
-        end. So nobody who holds blocks waits for somebody who does (pinned ones do not wait, others are
-        victims), preemptions are finite in number, and between two of them every step brings a token. An
-        empty cache takes any sequence, so the line moves when nothing runs.
+        Why every sequence gets to its end: it is preempted at most three times. Then it is pinned: it stays
+        queued, holding nothing, until all that it can ever need is available; that is reserved, and it runs
+        to its end. So no sequence that holds blocks waits for another that does (pinned ones do not wait,
+        others are preempted). Preemptions are finite in number, and between two of them every step yields a
+        token. An empty cache holds any sequence, so the queue advances when nothing runs.
 
-        False: the sequence itself was the newest, and waits in line; or it runs alone, and a block that
-        slides out at the next commit is what it needs.
+        False: the sequence itself was the newest, and is queued again; or it runs alone, and needs a block
+        that slides out at the next commit.
         """
         while not self.memory.hold(sequence, sequence.tokens.computed + 1):
             victim = self._newest_of_the_lowest_class()
@@ -199,7 +199,7 @@ class Scheduler:
         return None
 
     def _preempt(self, victim: Sequence) -> None:
-        """Take a sequence's blocks and slot; it goes to the front of its line, to be computed anew."""
+        """Free a sequence's blocks and slot, and put it at the front of its queue, to be recomputed."""
         if self.batch.num_scheduled[victim.slot]:
             self._leave_out(victim)
         victim.preemptions += 1
@@ -214,14 +214,14 @@ class Scheduler:
         line.move_to_end(victim.key, last=False)
 
     def _leave_out(self, sequence: Sequence) -> None:
-        """Of this step only; the token that it had in the budget is free."""
+        """Leave a sequence out of this step only, and return its tokens to the budget."""
         if sequence.handle == NO_HANDLE:
             return
         self._budget += self.batch.num_scheduled[sequence.slot]
         self.batch.num_scheduled[sequence.slot] = 0
 
     def _give_chunk(self, sequence: Sequence) -> None:
-        """Let a sequence compute as many of its tokens as the budget allows and, with windows, blocks."""
+        """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow."""
         tokens = sequence.tokens
         count = min(tokens.num_tokens - tokens.computed, self._even_chunk or self._budget)
         if count > self._budget:
@@ -236,10 +236,10 @@ class Scheduler:
             if sequence.scored is not None:
                 self._scored_left -= count
 
-    # Who enters --------------------------------------------------------------------------------------
+    # Admission ---------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let the line's heads in while they fit."""
+        """Admit heads of the queue while they fit."""
         self._forecast_is_new = False
         while self._lines and self._slots.available:
             line = self._lines[min(self._lines)]
@@ -247,7 +247,7 @@ class Scheduler:
             if sequence is self._refused:
                 return
             if not self._may_enter(sequence):
-                self._refused = sequence  # while nobody leaves, all that run only hold more
+                self._refused = sequence  # until one ends, the running ones only grow
                 return
             prefix = self.memory.enter(sequence)
             if prefix is None:
@@ -256,11 +256,11 @@ class Scheduler:
             self._seat(sequence, prefix.blocks, prefix.tokens)
 
     def _may_enter(self, sequence: Sequence) -> bool:
-        """Whether the forecast has room for it. One alone needs no forecast; one pinned has a promise."""
+        """Return whether the forecast has room. A lone sequence needs none; a pinned one reserves blocks."""
         tokens = sequence.tokens
         longest = self._longest_tokens + tokens.prompt_length + tokens.max_tokens
         if not self.running or sequence.pinned or self.admission.fits_whole(longest):
-            self._forecast_is_new = False  # it will not know of this one
+            self._forecast_is_new = False  # it does not include this one
             return True
         if not self._forecast_is_new:
             self._forecast()
@@ -281,7 +281,7 @@ class Scheduler:
         self._forecast_is_new = True
 
     def _seat(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
-        """Give it a slot, and its first chunk if the step has a place and a token left."""
+        """Give a sequence a slot, and its first chunk if the step has a row and a token left."""
         tokens = sequence.tokens
         sequence.handle = self._slots.alloc(sequence.key)
         slot = sequence.slot

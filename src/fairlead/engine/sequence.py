@@ -1,4 +1,4 @@
-"""One stream of tokens in the engine, and the table of states it may pass through (spec 5, seed 002)."""
+"""A sequence in the engine, and the table of its allowed state transitions."""
 
 from enum import StrEnum
 
@@ -6,12 +6,12 @@ from fairlead._cext.blockpool import BlockHashes
 from fairlead._cext.inputbatch import SequenceState
 
 MOST_PREEMPTIONS = 3
-NO_HANDLE = 0  # generations begin at 1, so no owner's handle is 0
+NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0
 _SLOT_BITS = 0xFFFF_FFFF
 
 
 class State(StrEnum):
-    """PENDING waits for a slot and blocks; PROCESSING has both; the others are ends."""
+    """A sequence's state: PENDING is queued for a slot and blocks, PROCESSING has both, others are final."""
 
     PENDING = "pending"
     PROCESSING = "processing"
@@ -31,20 +31,20 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
         (State.PROCESSING, State.TIMEOUT),
         (State.PROCESSING, State.FAILED),
         (State.PROCESSING, State.CANCELLED),
-        (State.PROCESSING, State.PENDING),  # preempted: its request state stays, its blocks go
+        (State.PROCESSING, State.PENDING),  # preempted: keeps its request state, loses its blocks
     }
 )
 
 
 class Sequence:
-    """What the scheduler knows of a sequence beside its token ids and counts, which are in `tokens`.
+    """The scheduler's state of a sequence. Its token ids and counts are in `tokens`.
 
-    `priority` 0 is the first class to be served. `handle` names its slot while it runs. `order` counts
-    admissions, so of two that run the newer has the larger. `hashes` is the chain of its full blocks, None
-    where nothing is kept for reuse; so many of them as `indexed` says can be found by others. `promised`:
-    blocks by group that nobody else may take, once it is pinned. `evicted_tokens`: what its last preemption
-    took out of the cache. `scored`: how many tokens of the prompt
-    have their log-probabilities told, the first one included, which has none; None where none are wanted.
+    `priority` 0 is served first. `handle` identifies its slot while it runs. `order` counts admissions: of
+    two running sequences the newer has the larger. `hashes` is the hash chain of its full blocks, None if
+    nothing is kept for reuse; the first `indexed` of them are in the prefix cache. `promised`: blocks by
+    group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its last preemption
+    removed from the cache. `scored`: how many prompt tokens have had their log-probabilities reported,
+    counting the first, which has none; None if none were requested.
     """
 
     __slots__ = (
@@ -91,17 +91,17 @@ class Sequence:
 
     @property
     def slot(self) -> int:
-        """Its row of the batch's columns, while it runs."""
+        """Its index into the batch's columns, while it runs."""
         assert self.handle != NO_HANDLE
         return self.handle & _SLOT_BITS
 
     @property
     def pinned(self) -> bool:
-        """Whether it was preempted so often that, once it runs again, it is left to run to its end."""
+        """Whether it was preempted so often that, once it runs again, it runs to its end."""
         return self.preemptions >= MOST_PREEMPTIONS
 
     def become(self, state: State) -> None:
-        """Move to `state`; a transition that the table does not have is a bug and raises."""
+        """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""
         if (self._state, state) not in TRANSITIONS:
             raise AssertionError(f"sequence {self.key} cannot go from {self._state} to {state}")
         self._state = state

@@ -1,4 +1,4 @@
-"""The seam between the pure half of the engine and the device half: a step goes in, picks come out."""
+"""The interface between the engine's scheduling half and its device half: steps in, sampled tokens out."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """Log-probabilities of a prompt's tokens, those after the one at `position`; or why there are none."""
+    """Log-probabilities of the prompt tokens after `position`, or the `error` for which there are none."""
 
     position: int
     logprobs: list[TokenLogprob]
@@ -22,12 +22,12 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 class Picks(msgspec.Struct, frozen=True):
-    """What a step's sampling rows go on with.
+    """The results of a step's sampling rows.
 
-    `token_ids`: int32 [S], one a sampling row of the step, in its order; a negative one ends that row's
-    sequence alone, for the reason in `errors`. `logprobs` and `errors` are by sample index, and so are the
-    `vectors` (float32, little-endian) of prompts that were to be embedded, whose token ids mean nothing.
-    `prompt_scores` are by the key of their sequence.
+    `token_ids`: int32 [S], one per sampling row, in the step's order. A negative id fails only that row's
+    sequence, for the reason in `errors`. `logprobs`, `errors` and `vectors` are keyed by sample index.
+    `vectors` (float32, little-endian) are the embeddings of prompts; token ids of such rows mean nothing.
+    `prompt_scores` are keyed by sequence key.
     """
 
     token_ids: "Buffer"
@@ -38,17 +38,17 @@ class Picks(msgspec.Struct, frozen=True):
 
 
 class PendingStep(Protocol):
-    """A step under way on the device."""
+    """A launched step whose results have not been fetched."""
 
     def wait(self) -> Picks:
-        """Block until it is done."""
+        """Block until the step is done and return its results."""
 
 
 class Runner(Protocol):
-    """Runs steps over the model and its KV cache, in the order of their launches.
+    """Runs steps over the model and its KV cache, in launch order.
 
     `overlaps`: `launch` returns before the device is done, so that the next step can be planned meanwhile.
-    `arenas`: buffers for the steps' inputs (pinned memory, say), or how many the batch may make itself.
+    `arenas`: buffers for the steps' inputs (pinned memory, for example), or how many the batch allocates.
     """
 
     @property
@@ -57,17 +57,17 @@ class Runner(Protocol):
     def arenas(self) -> "Sequence[Buffer] | int": ...
 
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
-        """Start a step; its rows have their blocks already."""
+        """Start a step, whose rows must have their blocks already."""
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Give the memory of free blocks back, where the device can: ids by group, ascending."""
+        """Return the memory of free blocks to the system, where the device can. Ids by group, ascending."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What is to be told after a step, or without one.
+    """What to report after a step, or without one.
 
-    A sequence that got one more token and nothing else is in `keys` (little-endian int64) and, at the same
-    place, `tokens` (int32); whatever else there is to say is in `outputs`. No sequence is in both.
+    A sequence with one new token and nothing else to report is in `keys` (little-endian int64) and, at the
+    same index, in `tokens` (int32). Everything else is in `outputs`. No sequence is in both.
     """
 
     keys: bytes

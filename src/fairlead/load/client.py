@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to an OpenAI-compatible server, and one timed answer over it.
+"""An HTTP/1.1 connection to an OpenAI-compatible server, and the timing of its streamed answers.
 
-Built on h11 and a bare socket: on a machine that is shared with the server under test, what the generator
-costs is taken from what it measures, and httpx costs 1.7 times as much for every piece of a stream.
+Uses h11 and a plain socket. On a machine shared with the server under test, the generator's CPU time reduces
+what it measures, and httpx costs 1.7 times as much for every piece of a stream.
 """
 
 import ssl
@@ -18,7 +18,7 @@ LINE_BYTES = 16 * 1024 * 1024
 
 
 class RequestFailedError(Exception):
-    """The answer is of no use. `kind` is what it is counted as: a status, `connection` or `stream`."""
+    """A request failed. `kind` is how it is counted: a status, `connection` or `stream`."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -26,7 +26,7 @@ class RequestFailedError(Exception):
 
 
 class Connection:
-    """Requests one after another, over one socket while the server keeps it open."""
+    """Sends requests one after another, over one socket while the server keeps it open."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -45,9 +45,9 @@ class Connection:
     async def request(
         self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None
     ) -> bytes:
-        """Send a request; hand a good answer to `on_data` as it arrives, or return it whole.
+        """Send a request; pass the response to `on_data` as it arrives, or return it whole.
 
-        Raises `RequestFailedError` for a status that is not 200 and for a connection that breaks.
+        Raises `RequestFailedError` for a status other than 200 and for a broken connection.
         """
         try:
             return await self._request(method, path, body, on_data)
@@ -107,7 +107,7 @@ class Connection:
         return stream
 
     def _close(self) -> None:
-        """Close the socket, whatever state it is in, without waiting."""
+        """Close the socket in any state, without waiting."""
         stream, self._stream = self._stream, None
         if isinstance(stream, trio.SSLStream):
             stream = stream.transport_stream
@@ -116,16 +116,16 @@ class Connection:
 
 
 class Usage(msgspec.Struct):
-    """What the server counted."""
+    """The token counts that the server reports."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class Answer(msgspec.Struct):
-    """One request: when it was sent, when each piece of text came, when it ended, on the run's clock.
+    """One request's times on Trio's clock: when it was sent, when each piece of text arrived, when it ended.
 
-    `usage` None: the server did not say, and a piece is taken for a token. `error` None: it ended well.
+    `usage` None: the server did not report it, and each piece counts as a token. `error` None: success.
     """
 
     started_s: float
@@ -136,7 +136,7 @@ class Answer(msgspec.Struct):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens the server counted, or else the pieces that came."""
+        """The number of tokens that the server reports, or else of pieces received."""
         return self.usage.completion_tokens if self.usage else len(self.pieces_s)
 
 
@@ -160,7 +160,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 async def ask(connection: Connection, path: str, body: object, *, timeout_s: float) -> Answer:
-    """Send one streaming request and time its answer. Failures are in the answer, not raised."""
+    """Send one streaming request and time its answer. Failures are recorded in it, not raised."""
     answer = Answer(started_s=trio.current_time())
     reader = _EventReader(answer)
     try:
@@ -176,7 +176,7 @@ async def ask(connection: Connection, path: str, body: object, *, timeout_s: flo
 
 
 class _EventReader:
-    """Cuts a stream of server-sent events into an `Answer`'s pieces."""
+    """Parses a stream of server-sent events into an `Answer`'s pieces."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -184,7 +184,7 @@ class _EventReader:
         self._done = False
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived; its pieces all came now."""
+        """Parse received data; all of its pieces get the current time."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_BYTES:
             raise RequestFailedError("stream", "a line without an end")
@@ -193,7 +193,7 @@ class _EventReader:
                 self._take(line[5:].strip())
 
     def finish(self) -> None:
-        """Raise unless the stream came to its proper end."""
+        """Raise `RequestFailedError` unless the stream is complete."""
         if not self._done:
             raise RequestFailedError("stream", "ended without a finish_reason or [DONE]")
 
@@ -209,6 +209,6 @@ class _EventReader:
             raise RequestFailedError("stream", repr(chunk.error))
         if chunk.usage is not None:
             self._answer.usage = chunk.usage
-        self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server says [DONE]
+        self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server sends [DONE]
         if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
             self._answer.pieces_s.append(trio.current_time())

@@ -1,7 +1,7 @@
-"""The load: so many clients at once, each asking again as soon as it has its answer.
+"""The load generator: concurrent clients, each of which sends its next request after an answer.
 
-Prompts share no beginning, and the same seed asks the same. Everything is bounded: requests, duration, the
-time for each answer. Knows no terminal.
+Prompts share no prefix, and a seed always gives the same words. Requests, duration and the time for each
+answer are bounded. Independent of the terminal.
 """
 
 import random
@@ -24,7 +24,7 @@ TEXT = (
     "side kind head house service friend father power hour game line end member law car city community name"
 )
 WORDS = TEXT.split()
-TOKENS_PER_WORD = 1.3  # a guess, for servers that do not tokenize for us
+TOKENS_PER_WORD = 1.3  # an estimate, for servers without /tokenize
 FITTING_TRIES = 5
 CONTROL_TIMEOUT_S = 60.0
 
@@ -32,10 +32,10 @@ Count = Callable[[], None]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask, how often, and how many at once. `model` may be empty until it is `named`.
+    """The load: which requests, how many, and how many at a time. `named` fills in an empty `model`.
 
-    `requests` at each level, or else four a stream; `warmup` before it, which do not count, or else one a
-    stream. A level starts no more requests after `duration_s`.
+    `requests` is their number per level, by default four per stream. `warmup` requests before each level are
+    not measured, by default one per stream. A level starts no more requests after `duration_s`.
     """
 
     url: str
@@ -54,19 +54,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where the endpoint is."""
+        """The path of the endpoint."""
         return "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
 
     def requests_of(self, streams: int) -> int:
-        """How many requests a level has."""
+        """Return the number of requests of a level."""
         return self.requests or 4 * streams
 
     def warmup_of(self, streams: int) -> int:
-        """How many requests come before it."""
+        """Return the number of warm-up requests before it."""
         return streams if self.warmup is None else self.warmup
 
     def prompt(self, text: str) -> dict[str, object]:
-        """Return the part of a body that asks `text`."""
+        """Return the part of a request's body that has the prompt."""
         if self.endpoint == "chat":
             return {"messages": [{"role": "user", "content": text}]}
         return {"prompt": text}
@@ -86,9 +86,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def named(options: Options, *, api_key: str | None = None) -> Options:
-    """Return the options with a model: the first that the server has, if none is named.
+    """Return the options with a model: the server's first one, if none is named.
 
-    Raises `RequestFailedError` when it has none or will not talk to us, `ValueError` for a URL that is none.
+    Raises `RequestFailedError` if the server has none or does not answer, `ValueError` for an invalid URL.
     """
     connection = Connection(options.url, api_key=api_key)
     if options.model:
@@ -99,9 +99,9 @@ def named(options: Options, *, api_key: str | None = None) -> Options:
 def measure(
     options: Options, *, api_key: str | None = None, counted: Count = lambda: None
 ) -> list[tuple[Level, list[Answer]]]:
-    """Run every level; return what each amounts to, and its answers. `counted` is called at each answer.
+    """Run every level; return the results and the answers of each. `counted` is called after each answer.
 
-    Raises `RequestFailedError` when the server does not talk to us at all; an answer that fails is counted.
+    Raises `RequestFailedError` if the server does not answer at all. A single failed answer is only counted.
     """
     connect = partial(Connection, options.url, api_key=api_key)
     return [trio.run(_run_level, options, connect, streams, counted) for streams in options.streams]
@@ -124,7 +124,7 @@ async def _run_level(
 async def _load(
     options: Options, connect: partial[Connection], streams: int, prompts: Sequence[str], counted: Count
 ) -> list[Answer]:
-    """Ask all prompts, `streams` at a time, until they or the time are used up."""
+    """Send all prompts, `streams` at a time, until none is left or the time is up."""
     answers: list[Answer] = []
     remaining: Iterator[tuple[int, str]] = iter(enumerate(prompts))
     last_start_s = trio.current_time() + options.duration_s
@@ -161,7 +161,7 @@ async def _first_model(connection: Connection) -> str:
 async def _make_prompts(
     options: Options, connection: Connection, count: int, randomness: random.Random
 ) -> list[str]:
-    """Write prompts of the wished length; each needs about as many words as the one before it."""
+    """Return prompts of the requested length. Each begins its search at the last one's number of words."""
     prompts = []
     words = max(1, round(options.prompt_tokens / TOKENS_PER_WORD))
     counts = True
@@ -178,12 +178,12 @@ async def _make_prompts(
 async def _fit(
     options: Options, connection: Connection, words: Sequence[str], first_guess: int
 ) -> int | None:
-    """Return how many of the words come closest to the wished length; None if the server cannot say."""
+    """Return the number of words closest to the requested length; None if the server cannot count tokens."""
     guess = first_guess
-    tried: dict[int, int] = {}  # words: how many tokens they miss the length by
+    tried: dict[int, int] = {}  # number of words: how many tokens are missing
     for _ in range(FITTING_TRIES):
         tokens = await _count_tokens(options, connection, " ".join(words[:guess]))
-        if not tokens:  # it says nothing, or says it in another way
+        if not tokens:  # not reported, or in another format
             return None
         tried[guess] = missing = options.prompt_tokens - tokens
         step = round(missing * guess / tokens)

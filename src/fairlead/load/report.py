@@ -1,4 +1,4 @@
-"""What the answers of one level amount to, as numbers, as a table and as a picture."""
+"""Summarizes the answers of each level: as numbers, as a table and as a plot."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from fairlead.load.client import Answer
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Milliseconds."""
+    """Mean and quantiles of times, in milliseconds."""
 
     mean: float
     p50: float
@@ -21,7 +21,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Quantiles | None":
-        """Return None where nothing was measured."""
+        """Return the quantiles of times in seconds; None without times."""
         if not seconds:
             return None
         p50, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99)) * 1000
@@ -29,10 +29,10 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """One number of streams. Rates are over the time from the first request to the last answer.
+    """The results with one number of streams. Rates are over the time from first request to last answer.
 
-    `inter_token_ms` is between pieces of text as they arrive, `per_token_ms` each request's time after its
-    first piece, over its further tokens. `generator_cpu` is this program's own share of one core.
+    `inter_token_ms` is the time between pieces of text as they arrive. `per_token_ms` is each request's time
+    after its first piece, divided by its further tokens. `generator_cpu` is this program's share of one core.
     """
 
     streams: int
@@ -53,7 +53,7 @@ class Level(msgspec.Struct, frozen=True):
 
 
 def summarize(streams: int, answers: Sequence[Answer], *, cpu_s: float) -> Level:
-    """Reduce a level's answers; `answers` must not be empty."""
+    """Return the results of a level; `answers` must not be empty."""
     good = [answer for answer in answers if answer.error is None]
     spoke = [answer for answer in good if answer.pieces_s]
     began_s = min(answer.started_s for answer in answers)
@@ -86,12 +86,12 @@ def summarize(streams: int, answers: Sequence[Answer], *, cpu_s: float) -> Level
 
 
 def gaps_s(answers: Sequence[Answer]) -> list[float]:
-    """Return the seconds between one piece of text and the next of the same answer."""
+    """Return the seconds between successive pieces of text of each answer."""
     return [later - earlier for answer in answers for earlier, later in pairwise(answer.pieces_s)]
 
 
 def format_table(levels: Sequence[Level]) -> str:
-    """Write the levels for a person, one column each."""
+    """Return the levels as a text table, one column each."""
     rows: list[tuple[str, Callable[[Level], str]]] = [
         ("streams", lambda level: str(level.streams)),
         ("output tokens/s", lambda level: f"{level.output_tokens_per_s:.1f}"),
@@ -110,10 +110,10 @@ def format_table(levels: Sequence[Level]) -> str:
 
 
 def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]]]) -> None:
-    """Draw the distributions of both latencies and the throughput over time."""
+    """Plot the distributions of both latencies, and the throughput over time."""
     import matplotlib as mpl
 
-    mpl.set_loglevel("error")  # that it looks through the fonts, where that takes long, is no news
+    mpl.set_loglevel("error")  # else it reports a search for fonts that takes long
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -136,7 +136,7 @@ def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]
 
 
 def _tokens_by_second(answers: Sequence[Answer], began_s: float, wall_s: float) -> list[float]:
-    """Spread each answer's tokens evenly over its pieces, and add up by the second they came in."""
+    """Return the tokens of each second, with an answer's tokens spread evenly over its pieces."""
     seconds = [0.0] * (int(wall_s) + 1)
     for answer in answers:
         for piece_s in answer.pieces_s:

@@ -1,1 +1,1 @@
-"""The networks: one file an architecture, over shared layers."""
+"""The networks: one file per architecture, over shared layers."""

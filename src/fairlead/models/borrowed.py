@@ -1,7 +1,7 @@
 """A model of transformers with our weights: built without memory, then filled from the checkpoint.
 
-Promises what `Weights` does, of models whose tensors have the names of their modules. What cannot be
-kept is a `NotImplementedError` that says what it was.
+Promises what `Weights` does, for models whose tensors have the names of their modules. Where that is
+impossible, it raises `NotImplementedError` with the reason.
 """
 
 import re
@@ -16,7 +16,7 @@ from fairlead.models.weights import Weights
 
 
 def build_skeleton(kind: Any, theirs: Any, weights: Weights, attention: str) -> Any:
-    """Make transformers' model `kind` of the configuration `theirs`, all of it but its parameters."""
+    """Make transformers' model `kind` with the configuration `theirs`, complete except for its parameters."""
     theirs.use_cache = False
     with _without_memory():
         model = kind._from_config(theirs, attn_implementation=attention, dtype=weights.dtype)  # noqa: SLF001
@@ -30,7 +30,7 @@ def build_skeleton(kind: Any, theirs: Any, weights: Weights, attention: str) -> 
 
 
 def fill(model: Any, weights: Weights) -> None:
-    """Take every parameter out of the checkpoint; linear layers become ours."""
+    """Take every parameter from the checkpoint, and replace linear layers by ours."""
     ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     weights.rename(lambda name: None if any(one.search(name) for one in ignored) else name)
     if any(parameter.dim() > 2 for parameter in model.parameters()):
@@ -47,7 +47,7 @@ def fill(model: Any, weights: Weights) -> None:
         assert projection is not None
         model.set_submodule(names[id(head)], _OurLinear(head, projection))
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
-    linears.sort(key=lambda pair: pair[1] is not head)  # first what is largest, as nothing else is there yet
+    linears.sort(key=lambda pair: pair[1] is not head)  # the largest first, while memory is free
     for name, module in linears:
         has_bias = module.bias is not None
         linear = weights.linear({name: module.out_features}, module.in_features, bias=has_bias)
@@ -62,7 +62,7 @@ def fill(model: Any, weights: Weights) -> None:
 
 
 class _OurLinear(nn.Module):
-    """A linear layer of theirs with our weight."""
+    """A linear layer of transformers with our weight."""
 
     def __init__(self, theirs: nn.Linear, linear: Linear) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _OurLinear(nn.Module):
 
 @contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters that modules make have no memory; what they compute otherwise (angles, say) has."""
+    """Let modules make parameters without memory; other tensors that they compute (angles, say) have it."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,6 +1,6 @@
-"""Reads a `config.json` of Hugging Face's layout and says what is wrong with it, by file and key.
+"""Reads a `config.json` of Hugging Face's layout and reports errors by file and key.
 
-Knows no key: what one means is said where it is read.
+Knows no keys: their meaning is defined where they are read.
 """
 
 import json
@@ -14,7 +14,7 @@ from fairlead.errors import LoadFailed
 class Config:
     """A JSON object from a file. Every reader raises `LoadFailed` with the file and the key at fault.
 
-    A key that is null counts as absent, as it does for transformers; without a `default` it is required.
+    A key that is null counts as absent, as in transformers. Without a `default` a key is required.
     """
 
     def __init__(self, path: Path, values: dict[str, Any], *, within: str = "") -> None:
@@ -39,15 +39,15 @@ class Config:
         return self._values.get(key) is not None
 
     def keys(self) -> list[str]:
-        """Those that are there."""
+        """Return the keys that are present and not null."""
         return [key for key in self._values if key in self]
 
     def fails(self, key: str, reason: str) -> LoadFailed:
-        """The error to raise for `key`."""
+        """Return the error to raise for `key`."""
         return LoadFailed(f"{self.path}: {self._within}{key}: {reason}")
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """An integer from `least` to `most`."""
+        """Return an integer from `least` to `most`."""
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -58,7 +58,7 @@ class Config:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive, finite number."""
+        """Return a positive, finite number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fails(key, f"must be a number, not {value!r}")
@@ -79,14 +79,14 @@ class Config:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings."""
+        """Return a list of strings."""
         value = self._value(key, None)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fails(key, f"must be a list of strings, not {value!r}")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them; none when absent."""
+        """Return the ids of a key with one token id or a list of them; none when absent."""
         value = self._values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
@@ -94,14 +94,14 @@ class Config:
         return tuple(ids)
 
     def names(self, key: str) -> dict[str, str]:
-        """An object whose values are strings."""
+        """Return an object whose values are strings."""
         value = self._value(key, None)
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise self.fails(key, "must be an object of strings")
         return value
 
     def section(self, key: str) -> "Config":
-        """A nested object."""
+        """Return a nested object."""
         value = self._value(key, None)
         if not isinstance(value, dict):
             raise self.fails(key, f"must be an object, not {value!r}")

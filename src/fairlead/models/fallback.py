@@ -1,15 +1,15 @@
-"""Any other decoder that the installed transformers knows, through its own code and our attention.
+"""Any other decoder that the installed transformers supports: its own code with our attention.
 
-The network's modules stay as they are; their attention is ours, by transformers' registry of attention
-functions, so that all sequences of a step run side by side as one row of tokens. Promises that a model
-which this would change says so while it is loaded: it is tried against its own attention then, once.
-Code from a model's repository is never run.
+The network's modules stay as they are. Our attention replaces theirs, through transformers' registry of
+attention functions, so that all sequences of a step run side by side as one row of tokens. While a model is
+loaded, it is run once against its own attention, and rejected if the results differ. Code from a model's
+repository is never run.
 
 Excluded, each with an error: models with states, convolutions or linear attention in place of a KV
 cache, encoders, layers of different sizes or that share a cache, latent attention, attention sinks and
 biases, mixtures of experts, checkpoints whose tensors have other names than the modules or are quantized.
 
-T tokens of all sequences of a step, flattened; H query heads, K KV heads, D channels a head; V vocabulary.
+T tokens of all sequences of a step, flattened; H query heads, K KV heads, D channels per head; V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,16 +29,16 @@ from fairlead.models.weights import Weights
 
 _NAME = "fairlead"
 _KINDS = {"full_attention", "sliding_attention", "attention"}
-_TRIAL = [7, 5]  # lengths of the sequences that a model is tried with
+_TRIAL = [7, 5]  # lengths of the sequences in the trial run of a model
 _CHANGES_SCORES = ("s_aux", "sinks", "position_bias", "attention_bias", "alibi", "head_mask")
 
 
 def fallback(
     config: Config, names: Sequence[str], built_in: Iterable[str]
 ) -> Callable[[Weights], "FallbackModel"]:
-    """Return what builds the model that `config` names; `LoadFailed` if it is known not to run here.
+    """Return a builder of the model that `config` names; `LoadFailed` if it is known not to run here.
 
-    `built_in`: the architectures that need no transformers, to be named in errors.
+    `built_in`: the architectures that do not need transformers, for error messages.
     """
     try:
         import transformers
@@ -105,14 +105,14 @@ class FallbackModel:
             self._bridge.attend = None
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What is said of each token itself, for embeddings: as it is, since their norm is in the body."""
+        """Return each token's final state, for embeddings: `hidden` itself, as the body includes the norm."""
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, for those rows of `hidden` that are wanted: [T, C] → [T, V]."""
+        """Return the next-token logits for the needed rows of `hidden`: [T, C] → [T, V]."""
         self._body.held = hidden[None]
         try:
-            ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # only to be counted
+            ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # values are unused
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
             return logits
         finally:
@@ -122,9 +122,9 @@ class FallbackModel:
         return self._config.fails("architectures", f"{self._name} {reason}")
 
     def _try(self, theirs: Any, weights: Weights) -> ModelShape:
-        """Run two short sequences side by side as we do and each alone as transformers does.
+        """Run two short sequences side by side as we do, and each alone as transformers does.
 
-        What the layers ask of their attention meanwhile is the model's shape.
+        The layers' calls to attention in the first run determine the model's shape.
         """
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(0)
@@ -168,7 +168,7 @@ class FallbackModel:
             head_dim=first.head_dim,
             max_positions=most,
             norm_epsilon=getattr(text, "rms_norm_eps", 1e-6),
-            rope=Rope(theta=1.0),  # theirs turns the heads
+            rope=Rope(theta=1.0),  # transformers' own code rotates the heads
             windows=tuple(window if window and window < most else None for window in windows),
             attention_scale=first.scale,
             attention_cap=first.cap,
@@ -177,7 +177,7 @@ class FallbackModel:
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """How one layer attends."""
+    """The parameters of one layer's attention."""
 
     layer: int
     heads: int
@@ -189,7 +189,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class _Bridge:
-    """Brings what a module asks of its attention to whoever attends in this step."""
+    """Passes the modules' attention calls to the `Attend` of the current step."""
 
     def __init__(self) -> None:
         self.attend: Attend | None = None
@@ -204,7 +204,7 @@ class _Bridge:
 
 
 class _Trial:
-    """Attention over the sequences of the trial: plain, and noting what it is asked for."""
+    """Plain attention over the sequences of the trial run, which records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -227,15 +227,15 @@ class _Trial:
 
 
 class _Body:
-    """A model without its head. While something is `held`, it answers that: so the head runs by itself."""
+    """A model without its head. While something is `held`, it returns that, so that only the head runs."""
 
     def __init__(self, body: Any) -> None:
         self.held: Tensor | None = None
         self._forward = body.forward
-        body.forward = self  # of this one object, not of its class
+        body.forward = self  # on this object, not on its class
 
     def run(self, **inputs: Tensor) -> Tensor:
-        """The last layer's output, [1, T, C]."""
+        """Return the last layer's output, [1, T, C]."""
         hidden: Tensor = self._forward(**inputs, attention_mask=None, use_cache=False)[0]
         return hidden
 
@@ -252,14 +252,14 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  ours knows who sees whom
+    attention_mask: Tensor | None,  # noqa: ARG001  ours does its own masking
     scaling: float | None = None,
     dropout: float = 0.0,  # noqa: ARG001
     sliding_window: int | None = None,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' modules call: query [1, H, T, D], key and value [1, K, T, D] → [1, T, H, D]."""
+    """Attend for transformers' modules: query [1, H, T, D], key and value [1, K, T, D] → [1, T, H, D]."""
     for name in _CHANGES_SCORES:
         if others.get(name) is not None:
             raise NotImplementedError(f"its attention has {name}")
@@ -277,7 +277,7 @@ def _attend(
 
 
 def _register() -> None:
-    """Make `_attend` known to transformers, with masks of nothing at all; again does no harm."""
+    """Register `_attend` with transformers, without masks. Registering it again does no harm."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_NAME, _attend)
@@ -285,7 +285,7 @@ def _register() -> None:
 
 
 def _check(config: Config, kind: Any, theirs: Any) -> None:
-    """Refuse what can be seen to be excluded before anything is read."""
+    """Reject models that are known to be excluded before any weights are read."""
     text = theirs.get_text_config()
     if getattr(text, "is_encoder_decoder", False):
         raise config.fails("is_encoder_decoder", "only decoders are supported")
@@ -299,8 +299,8 @@ def _check(config: Config, kind: Any, theirs: Any) -> None:
 
 
 def _read_max_positions(config: Config, text: Any) -> int:
-    """How long a text can be. Two sets of angles, for short texts and long ones, are of no use to a batch
-    of both: of such a model only the short ones are served.
+    """Return the most tokens that a text can have. longrope has different angles for short and long texts,
+    which one batch cannot mix: of such a model only short texts are served.
     """
     most = getattr(text, "max_position_embeddings", None)
     if type(most) is not int or most < 1:
@@ -315,7 +315,7 @@ def _read_max_positions(config: Config, text: Any) -> int:
 
 
 def _check_windows(config: Config, text: Any, windows: Sequence[int | None]) -> None:
-    """A model may hide what is outside a window by its mask alone, which we do not use."""
+    """Check that the layers report their windows: a model may set them in its mask alone, which we ignore."""
     window = getattr(text, "sliding_window", None)
     if not window or getattr(text, "use_sliding_window", True) is False:
         return

@@ -1,8 +1,8 @@
-"""Linear layers whose weights are 8-bit floats: half the memory, and half of the time that reading it takes.
+"""Linear layers whose weights are 8-bit floats: half the memory, and half the time to read it.
 
-Weights are scaled by output channel when they are loaded, what comes in by token when it comes; both are
-rounded to e4m3, multiplied in 8 bits and summed up in float32. A product is off by 2–4 % of what its factors
-could give at most; a model's head and the routers of its experts are left as they are.
+Weights are scaled per output channel when they are loaded, inputs per token at each call. Both are rounded to
+e4m3, multiplied in 8 bits and summed in float32. A product is off by 2–4 % of the most that its factors could
+give. A model's head and the routers of its experts stay exact.
 """
 
 from importlib.util import find_spec
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from fairlead.models.layers import Linear
 
-LARGEST = 448.0  # of e4m3; what is larger becomes NaN
-_LEAST_SCALE = 1e-12  # a row of zeros has no scale of its own
-_UNIT = 16  # the hardware multiplies by so many
+LARGEST = 448.0  # of e4m3; a larger number becomes NaN
+_LEAST_SCALE = 1e-12  # for a row of zeros
+_UNIT = 16  # the hardware needs multiples of this
 _HAS_TRITON = find_spec("triton") is not None
 
 
 class Float8Linear(Linear):
-    """x·Wᵀ + b for bfloat16 x [T, in] and a weight [out, in], which is rounded here."""
+    """x·Wᵀ + b for bfloat16 x [T, in] and a weight [out, in], which it rounds to 8-bit floats."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        # Not Linear's own: of the weight as it was, nothing is kept.
+        # Does not call Linear's own, which would keep the original weight.
         self._packed = False
         self._bias = bias
         self._scales = _scales(weight)  # [out, 1]
@@ -30,7 +30,7 @@ class Float8Linear(Linear):
 
     @staticmethod
     def fits(weight: Tensor) -> bool:
-        """Whether the hardware multiplies by a matrix of this shape."""
+        """Return whether the hardware multiplies by a matrix of this shape."""
         return all(size % _UNIT == 0 for size in weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -49,17 +49,17 @@ class Float8Linear(Linear):
 
     @property
     def saved_bytes(self) -> int:
-        """How much smaller it is than the bfloat16 weight that it was made of."""
+        """How many bytes less it takes than the bfloat16 weight that it was made from."""
         return self._rounded.numel() - self._scales.nbytes
 
 
 def narrow_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Make a layer of 8-bit floats where the hardware multiplies that shape, else an exact one."""
+    """Make a layer of 8-bit floats if the hardware multiplies that shape, else an exact one."""
     return Float8Linear(weight, bias) if Float8Linear.fits(weight) else Linear(weight, bias)
 
 
 def narrow(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row of `x` [T, C] by a scale of its own: e4m3 [T, C] and float32 [T, 1]."""
+    """Round each row of `x` [T, C] with its own scale: e4m3 [T, C] and scales, float32 [T, 1]."""
     if x.is_cuda and _HAS_TRITON:
         from fairlead.models.float8_kernels import launch_narrow
 

@@ -1,4 +1,4 @@
-"""Rounding to 8-bit floats row by row, as a Triton kernel: one pass in place of five."""
+"""Rounding to 8-bit floats row by row, as a Triton kernel: one pass instead of five."""
 
 # ruff: noqa: ANN001, ANN201, N803  a kernel's arguments are pointers and compile-time constants
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def narrow(x, rounded, scales, largest, least, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Program t: row t of `x` [T, SIZE] over its largest magnitude, times the largest that 8 bits hold."""
+    """Program t: scale row t of `x` [T, SIZE] so that its largest magnitude is `largest`, and round it."""
     row = tl.program_id(0).to(tl.int64)
     peak = tl.zeros([TILE], tl.float32)
     for at in range(0, SIZE, TILE):
@@ -27,7 +27,7 @@ def narrow(x, rounded, scales, largest, least, SIZE: tl.constexpr, TILE: tl.cons
 
 
 def launch_narrow(x, largest: float, least: float):
-    """`x` [T, C], contiguous: e4m3 [T, C] and float32 [T, 1]."""
+    """Round each row of `x` [T, C], contiguous: e4m3 [T, C] and its scales, float32 [T, 1]."""
     rounded = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
     size = x.shape[1]

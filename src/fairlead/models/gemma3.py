@@ -1,6 +1,6 @@
-"""Gemma 3, the text part: most layers slide, every few see all; a norm before and after each half of a layer.
+"""Gemma 3's text part: most layers have a window; norms before and after both attention and MLP.
 
-T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads, D channels a
+T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads, D channels per
 head; V vocabulary.
 """
 
@@ -21,7 +21,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Gemma3Attention(LlamaAttention):
-    """Llama's attention whose queries and keys are normalised head by head before they are rotated."""
+    """Llama's attention whose queries and keys are normalized head by head before they are rotated."""
 
     def __init__(self, shape: ModelShape, weights: Weights, prefix: str, layer: int) -> None:
         super().__init__(shape, weights, prefix, layer)
@@ -35,7 +35,7 @@ class Gemma3Attention(LlamaAttention):
 
 
 class Gemma3Block:
-    """Attention, then the MLP: each reads the normalised stream, and what it says is normalised too."""
+    """Attention, then the MLP: each reads the normalized stream, and its output is normalized too."""
 
     def __init__(self, shape: ModelShape, weights: Weights, prefix: str, layer: int) -> None:
         def norm(name: str) -> OffsetRMSNorm:
@@ -59,7 +59,7 @@ class Gemma3ForCausalLM:
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:
-        """What the text part of `config.json` says: all of it, or its `text_config` where it has one."""
+        """Read the text part of `config.json`: its `text_config` if it has one, else all of it."""
         config = config.section("text_config") if "text_config" in config else config
         if config.flag("use_bidirectional_attention", default=False):
             raise config.fails("use_bidirectional_attention", "only causal attention is supported")
@@ -94,7 +94,7 @@ class Gemma3ForCausalLM:
             shape.hidden_size,
             tied=shape.tied,
         )
-        # Rounded to the weights' dtype, as it was in training.
+        # Rounded to the weights' dtype, as in training.
         self.embedding_scale = torch.tensor(
             shape.hidden_size**0.5, dtype=weights.dtype, device=weights.device
         )
@@ -108,7 +108,7 @@ class Gemma3ForCausalLM:
         self.norm = OffsetRMSNorm(weights.tensor("model.norm.weight", shape.hidden_size), shape.norm_epsilon)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalised."""
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
         x = self.embedding(token_ids) * self.embedding_scale  # [T, C]
         of_all, of_windows = (rotary.angles(positions) for rotary in self.rotaries)  # 2 × [T, 1, D] each
         for block, window in zip(self.blocks, self.shape.windows, strict=True):
@@ -116,11 +116,11 @@ class Gemma3ForCausalLM:
         return x
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What is said of each token itself, for embeddings: [T, C] → [T, C]."""
+        """Return each token's final state, for embeddings: [T, C] → [T, C]."""
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, for those rows of `hidden` that are wanted: [T, C] → [T, V]."""
+        """Return the next-token logits for the needed rows of `hidden`: [T, C] → [T, V]."""
         assert self.head is not None
         scores = self.head(self.norm(hidden))
         if (cap := self.shape.logit_cap) is None:
@@ -129,7 +129,7 @@ class Gemma3ForCausalLM:
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The same, out of a checkpoint of a model that also sees: its eyes are left on the disk."""
+    """The same network from a multimodal checkpoint, whose vision tensors are not loaded."""
 
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
         weights.rename(_text_name)
@@ -137,14 +137,14 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
 
 
 def _text_name(name: str) -> str | None:
-    """What a tensor of the text part is called when it is alone; None for the others."""
+    """Return the name of a tensor in a text-only model; None for vision tensors."""
     for prefix, alone in _TEXT_PREFIXES.items():
         if name.startswith(prefix):
             return alone + name.removeprefix(prefix)
     return None if name.startswith(_SIGHT_PREFIXES) else name
 
 
-# As transformers saves them since version 4.52, and before.
+# As transformers saves them since version 4.52, and as it did before.
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -156,7 +156,7 @@ _SIGHT_PREFIXES = tuple(
 
 
 def _read_windows(config: Config) -> tuple[int | None, ...]:
-    """By `layer_types` or, before transformers 5, every `sliding_window_pattern`th layer without a window."""
+    """Return the windows by `layer_types`; before transformers 5, each `sliding_window_pattern`th is None."""
     window = config.integer("sliding_window", 4096)
     if "layer_types" in config:
         return read_layer_types(config, window)
@@ -165,7 +165,7 @@ def _read_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _read_ropes(config: Config) -> tuple[Rope, Rope]:
-    """The variants of the layers that see all and of those that slide.
+    """Return the variants of the layers with full attention and of those with a window.
 
     From `rope_parameters`, an object by kind of layer; or, before transformers 5, from `rope_theta` with
     `rope_scaling` and `rope_local_base_freq`.

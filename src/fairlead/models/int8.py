@@ -1,26 +1,26 @@
 """Linear layers whose weights are 8-bit integers: half the memory of bfloat16, in plain torch.
 
 Owns the rule that `cext/cpustep` follows too: each output has one scale, its largest weight / 127, and its
-weights are the nearest integers; activations stay as they are. This one makes the matrix again at each call,
-which costs more time than reading less saves: it is for what the compiled step does not run. Embedding, head
+weights are the nearest integers; activations are not rounded. Restoring the matrix at each call takes more
+time here than reading less saves: this is for models that the compiled step does not run. Embedding, head
 and routers stay exact here; the compiled step, which reads its head for each token, rounds the first two.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name that everybody knows it by
+import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
 from fairlead.models.layers import Linear
 
-LARGEST = 127  # −128 is left out, so that a weight and its opposite are rounded alike
-_LEAST_SCALE = 1e-37  # below it there is no factor in float32: such a row is all zeros
+LARGEST = 127  # −128 is unused, so that a weight and its opposite are rounded alike
+_LEAST_SCALE = 1e-37  # a smaller scale has no inverse in float32: such a row becomes all zeros
 
 
 class Int8Linear(Linear):
-    """x·Wᵀ + b for x [T, in] and a weight [out, in], which is rounded here."""
+    """x·Wᵀ + b for x [T, in] and a weight [out, in], which it rounds to 8-bit integers."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        # Not Linear's own: of the weight as it was, nothing is kept.
+        # Does not call Linear's own, which would keep the original weight.
         self._packed = False
         self._bias = bias
         self._saved_per_weight = weight.itemsize - 1
@@ -32,12 +32,12 @@ class Int8Linear(Linear):
 
     @property
     def saved_bytes(self) -> int:
-        """How much smaller it is than the weight that it was made of."""
+        """How many bytes less it takes than the weight that it was made from."""
         return self._rounded.numel() * self._saved_per_weight - self._scales.nbytes
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row of `weight` [out, in] by a scale of its own: int8 [out, in] and float32 [out]."""
+    """Round each row of `weight` [out, in] with its own scale: int8 [out, in] and scales, float32 [out]."""
     rows = weight.float()
     scales = rows.abs().amax(-1) / LARGEST
     factors = torch.where(scales >= _LEAST_SCALE, 1 / scales, 0)

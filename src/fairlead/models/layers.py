@@ -1,28 +1,28 @@
 """The parts that every decoder is made of. They hold weights and know no checkpoint, cache or batch.
 
 Dimensions: T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads,
-D channels a head; I the MLP's inner size; V vocabulary.
+D channels per head; I the MLP's inner size; V vocabulary.
 """
 
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name that everybody knows it by
+import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
 
 class Attend(Protocol):
-    """Attention over what each token's sequence has said so far: the engine's part, which owns the cache."""
+    """Attention of each token to its sequence so far. The engine implements it, as it owns the cache."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Keep `key` and `value` [T, K, D]; return what `query` [T, H, D] finds, as [T, H·D]."""
+        """Write `key` and `value` [T, K, D] to the cache; return `query`'s [T, H, D] attention: [T, H·D]."""
 
 
 class Linear:
     """x·Wᵀ + b, for x [T, in] and a weight [out, in].
 
-    On a CPU a bfloat16 weight is kept in oneDNN's own blocked order: reading it so is up to twice as
-    fast as reordering it at each call, and a row's result does not depend on how many rows there are.
+    On a CPU a bfloat16 weight is kept in oneDNN's own blocked order. This is up to twice as fast as
+    reordering it at each call, and a row's result does not depend on how many rows there are.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -32,17 +32,17 @@ class Linear:
 
     @staticmethod
     def rearranges(dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it keeps such weights in an order of its own."""
+        """Return whether it keeps such weights in an order of its own."""
         return device.type == "cpu" and dtype == torch.bfloat16 and _onednn_bfloat16()
 
     @property
     def owns_a_copy(self) -> bool:
-        """Whether the weight given to it is still somebody else's, because this one was rearranged."""
+        """Whether it uses a rearranged copy, so that it does not keep the weight passed to it."""
         return self._packed
 
     @property
     def saved_bytes(self) -> int:
-        """How much less memory it takes than the weight that it was made of."""
+        """How many bytes less it takes than the weight that it was made from."""
         return 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Linear:
 
 
 class RMSNorm:
-    """x / rms(x) · weight over the last dimension, in float32 inside."""
+    """x / rms(x) · weight over the last dimension, computed in float32."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.scale = weight
@@ -76,7 +76,7 @@ class OffsetRMSNorm:
 
 
 class Embedding:
-    """A row of the table [V, C] for each token id [T]."""
+    """A table [V, C] that gives a row for each token id [T]."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -103,5 +103,5 @@ class GatedMLP:
 
 
 def _onednn_bfloat16() -> bool:
-    """Whether this torch has oneDNN, and it computes bfloat16 on this processor."""
+    """Return whether this torch has oneDNN, and it computes bfloat16 on this processor."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001

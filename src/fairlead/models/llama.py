@@ -1,6 +1,6 @@
-"""Llama 2, 3 and what is built like them: rotary grouped-query attention, gated MLP, RMSNorm before each.
+"""Llama 2, 3 and similar models: rotary grouped-query attention, gated MLP, an RMSNorm before each.
 
-T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads, D channels a
+T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads, D channels per
 head; V vocabulary.
 """
 
@@ -17,7 +17,7 @@ from fairlead.models.weights import Weights
 
 
 class LlamaAttention:
-    """Queries, keys and values of one layer; what they find is the engine's part."""
+    """The projections of one layer's attention; the engine computes the attention itself."""
 
     def __init__(self, shape: ModelShape, weights: Weights, prefix: str, layer: int) -> None:
         self.layer = layer
@@ -40,12 +40,12 @@ class LlamaAttention:
         return self.output(attend(self.layer, query, key, value))  # [T, H·D] → [T, C]
 
     def normalize(self, query_key: Tensor) -> Tensor:
-        """Before the rotation, [T, H + K, D] → the same. Llama leaves queries and keys as they are."""
+        """Normalize [T, H + K, D] before the rotation. Llama leaves queries and keys unchanged."""
         return query_key
 
 
 class LlamaBlock:
-    """Attention, then the MLP; each reads the normalised stream and adds to it."""
+    """Attention, then the MLP; each reads the normalized residual stream and adds to it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LlamaForCausalLM:
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:
-        """What this family's `config.json` says."""
+        """Read this family's `config.json`."""
         bias = config.flag("attention_bias", default=False)
         mlp_bias = config.flag("mlp_bias", default=False)
         return read_shape(config, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
@@ -92,7 +92,7 @@ class LlamaForCausalLM:
         self.norm = weights.norm("model.norm", shape.hidden_size, shape.norm_epsilon)
 
     def mlp(self, weights: Weights, prefix: str, layer: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
-        """Make what follows the attention in a layer. Llama's are all alike."""
+        """Make the MLP that follows a layer's attention. Llama's are all alike."""
         shape = self.shape
         return weights.mlp(f"{prefix}.mlp", shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
 
@@ -102,7 +102,7 @@ class LlamaForCausalLM:
         return LlamaBlock(attention, mlp, self.shape, weights, prefix)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalised."""
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
         x = self.embedding(token_ids)  # [T, C]
         angles = self.rotary.angles(positions)  # 2 × [T, 1, D]
         for block in self.blocks:
@@ -110,10 +110,10 @@ class LlamaForCausalLM:
         return x
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What is said of each token itself, for embeddings: [T, C] → [T, C]."""
+        """Return each token's final state, for embeddings: [T, C] → [T, C]."""
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token, for those rows of `hidden` that are wanted: [T, C] → [T, V]."""
+        """Return the next-token logits for the needed rows of `hidden`: [T, C] → [T, V]."""
         assert self.head is not None
         return self.head(self.norm(hidden))

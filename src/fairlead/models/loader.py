@@ -1,7 +1,7 @@
-"""From a directory of Hugging Face's layout to a model in memory.
+"""Loads a model from a directory of Hugging Face's layout into memory.
 
-Promises a model whose every tensor was in the checkpoint, with the right shape, and a checkpoint whose
-every tensor is in the model; anything else is a `LoadFailed` that names the file and the key or tensor.
+Promises that every tensor of the model was in the checkpoint, with the right shape, and that every tensor of
+the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
 Runs nothing from the directory and unpickles nothing.
 """
 
@@ -24,9 +24,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A model with its weights. `weight_bytes` are in `device`'s memory.
+    """A model with its weights. `weight_bytes`: what they take in the device's memory.
 
-    `pooling` is there if it was made for embeddings; it may have no head then.
+    `pooling` is set if it was made for embeddings; it may have no head then.
     """
 
     model: Model
@@ -39,7 +39,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True):
     """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
 
-    `own`: the class and the shape, if it is an architecture of our own.
+    `own`: the class and the shape, if the architecture is built in.
     """
 
     directory: Path
@@ -55,7 +55,7 @@ class Source(msgspec.Struct, frozen=True):
         report: Callable[[float], None],
         make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
     ) -> Weights:
-        """Open the checkpoint; `report` hears of the fraction read at least every 5 %."""
+        """Open the checkpoint; `report` receives the fraction read at least every 5 %."""
         return Weights(
             self.directory, dtype=self.dtype, device=device, report=report, make_linear=make_linear
         )
@@ -66,7 +66,7 @@ class Source(msgspec.Struct, frozen=True):
         report: Callable[[float], None],
         make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
     ) -> Loaded:
-        """Build the model, in torch."""
+        """Build the model in torch."""
         with self.weights(device, report, make_linear) as weights:
             model = self.build(weights)
             weights.finish()
@@ -81,17 +81,17 @@ def load_model(
     report: Callable[[float], None] = lambda _: None,
     needs_head: bool = True,
 ) -> Loaded:
-    """Load the model in `directory`, in torch: `read_source` and `Source.load` in one."""
+    """Load the model in `directory` in torch: `read_source` and `Source.load` in one."""
     return read_source(directory, device=device, dtype=dtype, needs_head=needs_head).load(device, report)
 
 
 def read_source(
     directory: Path, *, device: torch.device, dtype: str = "auto", needs_head: bool = True
 ) -> Source:
-    """Read what `directory` says of its model.
+    """Read all but the weights of the model in `directory`.
 
-    With `needs_head`, one that cannot make text is a `LoadFailed`; without, one that can make neither is.
-    `dtype` is a name of `DTYPES`, or "auto" for the checkpoint's own where the device computes it.
+    A model that can make neither text nor embeddings is a `LoadFailed`; with `needs_head`, one that cannot
+    make text is. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes it.
     """
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")
@@ -108,9 +108,10 @@ def read_source(
 
 
 def choose_dtype(config: Config, name: str, device: torch.device) -> torch.dtype:
-    """What to compute in: what is asked for, or the checkpoint's dtype if the processor has a unit for it.
+    """Return the dtype to compute in: the requested one or, with "auto", the checkpoint's where it is fast.
 
-    No CPU multiplies float16 at speed, and only some bfloat16: auto then takes bfloat16, and else float32.
+    No CPU multiplies float16 fast, and only some bfloat16. On a CPU, "auto" uses bfloat16 for all but float32
+    checkpoints if the processor has a unit for it, else float32.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -126,13 +127,13 @@ def choose_dtype(config: Config, name: str, device: torch.device) -> torch.dtype
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware (AMX, AVX-512 BF16, or Arm's own)."""
+    """Return whether this processor multiplies bfloat16 in hardware (AMX, AVX-512 BF16, or Arm's own)."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16", "arm_bf16"))
 
 
 def read_eos_token_ids(config: Config) -> tuple[int, ...]:
-    """The ids that end a sequence: of `generation_config.json` where it names any, else of `config.json`."""
+    """Return the ids that end a sequence, from `generation_config.json` if it has any, else `config.json`."""
     path = config.path.with_name("generation_config.json")
     generation = Config.read(path).token_ids("eos_token_id") if path.is_file() else ()
     return generation or config.token_ids("eos_token_id")

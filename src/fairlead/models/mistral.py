@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, where every layer looks back a fixed number of tokens."""
+"""Mistral: Llama without biases, with sliding-window attention in every layer."""
 
 from fairlead.models.config import Config
 from fairlead.models.llama import LlamaForCausalLM
@@ -6,7 +6,7 @@ from fairlead.models.shape import ModelShape, read_layers, read_shape
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """Llama's network. The window is the attention's matter: it is in the shape, not in the weights."""
+    """Llama's network. The window concerns only the attention: it is in the shape, not in the weights."""
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:

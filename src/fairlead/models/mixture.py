@@ -1,6 +1,6 @@
-"""Mixture of experts: of many MLPs a router picks a few for every token; with Qwen3-MoE and Mixtral.
+"""Mixture of experts: a router picks a few of many MLPs for every token; with Qwen3-MoE and Mixtral.
 
-T tokens of all sequences of a step, flattened; C hidden size; E experts, k of them for a token; V vocabulary.
+T tokens of all sequences of a step, flattened; C hidden size; E experts, k of them per token; V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from fairlead.models.qwen3 import Qwen3Attention
 from fairlead.models.shape import Experts, ModelShape, read_layers, read_shape
 from fairlead.models.weights import Weights
 
-_MOST_EXPERTS = 4096  # things are made for each before the weights can contradict it
+_MOST_EXPERTS = 4096  # objects are made for each before the weights are checked
 
 
 class MixtureMLP:
-    """Each token through the k experts that its router likes best, weighed by how much it likes them.
+    """Runs each token through the k experts with the highest router weights, and sums their weighted outputs.
 
-    Runs expert by expert, each over all tokens that go to it; one that nobody goes to costs nothing.
+    Works expert by expert, each over all its tokens; an expert without tokens costs nothing.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MixtureMLP:
         weights, chosen = liking.topk(self._per_token, -1)  # [T, k]
         if self._normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        # All (token, expert) pairs, those of one expert side by side and in the order of the tokens.
+        # All (token, expert) pairs, grouped by expert, in the order of the tokens.
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self._per_token
         shares = weights.flatten()[order, None].to(x.dtype)
@@ -56,7 +56,7 @@ class MixtureMLP:
 
 
 class Qwen3MoeForCausalLM(LlamaForCausalLM):
-    """Qwen3, some or all of whose layers have experts instead of one MLP."""
+    """Qwen3 with experts instead of one MLP in some or all layers."""
 
     attention = Qwen3Attention
 
@@ -93,7 +93,7 @@ class Qwen3MoeForCausalLM(LlamaForCausalLM):
 
 
 class MixtralForCausalLM(MistralForCausalLM):
-    """Mistral with experts in every layer, whose matrices have names of their own."""
+    """Mistral with experts in every layer, whose matrices have different names."""
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:
@@ -120,7 +120,7 @@ class MixtralForCausalLM(MistralForCausalLM):
 
 
 def _read_experts(config: Config, *, inner_size: int, normalize: bool, layers: tuple[bool, ...]) -> Experts:
-    """Read how many there are; transformers has called that by both names."""
+    """Read the experts' keys; transformers has used two names for their number."""
     key = "num_experts" if "num_experts" in config else "num_local_experts"
     count = config.integer(key, most=_MOST_EXPERTS)
     return Experts(

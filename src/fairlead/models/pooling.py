@@ -1,8 +1,8 @@
-"""From what a model says of each token to one vector a text, as its `sentence-transformers` files say it.
+"""Pools the states of tokens into one vector per text, as the model's `sentence-transformers` files define.
 
 Reads `modules.json` and the configurations it names; knows no network and no cache.
 
-T tokens of the texts of a step, R rows (a run of one text's tokens each), C channels.
+T tokens of the texts of a step, R rows (each a run of one text's tokens), C channels.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ _SWITCH = "pooling_mode_"
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """How a text's vector is made: the "mean" of all its tokens' or the "last" one's, of length 1 or not."""
+    """How a text's vector is made: its tokens' "mean" or "last" state, scaled to length 1 if `normalize`."""
 
     kind: Literal["mean", "last"]
     normalize: bool
@@ -39,10 +39,10 @@ class _Module(msgspec.Struct):
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """What `modules.json` says, or None if the model was not made for embeddings.
+    """Return the pooling that `modules.json` defines, or None if the model was not made for embeddings.
 
-    Modules other than the network, its pooling and a normalisation are a `LoadFailed`: without them the
-    vectors would be others.
+    Modules other than the network, its pooling and a normalization are a `LoadFailed`, because ignoring them
+    would change the vectors.
     """
     path = directory / FILE
     if not path.is_file():
@@ -65,7 +65,7 @@ def read_pooling(directory: Path) -> Pooling | None:
 
 
 def _read_kind(config: Config) -> Literal["mean", "last"]:
-    """One mode by its name or, as it was before, the one switch of many that is on."""
+    """Return the mode, given by its name or, in the older format, by the one switch that is on."""
     if "pooling_mode" in config:
         chosen, key = [config.text("pooling_mode")], "pooling_mode"
     else:
@@ -79,10 +79,9 @@ def _read_kind(config: Config) -> Literal["mean", "last"]:
 
 
 class Pooler:
-    """Makes the vectors of texts whose tokens may come in several steps. Sums are float32, by slot.
+    """Makes the vectors of texts whose tokens may span several steps. Sums are float32, by slot.
 
-    Every token of a text must pass through here for a mean: of a prefix that was found in the cache, only
-    the last token's vector can be made.
+    For a mean, every token of a text must pass through here: with a cached prefix, only "last" would work.
     """
 
     def __init__(self, pooling: Pooling, *, slots: int, hidden_size: int, device: torch.device) -> None:
@@ -97,10 +96,10 @@ class Pooler:
         slots: np.ndarray,
         finished: np.ndarray,
     ) -> Tensor:
-        """Take a step's `states` [T, C], after the last norm; return the vectors of rows `finished` [F, C].
+        """Add a step's `states` [T, C], taken after the last norm; return vectors of rows `finished` [F, C].
 
         As in `engine.inputs.Inputs`: row r's tokens are query_starts[r] … query_starts[r + 1] − 1,
-        `sequence_lengths` [R] how many its text has with these, `slots` [R] whose it is. `finished` [F]:
+        `sequence_lengths` [R] how many its text has with these, `slots` [R] its text's slot. `finished` [F]:
         rows with the last token of their text.
         """
         device = states.device
@@ -110,7 +109,7 @@ class Pooler:
             return self._scaled(vectors)
         places = torch.from_numpy(slots).long().to(device)
         begins = torch.from_numpy(slots[sequence_lengths == counts]).long().to(device)
-        self._sums.index_fill_(0, begins, 0)  # whatever another text has left there
+        self._sums.index_fill_(0, begins, 0)  # removes the sums of the slot's previous text
         rows = places.repeat_interleave(torch.from_numpy(counts).to(device))
         self._sums.index_add_(0, rows, states.float())
         lengths = torch.from_numpy(sequence_lengths[finished]).to(device)

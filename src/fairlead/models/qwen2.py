@@ -6,7 +6,7 @@ from fairlead.models.shape import ModelShape, read_layer_windows, read_shape
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
-    """Llama's network; the biases are the family's own and have no key."""
+    """Llama's network; the biases belong to the family and have no key in `config.json`."""
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:

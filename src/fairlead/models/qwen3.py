@@ -1,4 +1,4 @@
-"""Qwen3: Llama whose queries and keys are normalised head by head before they are rotated."""
+"""Qwen3: Llama whose queries and keys are normalized head by head before they are rotated."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Qwen3Attention(LlamaAttention):
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    """Llama's network with that attention. Its heads are of 128 channels whatever the hidden size."""
+    """Llama's network with that attention. Heads have 128 channels by default, whatever the hidden size."""
 
     attention = Qwen3Attention
 

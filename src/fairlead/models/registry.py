@@ -1,4 +1,4 @@
-"""Which class builds an architecture, by the name in `config.json`. One entry is all a new one needs."""
+"""Maps the architecture names of `config.json` to classes. A new architecture needs one entry here."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,29 +20,29 @@ from fairlead.models.weights import Weights
 
 
 class Model(Protocol):
-    """A network as the engine sees it: T flattened tokens of many sequences in, logits out."""
+    """A network as the engine uses it: T flattened tokens of many sequences in, logits out."""
 
     shape: ModelShape
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T], [T] → [T, C]."""
+        """Run all layers: [T], [T] → [T, C]."""
 
     def states(self, hidden: Tensor) -> Tensor:
-        """[T, C] → [T, C], for embeddings: what a head would project."""
+        """Return the states for embeddings, which a head would project: [T, C] → [T, C]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[T, C] → [T, V]; never of a model without a head."""
+        """Return the next-token logits: [T, C] → [T, V]. Not for a model without a head."""
 
 
 class Architecture(Model, Protocol):
-    """A network of our own: its class reads its `config.json` and builds it."""
+    """A built-in network: its class reads its `config.json` and builds it."""
 
     @classmethod
     def read_shape(cls, config: Config) -> ModelShape:
         """Read the architecture's own `config.json`; `LoadFailed` says what is wrong with it."""
 
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
-        """Take every tensor it needs."""
+        """Take every tensor that it needs from `weights`."""
 
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
@@ -57,7 +57,7 @@ ARCHITECTURES: dict[str, type[Architecture]] = {
 }
 
 
-# A network alone, as models for embeddings are saved, by the whole it is the body of.
+# Networks without a head, as embedding models are saved, and the architecture that each is the body of.
 _BODIES = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     **{name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES if name.endswith("ForCausalLM")},
@@ -65,9 +65,9 @@ _BODIES = {
 
 
 def architecture(config: Config) -> tuple[Callable[[Weights], Model], bool]:
-    """Return what builds the model that `config` asks for, of its weights, and whether it will have a head.
+    """Return what builds the model of `config` from its weights, and whether it will have a head.
 
-    Raises `LoadFailed`. What is not built in, transformers may know, where it is installed.
+    Raises `LoadFailed`. Architectures that are not built in need transformers to be installed.
     """
     if (found := built_in(config)) is not None:
         kind, shape = found
@@ -78,7 +78,7 @@ def architecture(config: Config) -> tuple[Callable[[Weights], Model], bool]:
 
 
 def built_in(config: Config) -> tuple[type[Architecture], ModelShape] | None:
-    """Return the class of our own that `config` asks for, and the shape; None if it is none of ours."""
+    """Return the built-in class for `config`, and the shape; None if there is none."""
     for name in config.texts("architectures"):
         if (kind := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:
             return kind, msgspec.structs.replace(kind.read_shape(config), headless=name in _BODIES)
@@ -86,7 +86,7 @@ def built_in(config: Config) -> tuple[type[Architecture], ModelShape] | None:
 
 
 def settle_names(weights: Weights) -> None:
-    """Call a body's tensors, which may be called as if they were alone, what they are in the whole."""
+    """Rename the tensors of a body that was saved alone to their names in the whole model."""
     if "embed_tokens.weight" in weights:
         weights.rename(lambda name: name if name.startswith("lm_head.") else f"model.{name}")
 

@@ -1,7 +1,7 @@
-"""Rotary position embeddings: which variant a checkpoint asks for, and its frequencies.
+"""Rotary position embeddings: the variant that a checkpoint uses, and its frequencies.
 
-A pair of a head's channels (i, i + D/2) is turned by the angle position · frequency_i. The variants
-differ only in the frequencies, so that a longer context than the one trained on stays in range.
+A pair of a head's channels (i, i + D/2) is rotated by the angle position · frequency_i. The variants have
+different frequencies (and YaRN a scale), so that a context longer than the trained one stays in range.
 """
 
 import math
@@ -14,12 +14,12 @@ from fairlead.models.config import Config
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant of rotary embedding, `kind` of "default", "linear", "llama3" or "yarn".
+    """One variant of rotary embedding; `kind` is "default", "linear", "llama3" or "yarn".
 
-    `factor`: how much longer the context is than the one trained on, `original_positions` tokens.
+    `factor`: how much longer the context is than the trained one, of `original_positions` tokens.
     `low`, `high`: the bounds between which llama3 and yarn blend the stretched and the trained
-    frequencies (llama3: turns over the original context, times 1; yarn: full rotations, slow and fast).
-    `scale` is applied to cosine and sine.
+    frequencies, in full rotations over the original context (yarn: `beta_slow` and `beta_fast`).
+    `scale` multiplies cosine and sine.
     """
 
     theta: float
@@ -33,7 +33,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rope(config: Config, *, max_positions: int) -> Rope:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+    """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (earlier versions)."""
     key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
     theta = config.number("rope_theta", 10_000.0)
     if key is None:
@@ -42,7 +42,7 @@ def read_rope(config: Config, *, max_positions: int) -> Rope:
 
 
 def read_variant(config: Config, section: Config, *, max_positions: int, theta: float) -> Rope:
-    """Read one variant's `section` of `config`; `theta` is what holds where the section says none."""
+    """Read one variant's `section` of `config`; `theta` is the default where the section has none."""
     theta = section.number("rope_theta", theta)
     for source in (config, section):
         if source.number("partial_rotary_factor", 1.0) != 1:
@@ -50,7 +50,7 @@ def read_variant(config: Config, section: Config, *, max_positions: int, theta: 
     kind = section.text("rope_type", section.text("type", "default"))
     original_positions = section.integer("original_max_position_embeddings", max_positions)
     match kind:
-        # dynamic changes the frequencies beyond max_position_embeddings only, where nobody gets here.
+        # dynamic changes the frequencies only beyond max_position_embeddings, which is our limit.
         case "default" | "dynamic":
             return Rope(theta=theta)
         case "linear":
@@ -85,7 +85,7 @@ def read_variant(config: Config, section: Config, *, max_positions: int, theta: 
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians a position for each pair of channels: [head_dim / 2], float32."""
+    """Return the radians per position for each pair of channels: [head_dim / 2], float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     trained = 1.0 / rope.theta**exponents
     match rope.kind:
@@ -101,7 +101,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 class Rotary:
-    """Turns queries and keys by their positions."""
+    """The angles by which queries and keys are rotated at their positions."""
 
     def __init__(self, rope: Rope, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope, head_dim).to(device)
@@ -109,9 +109,9 @@ class Rotary:
         self._dtype = dtype
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine, each [tokens, 1, head_dim], of `positions` [tokens]: once a step.
+        """Return cosine and signed sine, each [tokens, 1, head_dim], of `positions` [tokens]: once per step.
 
-        Float32 throughout before the last rounding: a bfloat16 angle is wrong by whole turns.
+        Computed in float32 up to the last rounding: a bfloat16 angle is wrong by whole turns.
         """
         angles = positions.to(torch.float32)[:, None] * self._frequencies
         cosine, sine = angles.cos() * self._scale, angles.sin() * self._scale
@@ -120,14 +120,14 @@ class Rotary:
 
 
 def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn [tokens, heads, head_dim] by `Rotary.angles`: x·cos + swap(x)·sin, signs in the table."""
+    """Rotate [tokens, heads, head_dim] by `Rotary.angles`: x·cos + swap(x)·sin, signs in the sine."""
     cosine, sine = angles
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return torch.addcmul(heads * cosine, swapped, sine)
 
 
 def _yarn_scale(section: Config, factor: float) -> float:
-    """How much attention is sharpened for the stretch: YaRN's 0.1·ln(factor) + 1, or what the file says."""
+    """Return how much the stretch sharpens attention: YaRN's 0.1·ln(factor) + 1, or the file's own value."""
 
     def sharpness(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -140,7 +140,7 @@ def _yarn_scale(section: Config, factor: float) -> float:
 
 
 def _yarn_ramp(rope: Rope, head_dim: int) -> Tensor:
-    """0 where a channel turns often enough to keep its frequency, 1 where it is stretched, a ramp between."""
+    """Return 0 for channels fast enough to keep their frequency, 1 for stretched ones, and a ramp between."""
 
     def channel(rotations: float) -> float:
         turns = rope.original_positions / (rotations * 2 * math.pi)
@@ -151,5 +151,5 @@ def _yarn_ramp(rope: Rope, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a step, without a division by zero
+        high += 0.001  # makes the ramp a step without a division by zero
     return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only model, and how the families' common keys of `config.json` give it."""
+"""The shape of a decoder-only model, and how to read it from the common keys of `config.json`."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from fairlead.models.rope import Rope, read_rope
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts: `count` MLPs of `inner_size`, of which each token goes through `per_token`.
 
-    Their weights add up to 1 with `normalize`. `layers` says which layers have one; the others have one MLP.
+    With `normalize` their weights add up to 1. `layers` says which layers have experts; others have one MLP.
     """
 
     count: int
@@ -22,11 +22,11 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and switches of a decoder-only model; all its weights' shapes follow from them.
 
-    `windows` has an entry a layer: how many positions, its own included, a token attends to there, or
-    None for all. `rope` is every layer's, but where there is a `window_rope`: that one turns the layers
-    with a window. Scores of attention are query · key · `attention_scale`; a cap c makes x c·tanh(x / c),
-    of those scores or of the logits. `activation`: "silu" or "gelu_tanh". `tied`: the head's weight is
-    the embedding's; `headless`: there is none, as the model makes embeddings. The biases are those of the
+    `windows` has an entry per layer: how many positions, its own included, a token attends to there, or
+    None for all. `rope` applies to every layer; but if there is a `window_rope`, that applies to the layers
+    with a window. Attention scores are query · key · `attention_scale`. A cap c maps x to c·tanh(x / c), for
+    those scores or for the logits. `activation`: "silu" or "gelu_tanh". `tied`: the head's weight is the
+    embedding's; `headless`: there is no head, as the model makes embeddings. The biases are those of the
     q, k, v projections, of the attention's output and of the MLP. `experts` is None where every layer has
     one MLP.
     """
@@ -61,13 +61,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
-        """Which of `groups` each layer is in."""
+        """The index into `groups` of each layer."""
         groups = self.groups
         return tuple(groups.index(window) for window in self.windows)
 
     @property
     def kv_elements_per_token(self) -> tuple[int, ...]:
-        """Numbers that the KV cache keeps of one token, by group: a K and a V vector a layer and KV head."""
+        """Numbers that the KV cache holds per token, by group: a K and a V vector per layer and KV head."""
         return tuple(2 * self.windows.count(window) * self.kv_heads * self.head_dim for window in self.groups)
 
 
@@ -83,7 +83,7 @@ def read_shape(
     output_bias: bool = False,
     mlp_bias: bool = False,
 ) -> ModelShape:
-    """Read the keys that all families share; the options are what a family has settled for itself.
+    """Read the keys that all families share; the options are what a family sets itself.
 
     `head_dim` and `tied` are the family's defaults where the key is absent (None: hidden size / heads).
     """
@@ -127,7 +127,7 @@ def read_shape(
 
 
 def read_layers(config: Config) -> int:
-    """How many layers; bounded, since things are made for each before the weights can contradict it."""
+    """Return the number of layers; bounded, as objects are made for each before the weights are checked."""
     return config.integer("num_hidden_layers", most=10_000)
 
 
@@ -138,7 +138,7 @@ REFUSED = {
 
 
 def read_layer_windows(config: Config) -> tuple[int | None, ...]:
-    """Which layers slide, as the Qwen families say it: a switch, a window, and the first layer with it."""
+    """Return the windows, which the Qwen families give as a switch, a window, and the first layer with it."""
     layers = read_layers(config)
     if not config.flag("use_sliding_window", default=False) or "sliding_window" not in config:
         return (None,) * layers
@@ -150,7 +150,7 @@ def read_layer_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def read_layer_types(config: Config, window: int) -> tuple[int | None, ...]:
-    """The window of each layer as `layer_types` names them: `window` where it slides, None where not."""
+    """Return the window of each layer by `layer_types`: `window` for sliding layers, None for others."""
     layers = read_layers(config)
     kinds = config.texts("layer_types")
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:

@@ -1,8 +1,8 @@
 """A safetensors file, mapped into memory: which tensors it has, and their bytes piece by piece.
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
-Promises that a file which says anything else about itself is a `LoadFailed` with its name before a
-tensor of it is touched, and that pages which have been read leave memory again when they are let go.
+Promises that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
+pages which have been read are dropped from memory by `let_go`.
 """
 
 import json
@@ -22,10 +22,10 @@ from torch import Tensor
 from fairlead.errors import LoadFailed
 
 _LENGTH = struct.Struct("<Q")
-_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_DIMENSIONS = 8
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Bits of those that may stand in a file, but of which no weights are made.
+# Bits per element of the dtypes that a file may contain, but that weights cannot be made from.
 _OTHERS = {
     "BOOL": 8,
     **{f"{kind}{bits}": bits for kind in "IU" for bits in (8, 16, 32, 64)},
@@ -38,7 +38,7 @@ _OTHERS = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor as its file describes it: nothing of it has been read. `begin` in bytes of the file."""
+    """A tensor as its file describes it; its content is not read yet. `begin`: byte offset in the file."""
 
     file: "TensorFile"
     name: str
@@ -48,29 +48,29 @@ class StoredTensor(msgspec.Struct, frozen=True):
     nbytes: int
 
     def fails(self, reason: str) -> LoadFailed:
-        """The error to raise for this tensor."""
+        """Return the error to raise for this tensor."""
         return LoadFailed(f"{self.file.path}: tensor {self.name!r} {reason}")
 
     def floats(self) -> torch.dtype:
-        """Return its dtype; `LoadFailed` unless weights can be made of it."""
+        """Return its dtype; `LoadFailed` unless weights can be made from it."""
         if self.dtype not in _FLOATS:
             raise self.fails(f"is of {self.dtype}, which is not supported ({', '.join(_FLOATS)} are)")
         return _FLOATS[self.dtype]
 
     def mapped(self) -> Tensor:
-        """The tensor as it lies in the file: to be read only, and read from there when it is used."""
+        """Return the tensor in place in the file: read-only, and read from there when it is used."""
         return self._view(0, self.nbytes).view(self.shape)
 
     def pieces(self, size_bytes: int) -> Iterator[Tensor]:
-        """Yield its elements in order, flat, about `size_bytes` at a time; each is let go with the next."""
+        """Yield its elements in order, flat, about `size_bytes` at a time; drop each piece after use."""
         for start, stop in self._ranges(size_bytes):
             yield self._view(start, stop)
             self.file.let_go(self.begin + start, self.begin + stop)
 
     def read_ahead(self, size_bytes: int) -> Iterator[int]:
-        """Bring it into memory, about `size_bytes` at a time; yield how many each time."""
+        """Read it into memory, about `size_bytes` at a time; yield how many bytes each time."""
         for start, stop in self._ranges(size_bytes):
-            self._view(start, stop)[:: mmap.PAGESIZE // self.floats().itemsize].sum()  # a look at each page
+            self._view(start, stop)[:: mmap.PAGESIZE // self.floats().itemsize].sum()  # touches each page
             yield stop - start
 
     def let_go(self) -> None:
@@ -94,26 +94,26 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class TensorFile:
-    """The file at `path`. `tensors` by name. The mapping lasts as long as anything made of it."""
+    """The file at `path`; `tensors` by name. The mapping lasts as long as anything made from it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block forever
                 raise self._fails("not a file")
             with path.open("rb") as file:
                 size = path.stat().st_size
                 if size < _LENGTH.size:
                     raise self._fails(f"{size} bytes, no safetensors file")
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # a path may also be no path at all
+        except (OSError, ValueError) as error:  # ValueError: the path is malformed
             raise self._fails(str(getattr(error, "strerror", None) or error)) from error
         header, begin = self._read_header()
         self.tensors = {name: self._describe(name, entry, begin) for name, entry in header.items()}
         self._check_layout(begin)
 
     def let_go(self, begin: int, end: int) -> None:
-        """Drop the pages of these bytes."""
+        """Drop the pages of these bytes from memory."""
         begin -= begin % mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and begin < end:
             self.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
@@ -122,7 +122,7 @@ class TensorFile:
         return LoadFailed(f"{self.path}: {reason}")
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
-        """Return the header's entries but for its remarks, and where the tensors' bytes begin."""
+        """Return the header's entries without its metadata, and where the tensors' bytes begin."""
         (length,) = _LENGTH.unpack(self.memory[: _LENGTH.size])
         begin = _LENGTH.size + length
         if length > _MAX_HEADER_BYTES or begin > len(self.memory):
@@ -165,7 +165,7 @@ class TensorFile:
         return StoredTensor(self, name, dtype, tuple(shape), begin + start, stop - start)
 
     def _check_layout(self, begin: int) -> None:
-        """No byte belongs to two tensors, and none to none: there would be room for another file in it."""
+        """Check that each byte belongs to exactly one tensor; gaps could hide another file."""
         reached = begin
         for tensor in sorted(self.tensors.values(), key=lambda tensor: (tensor.begin, tensor.nbytes)):
             if tensor.begin != reached:

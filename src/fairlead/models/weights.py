@@ -1,8 +1,8 @@
-"""Takes tensors out of a checkpoint: safetensors, mapped into memory, one file or shards with an index.
+"""Takes tensors from a checkpoint: safetensors, mapped into memory, one file or shards with an index.
 
-A model asks for what it is made of, by name and shape, while it is being built; `finish` then says
-what nobody asked for. Promises `LoadFailed` with the file and the tensor at fault, and that beside the
-weights there is never more in memory than the one tensor that is being made. Never unpickles.
+A model takes its tensors by name and shape while it is built; `finish` then rejects a checkpoint with
+tensors left over. Promises `LoadFailed` with the file and the tensor at fault, and that beside the weights
+there is never more in memory than the one tensor that is being made. Never unpickles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +20,16 @@ from fairlead.models.tensor_file import StoredTensor, TensorFile
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PROGRESS_STEPS = 40
-_ROOM_BYTES = 64 * 1024 * 1024  # twice what the allocator keeps for itself when it is freed
-_PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once while they are copied
+_ROOM_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
+_PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a copy
 
 
 class Weights:
-    """The tensors of the checkpoint in `directory`, given out as `dtype` on `device`.
+    """The tensors of the checkpoint in `directory`, provided as `dtype` on `device`.
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `bytes_placed` counts what is in
-    the device's memory now. `make_linear` makes the layers that need not be exact. Use it as a context: the
-    files are closed at its end, but for those of which a tensor is used where it lies.
+    the device's memory now. `make_linear` makes the layers that need not be exact. Use it as a context
+    manager: the files are closed at its end, except those with a tensor that is used in place.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class Weights:
         self._taken.clear()
 
     def __contains__(self, name: str) -> bool:
-        """Whether the tensor is there and nobody has taken it yet."""
+        """Return whether the tensor is there and has not been taken yet."""
         return name in self._tensors
 
     @property
     def listing(self) -> Path:
-        """The file that says which tensors there are."""
+        """The file that lists the tensors."""
         return self._listing
 
     @property
     def bytes_total(self) -> int:
-        """The size of all tensors in the checkpoint."""
+        """The size of all tensors in the checkpoint, in bytes."""
         return self._bytes_total
 
     def fails(self, name: str, reason: str) -> LoadFailed:
-        """The error to raise for a tensor that was taken."""
+        """Return the error to raise for a tensor that was taken."""
         return self._taken[name].fails(reason)
 
     def rename(self, rule: Callable[[str], str | None]) -> None:
-        """Call every tensor what `rule` makes of its name; one of which it makes None is left out.
+        """Rename every tensor by `rule`; drop those for which it returns None.
 
-        For checkpoints that have a model's tensors as part of a larger one. `LoadFailed` if two get one name.
+        For checkpoints that contain the model as part of a larger one. `LoadFailed` if two get one name.
         """
         renamed: dict[str, StoredTensor] = {}
         for name, tensor in self._tensors.items():
@@ -102,7 +102,7 @@ class Weights:
         return self.stack({name: shape[0]}, shape[1:])
 
     def stack(self, rows: Mapping[str, int], rest: Sequence[int] = ()) -> Tensor:
-        """Take the named tensors, each [rows, *rest], and lay them below one another."""
+        """Take the named tensors, each [rows, *rest], and concatenate them along the rows."""
         sources = self._take_all(rows, rest)
         placed = torch.empty((sum(rows.values()), *rest), dtype=self.dtype, device=self.device)
         self._lay(sources, placed)
@@ -113,7 +113,7 @@ class Weights:
     ) -> Linear:
         """Take projections of the same input, fused into one: `rows` maps names to their output sizes.
 
-        An `exact` one is never rounded to fewer bits.
+        An `exact` one is never quantized.
         """
         sources = self._take_all({f"{name}.weight": size for name, size in rows.items()}, (inputs,))
         placed = self._room(sum(rows.values()), inputs)
@@ -138,7 +138,7 @@ class Weights:
     ) -> tuple[Embedding, Linear | None]:
         """Take the embedding `name` and the projection `head` to the vocabulary, `tied`: the same table.
 
-        Before the layers, since nothing is as large: while the head is rearranged, it is there twice.
+        Call it before making the layers: the head, the largest weight, is in memory twice while rearranged.
         """
         if head is None:
             return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), None
@@ -150,7 +150,7 @@ class Weights:
         if not (Linear.rearranges(self.dtype, self.device) and self._fits_as_it_is(f"{name}.weight")):
             table = self.tensor(f"{name}.weight", vocab_size, hidden)
             return Embedding(table), self._tied_head(table)
-        # Rows of it are looked up in the file, so that the table is in memory only once, as the head.
+        # Embedding rows are read from the mapped file, so that the table is in memory only as the head.
         source = self._take(f"{name}.weight", (vocab_size, hidden))
         for size in source.read_ahead(self._piece_bytes):
             self._read(size)
@@ -160,7 +160,7 @@ class Weights:
         return Embedding(table), projection
 
     def finish(self) -> None:
-        """Report that all is read; a tensor that nobody took means that this is another model."""
+        """Report completion; raise `LoadFailed` if a tensor was not taken, as this is another model then."""
         left = [tensor for name, tensor in self._tensors.items() if not name.endswith("rotary_emb.inv_freq")]
         for tensor in left:
             raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
@@ -179,10 +179,10 @@ class Weights:
         self.bytes_placed += placed.nbytes
 
     def _room(self, rows: int, columns: int) -> Tensor:
-        """Memory for a linear layer's weight [rows, columns].
+        """Return memory for a linear layer's weight [rows, columns].
 
-        Where the layer rearranges it, what it came in is free again at once: always the same piece of
-        memory, since pieces of all sizes would leave holes. The largest ones are the system's own to free.
+        If the layer rearranges it, this memory is free again at once. It is one reused buffer then, because
+        pieces of all sizes would fragment the heap. The largest are returned to the system when freed.
         """
         size = rows * columns
         if not Linear.rearranges(self.dtype, self.device) or size * self.dtype.itemsize > _ROOM_BYTES:
@@ -202,7 +202,7 @@ class Weights:
         return head
 
     def _fits_as_it_is(self, name: str) -> bool:
-        """Whether the tensor can be used where it lies in its file."""
+        """Return whether the tensor can be used in place in its file."""
         if self.device.type != "cpu" or name not in self._tensors:
             return False
         tensor = self._tensors[name]
@@ -229,7 +229,7 @@ class Weights:
         return max(1, sum(tensor.nbytes for tensor in self._tensors.values()))
 
     def _open(self, directory: Path) -> None:
-        """Open every file of the checkpoint; `_listing` becomes what names them."""
+        """Open every file of the checkpoint; set `_listing` to the file that lists the tensors."""
         index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
         if index.is_file():
             self._listing = index
@@ -247,7 +247,7 @@ class Weights:
             )
 
     def _open_shards(self, index: Config, directory: Path) -> None:
-        """Open what the index names, beside it and nowhere else; both must say the same."""
+        """Open the shards that the index names, only in its directory; both must list the same tensors."""
         places = index.names("weight_map")
         for shard in sorted(set(places.values())):
             if Path(shard).name != shard or shard in {"", ".", ".."}:

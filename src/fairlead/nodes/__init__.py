@@ -1,1 +1,1 @@
-"""What generates: one protocol, several kinds."""
+"""Nodes, which generate answers: the engine, started commands and remote servers behind one protocol."""

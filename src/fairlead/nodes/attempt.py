@@ -1,7 +1,7 @@
-"""One node's try at a job: where the node writes, and where its failure stops.
+"""One node's attempt at a job: the sink that the node writes to, where the node's failure stops.
 
-A node that fails has ended its attempt, not the answer: whether there is another attempt, or an error for the
-client, is for the gateway to say. Knows no seat and no queue.
+A node that fails ends its attempt, not the answer. The gateway decides whether another attempt follows or the
+client gets an error. Does not know seats or the queue.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from fairlead.nodes.sink import Room, Sink
 
 
 class Attempt:
-    """A `Sink` for one attempt. `error` is what ended it; then, and once it is closed, nothing passes.
+    """A `Sink` for one attempt. After `fail` or `close` it drops everything. `error` is what ended it.
 
-    `put` is the method of the sink behind it, not one that calls it: it is called for every token. `scope` is
-    cancelled by a failure: whoever waits for the answer waits within it.
+    `put` is the target sink's own method, without a wrapper, because it is called for every token. A failure
+    cancels `scope`, in which the caller waits for the answer.
     """
 
     __slots__ = ("error", "put", "room", "scope")
@@ -31,21 +31,21 @@ class Attempt:
         self.error: FairleadError | None = None
 
     def fail(self, error: FairleadError) -> None:
-        """See `Sink`. The first error counts."""
+        """See `Sink`. Only the first error counts."""
         if self.error is None:
             self.error = error
             self.close()
             self.scope.cancel()
 
     def close(self) -> None:
-        """Let nothing pass any more: the node may not know yet that it is over."""
+        """Drop everything from now on: the node may not know yet that the attempt is over."""
         self.put = _drop
 
 
 def again(deltas: Deltas) -> Sink | None:
-    """Return where another attempt is to write; None if the client would get an answer made of two.
+    """Return the sink for another attempt; None if the client would get parts of two different answers.
 
-    To be asked as soon as an attempt has failed, before its reader has another turn.
+    Call this as soon as an attempt has failed, before the reader runs again.
     """
     if deltas.restart():
         return deltas
@@ -65,7 +65,7 @@ def _replay(deltas: Deltas, kept: Sequence[Delta]) -> Replay:
 
 
 class _Gate:
-    """What comes before it is open is in the channel already."""
+    """Drops what is put before it is open, because the channel has that already."""
 
     def __init__(self, deltas: Deltas) -> None:
         self.is_open = False
@@ -83,4 +83,4 @@ class _Gate:
 
 
 def _drop(_delta: Delta) -> None:
-    """The attempt is over."""
+    """Drop a delta that is put after the end of the attempt."""

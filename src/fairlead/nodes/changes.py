@@ -1,4 +1,4 @@
-"""What differs between two configurations, as far as models and nodes go. Pure."""
+"""The differences between two configurations in their models and nodes. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from fairlead.nodes.status import Changes
 
 
 def changes_between(old: Config, new: Config) -> Changes:
-    """Return who came, who is another than before and who went, by name, in the order of the files."""
+    """Return the names of added, changed and removed models and nodes, in the order of the files."""
     models = _differences(
         {model.name: model for model in old.models}, {model.name: model for model in new.models}
     )

@@ -1,7 +1,7 @@
-"""A server that a command starts, as a node: one life of it, from its start to its end.
+"""A server that a configured command starts, as a node: one run of it, from its start to its end.
 
-`run` is that life: it starts the process, waits until it answers, takes jobs, and returns by raising: when
-the process ends, or when it is given up because it is silent (`pulse`).
+`CommandNode.run` starts the process, waits until it answers, and takes jobs. It returns by raising: when the
+process ends, or when the process is given up because it does not answer (`pulse`).
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ CommandState = Literal["stopped", "loading", "ready", "stopping"]
 
 
 class CommandStatus(msgspec.Struct, frozen=True):
-    """A picture of the node. `load_progress` is what its output says (0 to 1), None if that says nothing."""
+    """The status of the node. `load_progress` is read from its output (0 to 1); None if that has none."""
 
     model: str
     state: CommandState
@@ -47,10 +47,10 @@ class CommandStatus(msgspec.Struct, frozen=True):
 
 
 class CommandNode:
-    """One life of a command's server. `on_progress` is called with how far loading is and what it waits for,
-    and `on_line` with each line that its process prints.
+    """One run of a command's server. `on_progress` is called with the load's progress and what it waits for,
+    and `on_line` with each line that the process prints.
 
-    `stuck` says why it was given up although it had not ended, if it was; `health`, when that is.
+    `stuck` is why the process was given up although it had not ended; `health` says when that happens.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CommandNode:
 
     @property
     def gpu(self) -> None:
-        """Nothing is known of the GPU that its server may use."""
+        """None: which GPU the server uses, if any, is not known."""
         return None
 
     @property
@@ -107,7 +107,7 @@ class CommandNode:
 
     @property
     def pid(self) -> int | None:
-        """The process id, if it was started."""
+        """The process id; None before the process is started."""
         return self._process.pid
 
     def change_health(self, health: HealthConfig) -> None:
@@ -115,7 +115,7 @@ class CommandNode:
         self._health.change(health)
 
     def status(self) -> CommandStatus:
-        """Return the picture `GET /running` shows."""
+        """Return the status that `GET /running` shows."""
         remote = self._remote.status()
         return CommandStatus(
             model=self._config.name,
@@ -128,11 +128,11 @@ class CommandNode:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Live: start, `started()` when ready, and run until the process ends. Cancelling stops it.
+        """Start the process, call `started()` when it is ready, and run until it ends. Cancelling stops it.
 
-        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards or is
-        stuck, with its last lines. The listener is told of `node_up` and `node_down`; a failed load is the
-        caller's to tell. When it is over, the process is gone and every job has failed.
+        Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck,
+        with its last lines. Calls the listener's `node_up` and `node_down`; the caller reports a failed load.
+        When this is over, the process is gone and every job has failed.
         """
         assert self._state == "stopped", "a command has one life"
         self._state = "loading"
@@ -153,7 +153,7 @@ class CommandNode:
                 except LoadFailed as error:
                     self._problem = error
                 finally:
-                    # Before the process is stopped: nobody is to be sent there any more.
+                    # Before the process is stopped, so that it gets no more jobs.
                     self._stopping(was_ready=was_ready)
                 nursery.cancel_scope.cancel()
         finally:
@@ -170,7 +170,7 @@ class CommandNode:
         """See `Node`."""
         return self._remote.generate(job, into)
 
-    # Its life ----------------------------------------------------------------------------------------
+    # Loading and ending ------------------------------------------------------------------------------
 
     async def _cancel_at_end(self, loading: trio.CancelScope) -> None:
         await self._process.ended.wait()
@@ -219,7 +219,7 @@ class CommandNode:
             return False
 
     async def _watch(self, serving: trio.CancelScope) -> None:
-        """Cancel its serving when it is stuck: silent for so many probes, though it has nothing to do."""
+        """Cancel `serving` when the server is stuck: silent and idle for `failures` probes in a row."""
         path = self._config.check_endpoint
         if path == "none" or self.pid is None:
             return

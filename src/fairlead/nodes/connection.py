@@ -1,4 +1,4 @@
-"""One connection in use: the answer that comes through it, how long it may take, and why it broke."""
+"""One connection in use: the response that it receives, its time limits, and why it failed."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection:
-    """A link and the answer that comes through it. `heard` is told of everything that comes."""
+    """A link and the response received through it. `heard` is called whenever bytes arrive."""
 
     __slots__ = ("_heard", "idle_since", "is_closed", "link", "parser")
 
@@ -27,7 +27,7 @@ class Connection:
         self._heard = heard
 
     async def receive(self) -> bytes:
-        """Wait for bytes; return those of the body among them. Raises `OSError` at an early end."""
+        """Wait for bytes; return those of the body. Raises `OSError` if the connection ends too early."""
         data = await self.link.receive()
         if not data:
             self.is_closed = True
@@ -42,7 +42,7 @@ class Connection:
 
 
 class Clock:
-    """One cancel scope, whose deadline moves from phase to phase: a scope for each would cost more."""
+    """One cancel scope whose deadline moves from phase to phase: a scope for each phase would cost more."""
 
     __slots__ = ("_at_most", "_reason", "_seconds", "scope")
 
@@ -54,45 +54,45 @@ class Clock:
 
     @property
     def reason(self) -> str:
-        """What did not happen in time."""
+        """The message for a phase that took too long."""
         return f"{self._reason} in time"
 
     def begin(self, reason: str, seconds: float) -> None:
-        """Begin a phase that may take that long; `reason` says what its end means."""
+        """Begin a phase that may take `seconds`; `reason` is the message if it takes longer."""
         self._reason = reason
         self._seconds = seconds
         self.restart()
 
     def hold(self) -> None:
-        """We are the ones who let the other side wait: no phase ends before it is restarted."""
+        """Suspend the phase's time limit until `restart`, because the other side waits for us."""
         self.scope.deadline = self._at_most
 
     def restart(self) -> None:
-        """Something happened: the phase's time runs anew."""
+        """Start the phase's time limit anew, because there was progress."""
         deadline = min(trio.current_time() + self._seconds, self._at_most)
-        if deadline != self.scope.deadline:  # never is, where there is no limit; and to set it has its price
+        if deadline != self.scope.deadline:  # equal where there is no limit; setting it is costly
             self.scope.deadline = deadline
 
 
 def told(error: Exception) -> str:
-    """Return what went wrong in an exchange, after the server's name."""
+    """Return what went wrong in an exchange, in words that follow the server's name."""
     if isinstance(error, BadAnswer):
         return f"sent {error}"
     return reason_of(error)
 
 
 def is_local_shortage(error: OSError) -> bool:
-    """Whether no connection could be opened because this machine lacks something for it."""
+    """Return whether a connection could not be opened because this machine lacks descriptors or memory."""
     first = _first_try(error)
     return isinstance(first, OSError) and first.errno in _SHORTAGES
 
 
 def reason_of(error: Exception) -> str:
-    """Return the system's words. Of several tries, one an address, the first tells enough."""
+    """Return the system's message. Of several tries, one per address, the first one's is enough."""
     first = _first_try(error)
     of_libraries = isinstance(first, socket.gaierror | ssl.SSLError)
     if isinstance(first, OSError) and first.errno is not None and not of_libraries:
-        return os.strerror(first.errno)  # its own text may name addresses, which are not for clients
+        return os.strerror(first.errno)  # its own text may have addresses, which clients must not see
     return str(getattr(first, "strerror", None) or first)
 
 

@@ -1,14 +1,14 @@
-"""The channel a job's answer comes through: written synchronously, once a step; read at the client's pace.
+"""The channel for a job's answer: written synchronously, once a step; read at the client's pace.
 
-What has not been read is merged, choice by choice, so a client slower than the model gets fewer, larger
-deltas and the channel never holds more than one job's answer. Writing cannot block, so one slow client
-never holds up a step.
+Unread deltas are merged, choice by choice, so a client slower than the model gets fewer, larger deltas, and
+the channel never holds more than one job's answer. Writing cannot block, so one slow client never delays a
+step.
 
-A reader that waits may leave a tap: a function that is offered each piece as it comes. What it takes is gone
-and the reader sleeps on, which is what makes a token cheap: waking a task costs more than sending one.
+A waiting reader may register a tap: a function that is offered each delta when it is put. If the tap accepts
+the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending one.
 
-The channel outlives the attempt that writes to it: as long as nothing was read it can be started again, and
-for an answer that can be repeated it keeps what was put, so that a repetition can be told from what follows.
+The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
+answer that can be repeated it keeps what was put, to distinguish a repetition from what follows it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from fairlead.errors import FairleadError
 from fairlead.job import Delta, FinishReason
 from fairlead.nodes.sink import Room
 
-# Events of other servers that nobody has read; and those that are kept, to be told from a repetition.
+# Bounds for relayed events: those not read yet, and those kept in order to recognize a repetition.
 UNREAD_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 16 * 1024 * 1024
-# What a delta takes besides its bytes: an event may have no more than two of them.
+# Memory that a delta takes besides its bytes; an event may be only two bytes long.
 DELTA_BYTES = 400
 
 Tap = Callable[[list[Delta]], bool]
@@ -31,9 +31,8 @@ Tap = Callable[[list[Delta]], bool]
 class Deltas:
     """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
 
-    `tokens` counts the tokens of all choices that were put so far, whether they have been read or not.
-    `finish_reasons` are those of the choices that have ended. `keeps`: what was put can be had again, as
-    `kept`.
+    `tokens` counts the tokens put so far for all choices, read or not. `finish_reasons` are those of the
+    choices that have ended. `keeps`: what was put stays available as `kept`.
     """
 
     def __init__(self, choices: int, *, keeps: bool = False) -> None:
@@ -56,10 +55,10 @@ class Deltas:
     # The node's side: synchronous -------------------------------------------------------------------
 
     def put(self, delta: Delta) -> None:
-        """Add a piece of the answer. After the end it is dropped: the node may not know of it yet."""
+        """Add a piece of the answer. It is dropped after the end, which the node may not know of yet."""
         if self._ended.is_set():
             return
-        # A correction may be for events that a repetition had in other pieces.
+        # Not below 0: a correction may refer to events that a repetition had split differently.
         self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
         raw_bytes = DELTA_BYTES + sum(map(len, delta.raw)) if delta.raw else 0
         self._keep_less(raw_bytes)
@@ -75,7 +74,7 @@ class Deltas:
             if self._kept is not None:
                 self._kept.append(delta)
         else:
-            earlier.merge(delta)  # also into what is kept: it is the same object
+            earlier.merge(delta)  # `_kept` has the same object
         if delta.finish_reason is not None:
             self.finish_reasons.append(delta.finish_reason)
             self._open_choices -= 1
@@ -84,7 +83,7 @@ class Deltas:
         self._wake()
 
     def room(self) -> Room | None:
-        """See `Sink`: what is not read yet is bounded, though only by so much."""
+        """See `Sink`. There is room until more than `UNREAD_BYTES` of relayed events are unread."""
         if self._unread_bytes <= UNREAD_BYTES or self._ended.is_set():
             return None
         if self._read is None:
@@ -92,7 +91,7 @@ class Deltas:
         return self._read
 
     def fail(self, error: FairleadError) -> None:
-        """End the answer with an error, which the reader gets after what is already there."""
+        """End the answer with an error, which the reader gets after everything already put."""
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
@@ -107,11 +106,11 @@ class Deltas:
 
     @property
     def kept(self) -> Sequence[Delta] | None:
-        """All that was put, read or not; None if it is not kept."""
+        """Everything that was put, read or not; None if it is not kept."""
         return self._kept
 
     def restart(self) -> bool:
-        """Forget what was put and begin anew; False, and no change, if the reader has some of it already."""
+        """Discard what was put and start over. Return False, without any change, if some of it was read."""
         assert not self._ended.is_set()
         if self._was_read:
             return False
@@ -126,27 +125,27 @@ class Deltas:
         return True
 
     def seal(self) -> None:
-        """Let nothing be added to what has not been read: what follows may be of another kind."""
+        """Stop merging into what is unread now: what follows may be of another kind."""
         if self._waiting:
-            self._tap = None  # its reader was woken, and is to take this first
+            self._tap = None  # its reader was woken, and must take this first
         self._sealed += self._waiting.values()
         self._waiting.clear()
 
     # The reader's side ------------------------------------------------------------------------------
 
     async def started(self) -> None:
-        """Wait until there is something to read, or raise the error if that is all there is."""
+        """Wait until there is something to read; raise the error if there is nothing else."""
         if not self._first.is_set():
             await self._first.wait()
         if self._error is not None and not (self._waiting or self._sealed):
             raise self._error
 
     async def take(self, tap: Tap | None = None) -> list[Delta]:
-        """Wait for news; return all of it, at most one delta a choice and attempt. An empty list is the end.
+        """Wait for deltas; return all, at most one per choice and attempt. An empty list is the end.
 
-        Raises the error of `fail` once everything before it was taken. Until then `tap` is offered every
-        delta but the last of a choice, within `put`: it must not raise, and returns whether it took it. What
-        it does not take is news.
+        Raises the error of `fail` once everything before it was taken. During the wait, `put` calls `tap`
+        with each delta but the last of a choice. The tap must not raise, and returns whether it accepts the
+        delta. A delta that it does not accept ends the wait.
         """
         while not (self._waiting or self._sealed):
             if self._error is not None:
@@ -170,12 +169,12 @@ class Deltas:
         return taken
 
     async def ended(self) -> None:
-        """Wait until nothing more will be put. Does not raise: the error is the reader's."""
+        """Wait until the answer has ended. Does not raise: only the reader gets the error."""
         if not self._ended.is_set():
             await self._ended.wait()
 
     def _keep_less(self, raw_bytes: int) -> None:
-        """An answer as long as that is not kept: it cannot be repeated on another node any more."""
+        """Count these bytes. Above `KEPT_BYTES` nothing is kept, so no other node can repeat the answer."""
         self._kept_bytes += raw_bytes
         if self._kept_bytes > KEPT_BYTES:
             self._kept = None

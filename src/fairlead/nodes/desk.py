@@ -1,4 +1,4 @@
-"""Who decides about models and nodes: what the fleet tells it, and asks of it. The dispatcher is one."""
+"""The interfaces between the fleet and what decides about models and nodes, which is the dispatcher."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -13,20 +13,20 @@ from fairlead.nodes.remote_node import RemoteListener
 
 
 class Garage(Protocol):
-    """Who starts and stops the processes of models. Called synchronously; must not call back at once.
+    """Starts and stops the processes of models. Called synchronously; must not call back at once.
 
-    What came of it is told through `node_up` or `load_failed`, and `gone` when processes have ended.
+    It reports results by `node_up` or `load_failed`, and by `gone` when processes have ended.
     """
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Stop those of `evict`, which are idle or stopping already; load `model` when they are gone."""
+        """Stop the models in `evict`, which are idle or stopping already; load `model` when they are gone."""
 
     def stop_model(self, model: str) -> None:
-        """Stop a model, which is idle, or end its load."""
+        """Stop an idle model, or cancel its load."""
 
 
 class Desk(RemoteListener, Protocol):
-    """It alone decides which models are loaded: whoever wants one, or wants one gone, says so here."""
+    """Decides which models are loaded: all requests to load or unload a model go through it."""
 
     def arrange(
         self,
@@ -36,43 +36,44 @@ class Desk(RemoteListener, Protocol):
         memory_mb: Mapping[str, float],
         gpus: Gpus | None = None,
     ) -> None:
-        """Have models loaded and unloaded by `garage`, as the configuration says they make room.
+        """Load and unload models through `garage`, and make room for them as the configuration says.
 
-        `ttl_s` has every model that can be loaded: it is unloaded when it had no job for so long (0: never).
-        `memory_mb` is what models take, as far as is known, and `gpus` where; they are read at each decision.
+        `ttl_s` has every model that can be loaded: how long it stays loaded without a job (0: forever).
+        `memory_mb` is the known memory use of models, `gpus` their GPUs; both are read at each decision.
         """
 
     def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Of the models that are wanted, load those with the higher number first; 0 of whom none is said."""
+        """Of the requested models, load those with the higher number first; 0 for a model without one."""
 
     async def load(self, model: str, *, spare: bool = False) -> None:
-        """Have a model loaded when a job for it that came now would have; return when it is.
+        """Load a model in the turn of a job that arrives now; return when it is loaded.
 
-        `spare`: only when that evicts none. Raises `LoadFailed`, `ModelNotFound` or `Draining`.
+        `spare`: only if that evicts no other. Raises `LoadFailed`, `ModelNotFound` or `Draining`.
         """
 
     def unload(
         self, model: str, error: FairleadError | None = None, *, waiting: FairleadError | None = None
     ) -> None:
-        """Have a model stopped once the jobs that it has are finished; with an error, they end with that.
+        """Stop a model once its running jobs are finished; with `error`, they end with that instead.
 
-        Jobs and loads that wait for it end with `waiting`; if that is None, they wait for its next load.
+        Jobs and loads that wait for it end with `waiting`. If that is None, the jobs wait for its next load,
+        and a load that is under way ends with `LoadCancelled`.
         """
 
     def forget(self, model: str, error: FairleadError | None = None) -> None:
-        """A model is not served any more: what waits for it ends with the error, unless another node has it.
+        """Serve a model no longer: what waits for it ends with the error, unless another node has it.
 
-        By default that is `ModelNotFound`.
+        The default error is `ModelNotFound`.
         """
 
     def gone(self, models: frozenset[str]) -> None:
-        """Nothing is left of the processes of these models."""
+        """Note that all processes of these models have ended."""
 
     def close(self, node_id: str) -> trio.Event:
-        """Give a node elsewhere no more jobs; return what is set when it has none."""
+        """Give a remote node no more jobs; return an event that is set when it has none."""
 
     def reopen(self, node_id: str) -> None:
-        """A node of this name may have jobs again, from its next life on."""
+        """Let a node of this id have jobs again, from the next time that it comes up."""
 
     def counts(self, node_id: str) -> NodeCounts | None:
-        """Return what is counted of a node; None if it is not up."""
+        """Return the counts of a node; None if it is not up."""

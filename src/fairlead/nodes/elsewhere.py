@@ -1,4 +1,4 @@
-"""Nodes elsewhere and their place in the fleet: they come, are drained, and go, their jobs finished."""
+"""The remote nodes of the fleet: they are added, drained, and removed once their jobs are finished."""
 
 from collections.abc import Callable, Container
 
@@ -16,7 +16,7 @@ logger = structlog.get_logger("fairlead.fleet")
 
 
 class Elsewhere:
-    """One configured node. `run` is its time in the fleet; `leave` ends it."""
+    """One configured remote node. `run` lasts as long as it is in the fleet; `leave` ends that."""
 
     def __init__(self, config: NodeConfig, desk: Desk, health: HealthConfig, ourselves: str) -> None:
         self.config = config
@@ -26,20 +26,20 @@ class Elsewhere:
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._is_draining = False
-        self.is_withdrawn = False  # it gets no more jobs, nor does a node that takes its place
+        self.is_withdrawn = False  # neither it nor a replacement gets more jobs
 
     @property
     def models(self) -> frozenset[str]:
-        """What it has, as far as is known: what it told last, though it may be down."""
+        """The models that it has, as last reported; it may be down now."""
         return self._node.models
 
     async def is_ourselves(self) -> bool:
-        """Whether it is this very server, once it was asked."""
+        """Return whether it is this very server; wait for the first probe to know."""
         await self._node.met.wait()
         return self._node.is_ourselves
 
     async def run(self) -> None:
-        """Probe it, until it leaves. Whatever else ends its probes is its own failure: they begin again."""
+        """Probe the node until `leave`. A failure of the probes is logged, and they start again."""
         try:
             with self._scope:
                 while True:
@@ -56,28 +56,28 @@ class Elsewhere:
         finally:
             if boundary.failure is not None:
                 log_failure("node failed", boundary.failure, node=self.config.id)
-            if self._desk.counts(self.config.id) is not None:  # it could not report that it is down
+            if self._desk.counts(self.config.id) is not None:  # the node could not report this itself
                 self._desk.node_down(self._node)
 
     def change_health(self, health: HealthConfig) -> None:
-        """Probe it by these settings from now on."""
+        """Use these health check settings from now on."""
         self._pause_s = health.interval_s
         self._node.change_health(health)
 
     def drain(self) -> trio.Event:
-        """Give it no more jobs; return what is set when it has none."""
+        """Give it no more jobs; return an event that is set when it has none."""
         self._is_draining = True
         return self._desk.close(self.config.id)
 
     async def leave(self) -> None:
-        """Return when it is drained and out of the fleet."""
+        """Drain the node, end its probes, and return when both are done."""
         await self.drain().wait()
         self._scope.cancel()
         await self._over.wait()
         self._desk.reopen(self.config.id)
 
     def status(self) -> NodeStatus:
-        """Return the picture of it."""
+        """Return its status."""
         told = self._node.status()
         counts = self._desk.counts(self.config.id)
         return NodeStatus(
@@ -95,7 +95,7 @@ class Elsewhere:
         )
 
     def model_status(self, model: str) -> ModelStatus:
-        """Return the picture of one of its models. What it does with it is its own affair."""
+        """Return the status of one of its models, derived from its own: it loads models by itself."""
         told = self.status()
         is_up = told.state == "up"
         return ModelStatus(
@@ -117,10 +117,10 @@ class Elsewhere:
 
 
 class Neighbours:
-    """All nodes elsewhere, by id. `spawn` starts a task that lasts as long as the fleet.
+    """All remote nodes, by id. `spawn` starts a task in the fleet's nursery.
 
-    `ourselves` is who we say that we are: a node that says the same is not elsewhere. `is_ours` says whether
-    a model can be loaded here.
+    `ourselves` is the instance id of this server: a node that reports the same id is this server. `is_ours`
+    returns whether a model can be loaded here.
     """
 
     def __init__(
@@ -136,22 +136,22 @@ class Neighbours:
         return node_id in self._nodes
 
     def have(self, model: str) -> bool:
-        """Whether one of them has the model, as far as is known."""
+        """Return whether one of them has the model, as far as is known."""
         return any(model in node.models for node in self._nodes.values())
 
     def offer(self, model: str) -> bool:
-        """Whether one of them has the model and may be given jobs, now or when it is up again."""
+        """Return whether one of them has the model and may get jobs, now or when it is up again."""
         return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
 
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
-        """Take a node into the fleet. Its id must be free."""
+        """Add a node to the fleet. Its id must be free."""
         assert config.id not in self._nodes
         node = self._nodes[config.id] = Elsewhere(config, self._desk, health, self._ourselves)
         self._spawn(node.run)
         logger.info("node added", node=config.id, url=config.url)
 
     async def meet(self, node_id: str) -> None:
-        """Return when a node was asked how it is. Raises `InvalidRequest`, and it is gone, if it is us."""
+        """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
         node = self._find(node_id)
         if await node.is_ourselves():
             if self._nodes.get(node_id) is node:
@@ -159,56 +159,56 @@ class Neighbours:
             raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
 
     def drain(self, node_id: str) -> None:
-        """Give a node no more jobs; it stays. Raises `NotFound`.
+        """Give a node no more jobs, but keep it in the fleet. Raises `NotFound`.
 
-        Jobs that wait for one of its models, and that no other node can be given, end with `NoNode`.
+        Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
         """
         node = self._find(node_id)
         self._spawn(self._end_waiting_later, node, self._withdraw(node))
         logger.info("node drained", node=node_id)
 
     async def remove(self, node_id: str, *, for_good: bool = True) -> None:
-        """Return when a node is out of the fleet, its jobs finished. Raises `NotFound`.
+        """Remove a node from the fleet; return when its jobs are finished. Raises `NotFound`.
 
-        Jobs that wait end as in `drain`; unless it is not `for_good`, because another takes its place.
+        Waiting jobs end as in `drain`, unless `for_good` is False because another node replaces it.
         """
         node = self._find(node_id)
         if for_good:
             await self._end_waiting_later(node, self._withdraw(node))
         await node.leave()
-        if self._nodes.get(node_id) is node:  # who else had asked for it may have been first
+        if self._nodes.get(node_id) is node:  # another caller may have removed it already
             del self._nodes[node_id]
             logger.info("node removed", node=node_id)
 
     def change_health(self, health: HealthConfig) -> None:
-        """Probe all of them by these settings from now on; one that is drained stays so."""
+        """Use these health check settings for all nodes from now on; drained nodes stay drained."""
         for node in self._nodes.values():
             node.change_health(health)
 
     def statuses(self) -> list[NodeStatus]:
-        """Return the picture of each."""
+        """Return the status of each node."""
         return [node.status() for node in self._nodes.values()]
 
     def models(self, *, but: Container[str]) -> list[ModelStatus]:
-        """Return the picture of each model that one of them has: one that is up, if there is one."""
+        """Return the status of each model that a node has, except `but`, preferring a node that is up."""
         names = dict.fromkeys(name for node in self._nodes.values() for name in sorted(node.models))
         found = (self.model(name) for name in names if name not in but)
         return [status for status in found if status is not None]
 
     def model(self, name: str) -> ModelStatus | None:
-        """Return the picture of one model, of a node that is up if there is one; None if nobody has it."""
+        """Return the status of one model, preferring a node that is up; None if no node has it."""
         found = [node.model_status(name) for node in self._nodes.values() if name in node.models]
         return next((status for status in found if status.state == "ready"), found[0] if found else None)
 
     def _withdraw(self, node: Elsewhere) -> trio.Event:
-        """Drain a node for good; return what is set when it has no jobs."""
+        """Drain a node for good; return an event that is set when it has no jobs."""
         node.is_withdrawn = True
         drained = node.drain()
         self._end_waiting(node)
         return drained
 
     async def _end_waiting_later(self, node: Elsewhere, drained: trio.Event) -> None:
-        """End the jobs that came back to the queue because the node failed them while it was drained."""
+        """Once the node is drained, end the jobs that it failed meanwhile and that are queued again."""
         await drained.wait()
         self._end_waiting(node)
 

@@ -1,4 +1,4 @@
-"""The built-in engine as a node: one life of one model's child process, from its start to its end."""
+"""The built-in engine as a node: one run of one model's child process, from its start to its end."""
 
 import hashlib
 import math
@@ -27,7 +27,7 @@ logger = structlog.get_logger("fairlead.node")
 
 
 def worker_spec(model: ModelConfig) -> WorkerSpec:
-    """Return what the model's process is told of its configuration."""
+    """Return the part of a model's configuration that is sent to its process."""
     cache = model.kv_cache
     return WorkerSpec(
         path=str(model.path),
@@ -52,10 +52,10 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
 
 
 class EngineNode:
-    """One life of a model's child. Who wants it to live again makes another.
+    """One run of a model's child process. Each restart needs a new `EngineNode`.
 
     `isolate_tenants`: no tenant's prompts are answered faster because of another's. `command` starts the
-    child; tests give one of their own. `on_line` is called with each line that the child prints.
+    child; tests replace it. `on_line` is called with each line that the child prints.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class EngineNode:
 
     @property
     def gpu(self) -> GpuUse | None:
-        """What its child takes of which GPU; None on a CPU, or while it is not loaded."""
+        """The GPU of its child, and the memory taken there; None on a CPU, or while it is not loaded."""
         if self._ready is None or not self._ready.gpu_total_bytes:
             return None
         return GpuUse(self._ready.device, self._ready.gpu_bytes, self._ready.gpu_total_bytes)
 
     @property
     def stuck(self) -> str | None:
-        """Why the child was given up although it had not ended, if it was."""
+        """Why the child was given up although it had not ended; None if it was not."""
         return self._worker.stuck if self._worker is not None else None
 
     @property
@@ -108,14 +108,14 @@ class EngineNode:
         return self._worker.pid if self._worker is not None else None
 
     def change_health(self, health: HealthConfig) -> None:
-        """Do nothing: a child is not probed, but watched by the watchdog of its configuration."""
+        """Do nothing: a child is not probed, but supervised by the configured watchdog."""
 
     async def run(self, *, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED) -> None:
-        """Live: start the child, `started()` when its model is loaded, and run until it ends.
+        """Start the child, call `started()` when its model is loaded, and run until it ends.
 
-        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, or is
-        stuck; it never returns. Cancelling ends the child. The listener is told of `node_up` and `node_down`;
-        a failed load is the caller's to tell. When it is over, the child is gone and every job has failed.
+        Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck;
+        never returns. Cancelling ends the child. Calls the listener's `node_up` and `node_down`; the caller
+        reports a failed load. When this is over, the child is gone and every job has failed.
         """
         assert self._worker is None, "an engine node has one life"
         self._began_at = trio.current_time()
@@ -128,16 +128,16 @@ class EngineNode:
             on_line=self._on_line,
         )
         try:
-            # Not a nursery: this task has nothing to do but to be told when the child is ready.
+            # No nursery is needed: this task only has to call `_came_up` when the child is ready.
             await self._worker.run(task_status=_Readiness(self._came_up, task_status))
         finally:
             self._went_down()
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
-        """Submit every sequence of the job; abort on exit what has not ended by then.
+        """Submit every sequence of the job; abort on exit those that have not ended.
 
-        The deadline in force is told to the engine too. `ContextLengthExceeded` for a prompt over the limit.
+        The engine gets the deadline in force. Raises `ContextLengthExceeded` for a prompt over the limit.
         """
         worker = self._worker
         if worker is None or not self.is_ready:
@@ -146,7 +146,7 @@ class EngineNode:
         self._check_input(job)
 
         def failed(error: FairleadError) -> None:
-            # Before any task learns that its job is over and frees a seat that is not there any more.
+            # The node goes down before its tasks wake up, which would free seats that no longer exist.
             try:
                 if isinstance(error, NodeFailed):
                     self._went_down()
@@ -176,7 +176,7 @@ class EngineNode:
                 sequence.abort()
 
     def status(self) -> EngineStatus:
-        """Return the picture `GET /running` shows."""
+        """Return the status that `GET /running` shows."""
         ready, engine = self._ready, self._engine_statistics()
         return EngineStatus(
             model=self._model.name,
@@ -201,7 +201,7 @@ class EngineNode:
         )
 
     def statistics(self) -> EngineNodeStatistics:
-        """Return the counts now."""
+        """Return the current counts."""
         ready = self._ready
         return EngineNodeStatistics(
             load_s=self._load_s,
@@ -213,7 +213,7 @@ class EngineNode:
     def _engine_statistics(self) -> EngineStatistics:
         if self._ready is None or self._worker is None:
             return EngineStatistics()
-        if not self._worker.statistics.steps:  # it tells with its first step; until then all is free
+        if not self._worker.statistics.steps:  # reported with each step; before the first all is free
             return EngineStatistics(slots_free=self._ready.slots, blocks_free=self._ready.blocks_total)
         return self._worker.statistics
 
@@ -246,10 +246,10 @@ class EngineNode:
             raise ContextLengthExceeded.of_input(limit, f"this one has {longest}", param="prompt")
 
     def _salt(self, job: Job) -> bytes:
-        """Whose cached prefixes the job may use: everybody's, or its tenant's own."""
+        """Return the salt of its cached prefixes: empty if all tenants share them, else one per tenant."""
         if not self._isolate_tenants:
             return b""
-        # Of one length, however long a name a client gives itself.
+        # A hash: its length does not depend on the tenant's name.
         return hashlib.blake2b(job.tenant.encode(errors="surrogatepass"), digest_size=16).digest()
 
     def _choice(self, job: Job, index: int) -> ChoiceText:
@@ -263,7 +263,7 @@ class EngineNode:
 
 
 class _Readiness:
-    """A task status that tells the node first, then whoever started it."""
+    """A task status that notifies the node first, then its caller."""
 
     def __init__(self, came_up: Callable[[Ready], None], outer: trio.TaskStatus[Ready]) -> None:
         self._came_up = came_up

@@ -1,4 +1,4 @@
-"""What an engine node tells of itself: a picture for people, and counts for telemetry."""
+"""What an engine node reports about itself: a status for people, and counts for telemetry."""
 
 import msgspec
 
@@ -6,12 +6,12 @@ from fairlead.worker.wire import EngineStatistics
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """What the node shows of itself. Blocks and sequences are the child's own counts.
+    """The status of the node. Blocks and sequences are the child's own counts.
 
-    `cache_usage` is the part of the blocks that running sequences hold, `prefix_hit_rate` the part of the
-    prompts' tokens that were found in the cache (both 0…1). `mean_step_ms` and `mean_step_tokens` are over
-    all steps since the model was loaded, as are `prefix_queries` and `prefix_hits`, in tokens; `kernel` is
-    what computes them, in a word ("torch", "amx"; None before).
+    `cache_usage` is the fraction of blocks that running sequences hold, `prefix_hit_rate` the fraction of
+    prompt tokens found in the prefix cache (both 0…1). `mean_step_ms` and `mean_step_tokens` cover all steps
+    since the model was loaded, as do `prefix_queries` and `prefix_hits`, in tokens. `kernel` names what
+    computes the steps ("torch", "amx"; None before the model is loaded).
     """
 
     model: str
@@ -36,7 +36,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class EngineNodeStatistics(msgspec.Struct, frozen=True):
-    """Counts for telemetry: how long the load took, what it took, and the child's own counts of this life."""
+    """Counts for telemetry: the time and memory that the load took, and the child's own counts."""
 
     load_s: float
     weight_bytes: int
@@ -45,5 +45,5 @@ class EngineNodeStatistics(msgspec.Struct, frozen=True):
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return the quotient, to four places; 0 of nothing."""
+    """Return the quotient, rounded to four places; 0 if `whole` is 0."""
     return round(part / whole, 4) if whole else 0.0

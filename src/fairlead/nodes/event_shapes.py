@@ -1,6 +1,6 @@
-"""The members of other servers' answers that are read, and their decoders.
+"""The members of other servers' responses that are read, and their decoders.
 
-One shape takes the chunks of chat and text completions, the events of Responses and of Anthropic's Messages.
+One shape covers the chunks of chat and text completions, the events of Responses and of Anthropic's Messages.
 A member is `Raw`, and decoded on its own, where a wrong type must not make the rest unreadable.
 """
 
@@ -61,7 +61,7 @@ class EventShape(msgspec.Struct, gc=False):
 
 
 class WholeShape(msgspec.Struct, gc=False):
-    """A whole answer; what was generated is in one of `choices`, `content` and `output`."""
+    """A response that is not streamed; its generated content is in `choices`, `content` or `output`."""
 
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT

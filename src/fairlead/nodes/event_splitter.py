@@ -1,14 +1,14 @@
-"""Cuts a stream of server-sent events where events end. Knows nothing of what they say."""
+"""Splits a stream of server-sent events where events end. Does not read what is in them."""
 
 import re
 
-# An event ends with an empty line; a line with any of three ends.
+# An event ends with an empty line; a line ends with CRLF, LF or CR.
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 
 
 class EventSplitter:
-    """Cuts a stream into events. What is not whole yet stays, at most `event_bytes` of it."""
+    """Splits a stream into events. Buffers an incomplete one, up to `event_bytes`."""
 
     def __init__(self, event_bytes: int) -> None:
         self._rest = bytearray()
@@ -16,11 +16,11 @@ class EventSplitter:
 
     @property
     def has_rest(self) -> bool:
-        """Whether an event has begun and not ended."""
+        """Whether an incomplete event is buffered."""
         return bool(self._rest.strip())
 
     def feed(self, data: bytes) -> bytes:
-        """Return all events that are whole now, in one piece. Raises `OverflowError` at one too long."""
+        """Return all events that are complete now, joined. Raises `OverflowError` if one is too long."""
         searched = max(0, len(self._rest) - _LONGEST_END)
         if self._rest:
             self._rest += data
@@ -37,12 +37,12 @@ class EventSplitter:
 
     def _check(self) -> None:
         if len(self._rest) > self._event_bytes:
-            self._rest.clear()  # the error outlives it, and refers to it
+            self._rest.clear()  # the error's traceback refers to it, and would keep it
             raise OverflowError(f"an event of more than {self._event_bytes} bytes")
 
 
 def _last_end(data: bytes) -> int:
-    """Return where the last whole event ends."""
+    """Return where the last complete event ends."""
     if b"\r" not in data:
         return data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
     end = 0
@@ -52,7 +52,7 @@ def _last_end(data: bytes) -> int:
 
 
 def split_events(data: bytes) -> list[bytes]:
-    """Return the events in some bytes, each with its end; what comes after the last end is one more."""
+    """Return the events in `data`, each with its end. Bytes after the last end are one more."""
     if b"\r" not in data:
         *events, rest = data.split(b"\n\n")
         whole = [event + b"\n\n" for event in events]

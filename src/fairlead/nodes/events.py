@@ -1,6 +1,6 @@
-"""What another server's answer says, as far as we must know: a stream's events, and what a whole body used.
+"""Reads what accounting needs from other servers' responses: events of a stream, or a whole body.
 
-Only reads: what is passed on are an event's own bytes.
+Events are passed on as their original bytes; only `without_beginning` writes one anew.
 """
 
 import re
@@ -45,12 +45,12 @@ _CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "response.i
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """What one event says. `index` is its (first) choice, None if it has none.
+    """The content of one event. `index` is its (first) choice, None if it has none.
 
-    `text` is all that was generated, of any kind. `finished` is why the choice ended ("stop" or "length", as
-    far as we tell them apart). `is_beginning`: it comes before anything was generated and says nothing that
-    has to be hurried on. `is_end`: the whole answer is there. `is_known`: we can tell what it says.
-    `generated` is the reported number of tokens, unchecked; None if there is none.
+    `text` is all generated text in it, of any kind. `finished` is why the choice ended: "length" if it was
+    cut short, else "stop". `is_beginning`: it precedes all generated text, and need not be passed on at once.
+    `is_end`: the answer is complete. `is_known`: the event could be read. `generated` is the reported number
+    of tokens, unchecked; None if there is none.
     """
 
     index: int | None = None
@@ -64,10 +64,10 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class WholeAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What a whole answer says. `generated` is the reported number of tokens, unchecked; None: none reported.
+    """The content of a whole response. `generated` is the reported number of tokens, unchecked, or None.
 
-    `content_bytes` is the size of what was generated as JSON; 0 where nothing is, as for embeddings. `error`
-    is the reason of a failure, if the answer contains nothing else.
+    `content_bytes` is the size of the generated content as JSON; 0 if there is none, as for embeddings.
+    `error` is the reason of a failure, if the response contains nothing else.
     """
 
     generated: int | None = None
@@ -81,14 +81,14 @@ DONE = Event(is_end=True)
 
 
 def read_plain(events: bytes) -> tuple[int, list[str]] | None:
-    """Return the choice and what each event says, if they are nothing but text of one choice; else None.
+    """Return the choice and the text of each event, if they are only text of one choice; else None.
 
-    Nearly all reads of a stream are, and to read them at once takes a third of the time.
+    Nearly all reads of a stream are, and reading all events at once takes a third of the time.
     """
     if not (events.startswith(b"data: {") and events.endswith(b"}\n\n")):
         return None
     count = events.count(b"\n\ndata: ") + 1
-    # No string in JSON has a line end in it, so what is not between two events makes this no JSON.
+    # JSON strings have no raw line ends. A separator inside one leads to invalid JSON or too few shapes.
     shapes = decoded(decode_events, b"[" + events[6:-2].replace(b"\n\ndata: ", b",") + b"]")
     if shapes is None or len(shapes) != count or not shapes[0].choices:
         return None
@@ -117,7 +117,7 @@ def _plain_text(shape: EventShape, index: int) -> str | None:
 
 
 def read_event(event: bytes) -> Event:
-    """Return what an event says; `NOTHING` for a comment, `UNKNOWN` for what we cannot read."""
+    """Return the content of an event; `NOTHING` for a comment, `UNKNOWN` if it cannot be read."""
     payload = _payload(event)
     if payload is None:
         return NOTHING
@@ -136,7 +136,7 @@ def read_event(event: bytes) -> Event:
 
 
 def read_whole(body: bytes) -> WholeAnswer:
-    """Return what a whole answer says. Raises `ValueError` if it is no JSON object."""
+    """Return the content of a whole response. Raises `ValueError` if it is not a JSON object."""
     shape = decoded(decode_whole, body)
     if shape is None:
         raise ValueError("no JSON object")
@@ -147,9 +147,9 @@ def read_whole(body: bytes) -> WholeAnswer:
 
 
 def without_beginning(event: bytes, text: str) -> bytes:
-    """Return an event with `text` instead of what it says, which ends with it. All else stays.
+    """Return an event with its text cut to `text`, its last part. Everything else stays.
 
-    Raises `ValueError` if it says it in several pieces, or cannot be written anew.
+    Raises `ValueError` if its text is in several members, or if it cannot be written anew.
     """
     document = decoded(decode_any, _payload(event) or b"{}")
     places = list(_texts(document)) if isinstance(document, dict) else []
@@ -221,7 +221,7 @@ def _usage_of(shape: EventShape) -> msgspec.Raw:
 
 
 def _generated(usage: msgspec.Raw) -> int | None:
-    """Return how many tokens a `usage` says were generated; None if it says nothing of the kind."""
+    """Return how many generated tokens `usage` reports; None if it reports none."""
     if not is_given(usage) or (shape := decoded(decode_usage, usage)) is None:
         return None
     of_openai = token_count(shape.completion_tokens)
@@ -237,7 +237,7 @@ def _said(piece: EventPiece) -> str:
 
 
 def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the places where an event says something."""
+    """Yield the members of an event that have text: the object and the member's name."""
     if isinstance(document.get("delta"), str):
         yield document, "delta"
     holders = _objects([document.get("delta")])
@@ -252,7 +252,7 @@ def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _objects(members: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; nothing for what is no list."""
+    """Return the objects in a list; empty if `members` is not a list."""
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
@@ -270,7 +270,7 @@ _SAYING = (
 
 
 def _reason(error: msgspec.Raw) -> str:
-    """Return what an error says, or how it begins."""
+    """Return the message of an error, or the beginning of the error if it has none."""
     reason = decoded(decode_reason, error)
     text = decoded(decode_text, error) if reason is None else reason.message
     return excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text)

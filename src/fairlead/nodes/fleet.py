@@ -1,7 +1,7 @@
-"""All models and nodes of this server, and the nursery they live in.
+"""All models and nodes of this server, and the nursery in which they run.
 
-It carries out: what is loaded when, and who makes room, the desk decides. Everything that anybody wants of it
-goes there first, and comes back as `start_swap` and `stop_model`.
+Executes the load and eviction decisions of the dispatcher (`Desk`). All requests to load or unload a model go
+to the dispatcher first, and result in calls of `start_swap` and `stop_model`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -53,12 +53,12 @@ Reader = Callable[[ModelConfig], Awaitable[TextModel]]
 
 
 class Fleet:
-    """The models of the configuration, those of other servers, and who has them.
+    """The models of the configuration, those of other servers, and the nodes that have them.
 
-    `read` reads what the parent must know of an engine's model. `texts` has that, by name, `aliases` the
-    names that models have besides, and `selectors` those that stand for several; they change in place with
-    the configuration. `on_progress` is told how far each load is. `instance` is what this server is known by,
-    to itself: no other has it. `make_process` makes what runs a model of ours, once a load.
+    `read` reads what the parent must know of an engine's model. `texts` has that, by name. `aliases` has
+    further names of models, and `selectors` names that stand for several models. All three change in place
+    with the configuration. `on_progress` is called with the progress of each load. `instance` is a unique id
+    by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class Fleet:
         self._is_reloading = False
         self._unloaded_early: set[str] = set()  # models whose preloading was ended by an unload
 
-    # Its life ----------------------------------------------------------------------------------------
+    # Life cycle --------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Read what must be known of every model before anybody can ask for one. Raises `LoadFailed`."""
+        """Read what must be known of every model before it can be requested. Raises `LoadFailed`."""
         self._take(self._config, await self._read_all(self._config.models))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep models and nodes until cancelled; report `started` when preloading is over.
+        """Run models and nodes until cancelled; call `started()` when preloading is over.
 
-        A model that fails to load then is loaded again by its next job; if it is all that the configuration
-        has, `LoadFailed` is raised. No other failure of a model or node ends this.
+        A model that fails to preload is loaded again by its next job. If the configuration has nothing but
+        that model, `LoadFailed` is raised. No other failure of a model or node ends this.
         """
         async with trio.open_nursery() as self._nursery:
             for config in self._config.nodes:
@@ -111,63 +111,63 @@ class Fleet:
             await self._preload()
             self._is_loaded = True
             task_status.started()
-            await trio.sleep_forever()  # so that there is a nursery as long as there are jobs
+            await trio.sleep_forever()  # jobs need the nursery
 
     @property
     def is_ready(self) -> bool:
-        """Whether preloading is over, no model of it was unloaded before it was ready, and none has died."""
+        """Whether preloading is over, no unload has interrupted it, and no model waits for its restart."""
         if not self._is_loaded or any(resident.is_missed for resident in self._residents.values()):
             return False
         return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong, by model; nothing if all is well. Loading is not being ill."""
+        """Why models are unhealthy, by name; empty if none is. A model that is loading is healthy."""
         stuck = ((resident.name, resident.stuck) for resident in self._residents.values())
         return {name: reason for name, reason in stuck if reason is not None}
 
-    # What can be known -------------------------------------------------------------------------------
+    # Queries -----------------------------------------------------------------------------------------
 
     def models(self) -> list[ModelStatus]:
-        """Return every model that is known now: ours, then those that only nodes elsewhere have."""
+        """Return the status of every known model: local ones, then those that only remote nodes have."""
         ours = [resident.status() for resident in self._residents.values()]
         return ours + self._neighbours.models(but=self._residents)
 
     def model(self, name: str) -> ModelStatus | None:
-        """Return one of them; None if it is not known."""
+        """Return the status of one model; None if it is not known."""
         resident = self._residents.get(name)
         return self._neighbours.model(name) if resident is None else resident.status()
 
     def nodes(self) -> list[NodeStatus]:
-        """Return every node: one for each model of ours, and those elsewhere."""
+        """Return the status of every node: one for each local model, and the remote ones."""
         ours = [_node_status(resident.status()) for resident in self._residents.values()]
         return ours + self._neighbours.statuses()
 
     def load_times(self, model: str) -> tuple[float, float] | None:
-        """Return when the load of a model of ours began and ended, by Trio's clock; None if it is not."""
+        """Return when the load of a local model began and ended, by Trio's clock; None if not loaded."""
         life = self._residents[model].life if model in self._residents else None
         return None if life is None or not life.was_ready else (life.began_at, life.ready_at)
 
     def has(self, model: str) -> bool:
-        """Whether some node holds the model or could load it."""
+        """Return whether a node has the model or could load it."""
         return model in self._configured or self._neighbours.have(model)
 
     def offers(self, model: str) -> bool:
-        """Whether a job for the model may wait for a node; not if all nodes that have it are drained."""
+        """Return whether a job for the model may wait for a node; not if all that have it are drained."""
         return model in self._configured or self._neighbours.offer(model)
 
     def configured(self, model: str) -> AnyModelConfig | None:
-        """Return the present configuration of a model of ours."""
+        """Return the current configuration of a local model."""
         return self._configured.get(model)
 
     def is_relayed(self, model: str) -> bool:
-        """Whether a node may run it that takes requests as clients write them."""
+        """Return whether the model may run on a node that takes requests as clients write them."""
         return isinstance(self._configured.get(model), CommandConfig) or self._neighbours.have(model)
 
     def output(self, model: str) -> ProcessOutput:
-        """Return what the processes of a model of ours have printed.
+        """Return what the processes of a local model have printed.
 
-        Raises `ModelNotFound`, or `InvalidRequest` for a model that is elsewhere.
+        Raises `ModelNotFound`, or `InvalidRequest` for a model of a remote node.
         """
         return self._resident(model).output
 
@@ -177,34 +177,34 @@ class Fleet:
         return self._config.include_aliases_in_list
 
     def sends_loading_state(self, model: str) -> bool:
-        """Whether streamed chats for a model of ours report the progress of its load."""
+        """Return whether streamed chats for a local model report the progress of its load."""
         config = self._configured.get(model)
         if config is None:
             return False
         override = config.send_loading_state
         return self._config.send_loading_state if override is None else override
 
-    # What people ask for -----------------------------------------------------------------------------
+    # Operations --------------------------------------------------------------------------------------
 
     async def load(self, model: str) -> None:
-        """Have the model loaded, in its turn, and return when it is ready; joins a load under way.
+        """Load the model in its turn and return when it is ready; join a load that is under way.
 
-        Raises `LoadFailed`, `ModelNotFound`, `Draining`, or `InvalidRequest` for a model that is elsewhere.
+        Raises `LoadFailed`, `ModelNotFound`, `Draining`, or `InvalidRequest` for a model of a remote node.
         """
         self._resident(model)
         await self._desk.load(model)
 
     async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
-        """Return when the model's process is gone. Its jobs are finished first; with `force` they fail.
+        """Unload the model; return when its process is gone. Its jobs finish first; with `force` they fail.
 
         Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
-        Raises as `load`.
+        Raises as `load` does.
         """
         resident = self._resident(model)
         life = resident.life
         waiting = None if wait else ModelUnloaded(f"{model} was unloaded while the request waited for it")
         if life is None:
-            resident.end()  # one that has died does not come back by itself
+            resident.end()  # a model that has died is not restarted any more
         if life is not None or waiting is not None:
             running = NodeFailed(f"{model} was unloaded") if force else None
             self._desk.unload(model, running, waiting=waiting)
@@ -212,7 +212,7 @@ class Fleet:
             await life.ended.wait()
 
     async def add_node(self, config: NodeConfig) -> None:
-        """Take a node elsewhere into service; return when it was asked how it is, be it well or not.
+        """Add a remote node; return after its first probe, whether that succeeded or not.
 
         Raises `InvalidRequest` if its id is taken, or if it is this very server.
         """
@@ -222,7 +222,7 @@ class Fleet:
         await self._neighbours.meet(config.id)
 
     async def remove_node(self, node_id: str) -> None:
-        """Return when the node is out of service, its jobs finished; others end as in `drain_node`.
+        """Remove a remote node; return when its jobs are finished. Waiting jobs end as in `drain_node`.
 
         Raises `NotFound`.
         """
@@ -230,17 +230,17 @@ class Fleet:
         await self._neighbours.remove(node_id)
 
     def drain_node(self, node_id: str) -> None:
-        """Give the node no more jobs; it stays listed. Raises `NotFound`.
+        """Give the remote node no more jobs, but keep it listed. Raises `NotFound`.
 
-        Jobs that wait for one of its models, and that no other node can be given, end with `NoNode`.
+        Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
         """
         self._refuse_ours(node_id)
         self._neighbours.drain(node_id)
 
     async def reload(self, config: Config) -> Changes:
-        """Go by another configuration. What did not change goes on; what did finishes its jobs and goes.
+        """Apply another configuration. Unchanged parts continue; changed ones finish their jobs and end.
 
-        Returns when everything is under way. Raises `LoadFailed`, and nothing has changed then; or
+        Returns when all changes are under way. Raises `LoadFailed`, in which case nothing has changed, or
         `InvalidRequest` while another reload is under way.
         """
         if self._is_reloading:
@@ -267,7 +267,7 @@ class Fleet:
         logger.info("configuration reloaded", **msgspec.structs.asdict(changes))
         return changes
 
-    # What the desk asks for (Garage) -----------------------------------------------------------------
+    # Called by the dispatcher (Garage) ---------------------------------------------------------------
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
         """See `Garage`."""
@@ -286,37 +286,37 @@ class Fleet:
         logger.info("unloading model", model=model)
         self._residents[model].end()
 
-    # What models tell (Keeper) -----------------------------------------------------------------------
+    # Called by models (Keeper) -----------------------------------------------------------------------
 
     def came_up(self, resident: Resident) -> None:
-        """A model is loaded: what it takes can be known."""
+        """Handle a loaded model: its memory use can be measured now."""
         self._unloaded_early.discard(resident.name)
         if resident.kind == "engine":
             self._memory.loaded(resident.name, resident.gpu)
         self._spawn(self._measure, resident)
 
     def died(self, resident: Resident) -> None:
-        """A model is gone by accident: it comes back, if there is room, and after a while."""
+        """Handle a model that died: restart it after a backoff, if there is room."""
         self._spawn(self._revive, resident)
 
     def _report_progress(self, model: str, fraction: float | None, stage: str) -> None:
-        """Report how far a load is. A terminal that is gone does not fail the load."""
+        """Report the progress of a load. A closed terminal does not fail the load."""
         with FailureBoundary() as boundary:
             self._on_progress(model, fraction, stage)
         if boundary.failure is not None:
             log_failure("progress not reported", boundary.failure, model=model)
 
-    # What goes on beside -----------------------------------------------------------------------------
+    # Background tasks --------------------------------------------------------------------------------
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task, the failure of which ends neither its siblings nor the fleet."""
+        """Start a task whose failure ends neither its siblings nor the fleet."""
         assert self._nursery is not None, "the fleet runs"
-        # Not in the context of the job that happened to be the first: what is logged is not about that.
+        # In an empty context: its log lines must not refer to the job whose request started it.
         name = task.__qualname__
         Context().run(partial(self._nursery.start_soon, name=name), contain, name, task, *arguments)
 
     async def _preload(self) -> None:
-        """Load what is to be there from the start, all at once."""
+        """Load all models that are to be preloaded, at once."""
         config = self._config
         failed: list[LoadFailed] = []
 
@@ -338,7 +338,7 @@ class Fleet:
             raise failed[0]
 
     async def _load_or_say(self, model: str) -> None:
-        """Load what a new configuration wants to be there. A failure is logged, and in its status."""
+        """Load a model that a new configuration preloads. A failure is logged, and shown in its status."""
         with suppress(FairleadError):
             await self._desk.load(model)
 
@@ -346,18 +346,18 @@ class Fleet:
         await trio.sleep(resident.next_backoff_s())
         # Meanwhile it may have been loaded, unloaded or removed.
         if resident.life is None and resident.has_died and self._residents.get(resident.name) is resident:
-            with suppress(FairleadError):  # a failed load is told to `died` again
+            with suppress(FairleadError):  # after a failed load, `died` is called again
                 await self._desk.load(resident.name, spare=True)
 
     async def _retire(self, resident: Resident) -> None:
-        """Forget a model that is not configured any more, when its last life is over."""
+        """Forget a model that is no longer configured, once its processes are gone."""
         while (life := resident.life) is not None:
             await life.ended.wait()
         if resident.name not in self._configured:
             del self._residents[resident.name]
 
     async def _replace(self, node_id: str) -> None:
-        """Have a node go when its jobs are finished, if it is there, and come back as it is configured."""
+        """Remove a remote node when its jobs are finished; add it again if it is still configured."""
         configured = [node for node in self._config.nodes if node.id == node_id]
         if node_id in self._neighbours:
             await self._neighbours.remove(node_id, for_good=not configured)
@@ -366,7 +366,7 @@ class Fleet:
             self._neighbours.add(configured[0], self._config.health_check)
 
     async def _measure(self, resident: Resident) -> None:
-        """Keep the most that a model was seen to take in this life, if it does not say what it takes."""
+        """Measure a model while it runs. The maximum counts if the configuration does not give its memory."""
         life = resident.life
         while life is not None and resident.life is life:
             await contain("measuring", resident.measure)
@@ -374,13 +374,13 @@ class Fleet:
             with trio.move_on_after(MEASURE_EVERY_S):
                 await life.ended.wait()
 
-    # The configuration -------------------------------------------------------------------------------
+    # Configuration -----------------------------------------------------------------------------------
 
     async def _read_all(self, models: Iterable[AnyModelConfig]) -> dict[str, TextModel]:
         return {model.name: await self._read(model) for model in models if isinstance(model, ModelConfig)}
 
     def _take(self, config: Config, texts: dict[str, TextModel]) -> None:
-        """Go by this configuration, `texts` being those of models that are new or others than before."""
+        """Apply this configuration. `texts` are those of the new and the changed models."""
         self._config = config
         self._configured = {model.name: model for model in config.models}
         self.texts.update(texts)
@@ -431,7 +431,7 @@ class Fleet:
 
 
 def _node_status(model: ModelStatus) -> NodeStatus:
-    """Return one of our models as a node."""
+    """Return a local model's status as that of a node."""
     states: dict[str, NodeState] = {"ready": "up", "draining": "draining", "loading": "loading"}
     return NodeStatus(
         id=model.node,

@@ -1,12 +1,12 @@
-"""Which models are on which GPU, and how much memory that has. Pure."""
+"""Which models are on which GPU, and how much memory each GPU has. Pure."""
 
 from collections.abc import Iterable
 
 
 class Gpus:
-    """What is known of GPUs now: `gpu_of` a model by its name, `total_mb` of a GPU by its name, as "cuda:0".
+    """The known GPUs: `gpu_of` maps a model to its GPU, as "cuda:0", and `total_mb` a GPU to its memory.
 
-    Both change in place. A model on no GPU, or on one that is not known yet, is not in `gpu_of`; a GPU is in
+    Both change in place. A model on no GPU, or on one that is not known yet, is not in `gpu_of`. A GPU is in
     `total_mb` once a model on it was loaded.
     """
 
@@ -15,10 +15,10 @@ class Gpus:
         self.total_mb: dict[str, float] = {}
 
     def sharing(self, model: str, others: Iterable[str]) -> list[str]:
-        """Return those of the others that are on the same GPU as the model."""
+        """Return those of `others` that are on the same GPU as the model."""
         gpu = self.gpu_of.get(model)
         return [] if gpu is None else [other for other in others if self.gpu_of.get(other) == gpu]
 
     def capacity_mb(self, model: str) -> float:
-        """Return the memory of the model's GPU; 0 if it is on none, or that is not known yet."""
+        """Return the memory of the model's GPU; 0 if it is on none, or if that is not known yet."""
         return self.total_mb.get(self.gpu_of.get(model, ""), 0.0)

@@ -1,7 +1,7 @@
-"""Whether a node gets work: three failures in a row open the breaker, a good probe closes it again.
+"""Whether a node gets work: `failures` in a row open its circuit breaker, a good probe closes it again.
 
-`Breaker` is pure: what happened goes in, a change comes out. `watch` is its clock: it probes, and nothing
-else. Neither knows what a node is. Both follow a `HealthCheck`, which a reload may change.
+`Breaker` is pure: results go in, changes come out. `watch` is its clock, and only probes. Neither knows what
+a node is. Both use the settings of a `HealthCheck`, which a reload may change.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ Change = Literal["up", "down"]
 
 
 class HealthCheck:
-    """The settings in force. `change` applies others at once, also to a pause between two probes."""
+    """The settings in force. `change` replaces them at once, even during a pause between two probes."""
 
     def __init__(self, config: HealthConfig) -> None:
         self.config = config
@@ -37,11 +37,11 @@ class HealthCheck:
 
 
 class Breaker:
-    """Open at first: a node is probed before it gets work.
+    """A circuit breaker that is open at first: a node is probed before it gets work.
 
-    Probes and requests are counted apart, because a server may answer one and fail the other. `failures` in a
-    row of either open it, and only a good probe closes it. After requests had opened it, the first one that
-    fails opens it again, until one has gone well. `failures` may change at any time.
+    Probes and requests are counted separately, because a server may answer one and fail the other. `failures`
+    in a row of either open it, and only a good probe closes it. After requests have opened it, a single
+    failed request opens it again, until one succeeds. `failures` may change at any time.
     """
 
     def __init__(self, failures: float) -> None:
@@ -57,7 +57,7 @@ class Breaker:
         return self._is_up
 
     def probed(self, *, well: bool) -> Change | None:
-        """A probe came back."""
+        """Count a probe, and return the change that follows, if any."""
         if not well:
             self._probes += 1
             return self._open() if self._is_up and self._probes >= self.failures else None
@@ -69,7 +69,7 @@ class Breaker:
         return "up"
 
     def requested(self, *, well: bool) -> Change | None:
-        """A request ended. What comes from before the breaker opened changes nothing."""
+        """Count a request, and return the change, if any. Ignored while the breaker is open."""
         if not self._is_up:
             return None
         if well:
@@ -90,9 +90,9 @@ class Breaker:
 async def watch(
     probe: Callable[[], Awaitable[bool]], report: Callable[[bool], None], health: HealthCheck
 ) -> None:
-    """Probe at once and then every `interval_s`, until cancelled; report whether it went well.
+    """Probe at once and then every `interval_s`, until cancelled; report whether each probe succeeded.
 
-    What takes longer than `timeout_s` did not. A probe that takes longer than the interval delays the next.
+    A probe that takes longer than `timeout_s` has failed. One longer than the interval delays the next.
     """
     while True:
         began_s = trio.current_time()

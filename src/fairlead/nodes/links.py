@@ -1,7 +1,7 @@
-"""One connection to a server, in the clear or in TLS: bytes out, bytes in, closed without waiting.
+"""One connection to a server, plain or with TLS: sends and receives bytes, and closes without waiting.
 
-In the clear it goes around Trio's streams: a send that need not wait does not, which halves what a small
-request costs.
+A plain connection bypasses Trio's streams: a send that would not block is no checkpoint, which halves the
+cost of a small request.
 """
 
 import os
@@ -16,16 +16,16 @@ READ_BYTES = 16 * 1024
 
 
 class Link(Protocol):
-    """What the two have in common. All that goes wrong is an `OSError`."""
+    """The common interface of both kinds. All errors are `OSError`."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Need not be a checkpoint."""
+        """Send all of it. Not always a checkpoint."""
 
     async def receive(self) -> bytes:
-        """Wait for bytes and return them; none: the other side has closed. Always a checkpoint."""
+        """Wait for bytes and return them; empty if the other side has closed. Always a checkpoint."""
 
     def is_stale(self) -> bool:
-        """Whether a connection that should be silent is not: closed, or something came unasked."""
+        """Return whether an idle connection cannot be used: it is closed, or unexpected bytes arrived."""
 
     def close(self) -> None:
         """Close it at once. Safe to call again."""
@@ -77,7 +77,7 @@ class TlsLink:
         self._stream = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
 
     async def handshake(self) -> None:
-        """Agree on keys, having checked whom we talk to. Raises `OSError`."""
+        """Agree on keys and verify the server's certificate. Raises `OSError`."""
         try:
             await self._stream.do_handshake()
         except trio.BrokenResourceError as error:
@@ -98,16 +98,16 @@ class TlsLink:
             raise _as_os_error(error, "the TLS connection broke") from error
 
     def is_stale(self) -> bool:
-        """See `Link`. Session tickets come unasked, too; reading them must not end a good connection."""
+        """See `Link`. Only a close counts: TLS session tickets arrive unrequested on good connections."""
         return _is_closed(self._transport.socket)
 
     def close(self) -> None:
-        """See `Link`. Without a farewell: what has come is known to be whole or not by its own framing."""
+        """See `Link`. Sends no close_notify: HTTP's own framing shows whether a response is complete."""
         self._transport.socket.close()
 
 
 async def connect(host: str, port: int, context: ssl.SSLContext | None) -> Link:
-    """Connect, in TLS if there is a context. Raises `OSError`."""
+    """Connect, with TLS if a context is given. Raises `OSError`."""
     stream = await trio.open_tcp_stream(host, port)
     if context is None:
         return PlainLink(stream)
@@ -143,6 +143,6 @@ def _is_closed(sock: trio.socket.SocketType) -> bool:
 
 
 def _as_os_error(error: Exception, message: str) -> OSError:
-    """The reason, if it is one that the system or the TLS library gave."""
+    """Return the cause if the system or the TLS library gave one, else an error with the message."""
     cause = error.__cause__
     return cause if isinstance(cause, OSError) else ConnectionResetError(message)

@@ -1,6 +1,6 @@
-"""What a server says of itself, and what we say of it. Fairlead tells more than others.
+"""What a remote server reports about itself, and the status that we show of it. Fairlead reports the most.
 
-Its numbers and names are checked: the queue counts with its seats, and people are shown its names.
+Its numbers and names are checked: the queue relies on its seats, and people are shown its names.
 """
 
 from http import HTTPStatus
@@ -21,14 +21,14 @@ LONGEST_NAME = 256
 SEATS_AT_MOST = 4096
 JOBS_AT_MOST = 1_000_000
 
-# An answer to a probe: its status and its body.
+# A response to a probe: its status and its body.
 Answered = tuple[int, bytes]
 
 
 class RemoteStatus(msgspec.Struct, frozen=True):
-    """A picture of the node. `load` is what it says of itself, 0…; None if it says nothing.
+    """The status of a remote node. `load` is the load that it reports, 0 or more; None if it reports none.
 
-    `ups` and `downs` count how often it came and went; `problem` is why it is not up, if it is not.
+    `ups` and `downs` count how often it came up and went down; `problem` is why it is not up, if it is not.
     """
 
     id: str
@@ -45,32 +45,32 @@ class RemoteStatus(msgspec.Struct, frozen=True):
 
 
 class ReportedLoad(msgspec.Struct, frozen=True):
-    """The load of a Fairlead: its seats in all, 0 if no model runs, and its jobs per seat, 0…"""
+    """The load of a Fairlead: its seats in total, 0 if no model runs, and its jobs per seat, 0 or more."""
 
     seats: int
     load: float
 
 
 class _Health(msgspec.Struct):
-    """The answer of Fairlead's `GET /health`: `instance` is another for every server, at every start."""
+    """The response of Fairlead's `GET /health`. `instance` is different for each server and each start."""
 
     instance: str | None = None
 
 
 class _Listed(msgspec.Struct):
-    """A model."""
+    """One model of the list."""
 
     id: str
 
 
 class _Listing(msgspec.Struct):
-    """The answer of `GET /v1/models`."""
+    """The response of `GET /v1/models`."""
 
     data: list[_Listed]
 
 
 class _Running(msgspec.Struct):
-    """A line of Fairlead's `GET /running`."""
+    """One model in the response of Fairlead's `GET /running`."""
 
     model: str
     seats: Annotated[int, Meta(ge=0, le=SEATS_AT_MOST)]
@@ -84,13 +84,13 @@ _decode_running = msgspec.json.Decoder(list[_Running]).decode
 
 
 def instance_of(answer: Answered) -> str | None:
-    """Return the instance that `GET /health` names; None if it names none."""
+    """Return the instance in the response of `GET /health`; None if there is none."""
     health = decoded(_decode_health, answer[1]) if answer[0] == HTTPStatus.OK else None
     return None if health is None else health.instance
 
 
 def models_of(answer: Answered) -> frozenset[str] | None:
-    """Return the first `MODELS_AT_MOST` models of `GET /v1/models`; None if the answer is not a list.
+    """Return the first `MODELS_AT_MOST` models of `GET /v1/models`; None if the response is not a list.
 
     Names that are too long or not printable are left out.
     """
@@ -103,7 +103,7 @@ def models_of(answer: Answered) -> frozenset[str] | None:
 
 
 def load_of(answer: Answered) -> ReportedLoad | None:
-    """Return the load from a Fairlead's `GET /running`; None if the answer is not one, or impossible."""
+    """Return the load from a Fairlead's `GET /running`; None if the response is malformed or impossible."""
     running = decoded(_decode_running, answer[1]) if answer[0] == HTTPStatus.OK else None
     if not running:
         return None if running is None else ReportedLoad(0, 0.0)

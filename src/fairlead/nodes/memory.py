@@ -1,4 +1,4 @@
-"""What processes take of the machine, as the system counts it: memory, and computing. Knows no model."""
+"""The memory and CPU time of processes, as the system counts them. Independent of models."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ PROC = Path("/proc")
 
 
 def memory_of(pid: int, *, group: bool = False) -> int:
-    """Return the bytes that a process takes, or all of its group; 0 if it is gone or nobody can tell.
+    """Return the bytes that a process, or its whole group, takes; 0 if it is gone or that is not known.
 
-    What it shares with others counts in part (PSS), where the system says so; else all that is resident
+    Shared memory counts proportionally (PSS) where the system reports that; else all resident memory counts
     (RSS). Reads files, which may take some milliseconds for a large process.
     """
     if not sys.platform.startswith("linux"):
@@ -19,13 +19,13 @@ def memory_of(pid: int, *, group: bool = False) -> int:
 
 
 def computed_s(group: int) -> float | None:
-    """Return how long the processes of a group have computed so far, in seconds; None if nobody can tell."""
+    """Return the CPU time of a group's processes so far, in seconds; None if that is not known."""
     if not sys.platform.startswith("linux"):
         return None
     ticks = 0
     for pid in _members(group):
         if (fields := _stat_of(pid)) is not None:
-            ticks += int(fields[11]) + int(fields[12])  # for itself, and in the system for it
+            ticks += int(fields[11]) + int(fields[12])  # user and system time
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -33,7 +33,7 @@ def _bytes_of(pid: int) -> int:
     for name, field in (("smaps_rollup", b"Pss:"), ("status", b"VmRSS:")):
         try:
             lines = (PROC / str(pid) / name).read_bytes().splitlines()
-        except OSError:  # it is gone, or not ours to look at, or the system has no such file
+        except OSError:  # it is gone, or we may not read it, or the system has no such file
             continue
         for line in lines:
             if line.startswith(field):
@@ -47,10 +47,10 @@ def _members(group: int) -> list[int]:
 
 
 def _stat_of(pid: int) -> list[bytes] | None:
-    """Return a process's state, parent, group and so on; None if it is gone."""
+    """Return a process's state, parent, group and the following fields; None if it is gone."""
     try:
         stat = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The name before them is in parentheses, and may have some of its own.
+    # The name before them is in parentheses, and may contain parentheses.
     return stat.rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""What each model takes of memory, as far as it is known: configured, or measured while it ran. Pure."""
+"""The memory that each model takes, as far as known: configured, or measured while it ran. Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 
 
 class GpuUse(NamedTuple):
-    """What a process takes of a GPU's memory, which is `total_bytes` in all. `device` as "cuda:1"."""
+    """The memory that a process takes of a GPU, which has `total_bytes`. `device` is named as "cuda:1"."""
 
     device: str
     taken_bytes: int
@@ -18,10 +18,10 @@ class GpuUse(NamedTuple):
 
 
 class ModelMemory:
-    """Keeps `memory_mb` by model and `gpus` up to date, for the policies that make room.
+    """Keeps `memory_mb` by model and `gpus` up to date, for the eviction policies.
 
-    What a model takes is `memory`, else `gpuMemory`, else the most that was measured. A share of a GPU counts
-    from when a model on that GPU was loaded first; until then nothing is known of it.
+    A model takes its configured `memory`, else its `gpuMemory`, else the most that was measured. A fraction
+    of a GPU counts once a model on that GPU was loaded; until then the GPU's size is not known.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class ModelMemory:
         self.gpus = Gpus()
         self._configs: dict[str, AnyModelConfig] = {}
         self._measured_mb: dict[str, float] = {}
-        self._auto: str | None = None  # the GPU that device `auto` was seen to be
+        self._auto: str | None = None  # the GPU that device `auto` turned out to be
         self._auto_is_known = False
 
     def configure(self, models: Iterable[AnyModelConfig]) -> None:
-        """Go by these models. What was measured of a model that has changed is forgotten."""
+        """Use these models. Measurements of changed and removed models are forgotten."""
         before, self._configs = self._configs, {model.name: model for model in models}
         for name, config in before.items():
             if self._configs.get(name) != config:
@@ -41,7 +41,7 @@ class ModelMemory:
         self._settle()
 
     def loaded(self, model: str, gpu: GpuUse | None) -> None:
-        """Note where a model was loaded: it is on this GPU, or on none."""
+        """Note where a model was loaded: on this GPU, or on none."""
         config = self._configs.get(model)
         if isinstance(config, ModelConfig) and config.device == "auto":
             self._auto = None if gpu is None else gpu_name(gpu.device)
@@ -51,13 +51,13 @@ class ModelMemory:
         self._settle()
 
     def measured(self, model: str, taken_bytes: int) -> None:
-        """Keep the most that a model was seen to take."""
+        """Keep the maximum that was measured of a model."""
         if taken_bytes and model in self._configs:
             self._measured_mb[model] = max(taken_bytes / MIB, self._measured_mb.get(model, 0.0))
             self._settle()
 
     def _settle(self) -> None:
-        """Derive what is public from what is known."""
+        """Derive the public attributes from what is known."""
         self.gpus.gpu_of.clear()
         self.memory_mb.clear()
         self.memory_mb.update(self._measured_mb)
@@ -69,7 +69,7 @@ class ModelMemory:
 
     def _gpu_of(self, config: AnyModelConfig) -> str | None:
         if not isinstance(config, ModelConfig):
-            return None  # nobody knows where a command's server computes
+            return None  # it is not known where a command's server computes
         if config.device != "auto":
             return gpu_name(config.device)
         is_meant_for_gpu = config.gpu_memory is not None and not self._auto_is_known
@@ -86,7 +86,7 @@ class ModelMemory:
 
 
 def gpu_name(device: str) -> str | None:
-    """Return a GPU's name, "cuda" being the first; None for a CPU."""
+    """Return a GPU's name, where "cuda" is the first GPU; None for a CPU."""
     if device == "cpu":
         return None
     return "cuda:0" if device == "cuda" else device

@@ -1,4 +1,4 @@
-"""What runs a model of ours, and the factory that makes it: how processes are controlled is replaced here."""
+"""What runs a local model, and the factory for it: replace these to control processes differently."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,37 +26,36 @@ class ModelProcess(Node, Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its first process, for measuring its memory; None if there is none."""
+        """The id of its first process, for measuring its memory; None if there is none."""
 
     @property
     def gpu(self) -> GpuUse | None:
-        """What it takes of a GPU's memory; None if it is on none, or where that is not known."""
+        """The GPU memory that it takes; None if it is on no GPU, or if that is not known."""
 
     @property
     def stuck(self) -> str | None:
-        """Why it was ended although it had not ended by itself; None if it was not."""
+        """Why it was given up although it had not ended by itself; None if it was not."""
 
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on, if it has one."""
 
     def status(self) -> msgspec.Struct:
-        """Return a picture of it; the fields that `ModelStatus` has are shown."""
+        """Return its status, of which the fields that `ModelStatus` has are shown."""
 
     async def run(self, *, task_status: trio.TaskStatus[Any]) -> None:
         """Start, call `started()` when the model is loaded, and end by raising. Cancelling ends it.
 
-        Raises `LoadFailed` before it was loaded, and `NodeFailed` afterwards. The listener is told of
-        `node_up`, and of `node_down` before the jobs fail. When this is over, no process is left.
+        Raises `LoadFailed` before the model was loaded, and `NodeFailed` afterwards. Calls the listener's
+        `node_up`, and `node_down` before the jobs fail. When this is over, no process is left.
         """
 
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """What a run of a model is made with. `text` is an engine model's; commands have none.
+    """The options of one run of a model. Only engine models have a `text`.
 
-    `on_progress` is called with how far loading is (0 to 1, None: not known) and what it does, and `on_line`
-    with each line that its processes print.
-    `engine_command` starts an engine's process.
+    `on_progress` is called with the load's progress (0 to 1; None: not known) and its stage, `on_line` with
+    each line that the processes print. `engine_command` starts an engine's process.
     """
 
     config: AnyModelConfig

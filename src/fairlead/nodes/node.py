@@ -1,4 +1,4 @@
-"""What a node is. Something that generates: the built-in engine, a command we start, a remote server."""
+"""The interface of a node, which generates: the built-in engine, a started command, or a remote server."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -11,13 +11,13 @@ from fairlead.nodes.sink import Sink
 
 
 class NodeLimits(msgspec.Struct, frozen=True):
-    """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: of all that
-    run at once, None if the node does not say.
+    """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: those of all
+    running sequences, None if the node does not report it.
 
-    `load` is how busy a node elsewhere says that it is, 0…, for it may have other clients than us; None if it
-    does not say. `evictable`: it is ours, and can be stopped so that another model has its room.
-    `needs_relay`: it takes requests only as clients write them, in `Job.relay`. `isolates_tenants`: what it
-    has cached of one tenant's prompts is not for others.
+    `load` is the load that a remote node reports, 0 or more, because it may have other clients; None if it
+    reports none. `evictable`: it is local, and can be stopped to make room for another model. `needs_relay`:
+    it takes requests only as clients write them, in `Job.relay`. `isolates_tenants`: the cached prefixes of
+    one tenant are not used for others.
     """
 
     seats: int
@@ -30,41 +30,40 @@ class NodeLimits(msgspec.Struct, frozen=True):
 
 
 class NodeCounts(msgspec.Struct, frozen=True):
-    """What the dispatcher counts of a node that is up: its jobs, and whether it gets no more of them."""
+    """The dispatcher's view of a node that is up: the jobs that it runs, and whether it gets no more."""
 
     busy: int
     draining: bool
 
 
 class Node(Protocol):
-    """The dispatcher does not know more about a node than this."""
+    """All that the dispatcher knows about a node."""
 
     @property
     def id(self) -> str:
-        """Unique in the fleet."""
+        """The node's id, unique in the fleet."""
 
     @property
     def models(self) -> frozenset[str]:
         """Canonical names of the models it can generate with."""
 
     def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
-        """Start the job; leaving the block, however, ends it and frees what it holds.
+        """Start the job; leaving the block in any way ends it and frees what it holds.
 
-        Its answer is put into the sink. Entering may take as long as an answer that comes whole, and raises
-        `NodeFailed` when the node is not there, `NodeFull` when it has no room; later failures come through
-        the sink. A `NodeFailed` is the node's own fault, and another may do better; any other error is the
-        job's end.
+        The answer is put into the sink. Entering may take until the end of an answer that is not streamed.
+        It raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures go to the
+        sink. A `NodeFailed` is the node's fault, and another node may succeed; any other error ends the job.
         """
 
 
 class NodeListener(Protocol):
-    """Whom a node tells that it can take jobs, or no longer. Called synchronously, from the node's task."""
+    """Is notified when a node can take jobs, or no longer can. Called synchronously, from the node's task."""
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """The node is ready and has these seats."""
+        """Note that the node is ready, with these limits."""
 
     def node_down(self, node: Node) -> None:
-        """The node is gone; its jobs fail through their sinks."""
+        """Note that the node is down; its jobs fail through their sinks."""
 
     def load_failed(self, node: Node, error: FairleadError) -> None:
-        """The node tried to load its models and could not."""
+        """Note that the node could not load its models."""

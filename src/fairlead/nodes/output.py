@@ -1,7 +1,7 @@
-"""The last lines that a model's processes have printed, kept in memory over all of its lives.
+"""The last lines that a model's processes have printed, kept in memory across restarts.
 
-Bounded twice: `LINES_KEPT` lines, and `CHARACTERS_KEPT` of text. Lines are numbered from 0 on, so that a
-reader that follows the output asks for what came after its last line, and learns how many it has missed.
+Bounded by `LINES_KEPT` lines and by `CHARACTERS_KEPT` of text. Lines are numbered from 0, so that a reader
+that follows the output can ask for what came after its last line, and see how many it has missed.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ class ProcessOutput:
 
     @property
     def begin(self) -> int:
-        """The number of the oldest line that is kept."""
+        """The number of the oldest line kept."""
         return self.end - len(self._lines)
 
     def add(self, line: str) -> None:
-        """Keep a line, and drop the oldest ones above the bounds. Never waits."""
+        """Keep a line, and drop the oldest ones above the bounds. Never blocks."""
         self._lines.append(line)
         self._size += len(line)
         self.end += 1
@@ -33,6 +33,6 @@ class ProcessOutput:
             self._size -= len(self._lines.popleft())
 
     def since(self, number: int) -> Sequence[str]:
-        """Return the lines from this number on that are still kept."""
+        """Return the lines that are still kept, from this number on."""
         skipped = max(0, number - self.begin)
         return list(self._lines)[skipped:]

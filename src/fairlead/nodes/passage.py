@@ -1,6 +1,6 @@
-"""One job's way through a node elsewhere to its sink, for as long as the node is there.
+"""The sink of one job that is relayed to another server, for as long as that node is up.
 
-Knows no server: whoever relays writes through it, and whoever knows that the node is gone ends it.
+Knows no server: the task that relays writes to it, and the node ends it when it goes down.
 """
 
 import trio
@@ -9,14 +9,14 @@ from fairlead.errors import FairleadError
 from fairlead.job import Delta
 from fairlead.nodes.sink import Room, Sink
 
-# A node that has sent everything but the body's end mark gets this long, so that its connection can stay.
+# A node that has sent all but the end of the body gets this long to send it, to keep the connection.
 LEAVE_WAIT_S = 0.02
 
 
 class Passage:
-    """A `Sink` that ends with `fail`: a task may have more in hand when its node goes down.
+    """A `Sink` that drops what is put after `fail`: a task may have more data when its node goes down.
 
-    `scope` is what the task works in, `over` is set when it is done.
+    The task runs in `scope`; `over` is set when it is done.
     """
 
     __slots__ = ("_into", "_is_over", "over", "scope")
@@ -37,13 +37,13 @@ class Passage:
         return self._into.room()
 
     def fail(self, error: FairleadError) -> None:
-        """See `Sink`. The first error counts."""
+        """See `Sink`. Only the first error counts."""
         if not self._is_over:
             self._is_over = True
             self._into.fail(error)
 
     async def left(self) -> None:
-        """Wait a moment for the task to come to its own end."""
+        """Wait up to `LEAVE_WAIT_S` for the task to end by itself."""
         if not self.over.is_set():
             with trio.move_on_after(LEAVE_WAIT_S):
                 await self.over.wait()

@@ -1,7 +1,7 @@
-"""One request of any kind to a command's own server, and its answer as it comes: head, then body.
+"""One request of any kind to a command's own server, and its response as it arrives: head, then body.
 
-Unlike a relayed request it is not read: the path, the body and the answer may be anything. What concerns the
-connection (RFC 9110, 7.6.1), credentials and other origins stays on either side.
+Unlike a relayed request it is not parsed: the path, the body and the response may be anything. Headers about
+the connection (RFC 9110, 7.6.1), credentials and other origins are not forwarded in either direction.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ _HOP_BY_HOP = frozenset(
         *("te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
-# Keys and cookies are for us; the rest is written anew for the connection to the server.
+# Keys and cookies are meant for us; the rest is set anew for the connection to the server.
 _NOT_FORWARDED = _HOP_BY_HOP | {
     *("authorization", "content-length", "cookie", "expect", "host", "user-agent", "x-api-key"),
     *("x-request-id",),
 }
-# What a server may say of the whole origin, which is ours, or what our listener says.
+# Headers that concern the whole origin, which is ours, or that our listener sets.
 _NOT_RETURNED = _HOP_BY_HOP | {
     *("alt-svc", "clear-site-data", "date", "server", "set-cookie", "set-cookie2"),
     *("strict-transport-security", "x-request-id"),
@@ -32,7 +32,7 @@ _CROSS_ORIGIN = "access-control-"
 
 
 class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
-    """The status and the headers of an answer: the first piece in `Delta.raw` of a passthrough."""
+    """The status and the headers of a response: the first piece in `Delta.raw` of a passthrough."""
 
     status: int
     headers: dict[str, str]
@@ -43,7 +43,7 @@ decode_head = msgspec.json.Decoder(AnswerHead).decode
 
 
 async def pass_through(upstream: Upstream, job: Job, asked: Relay, request: Passthrough, into: Sink) -> None:
-    """Send the request and put its answer into the sink, whatever its status. Raises `UpstreamFailed`."""
+    """Send the request and put its response into the sink, whatever its status. Raises `UpstreamFailed`."""
     headers = {**dict(request.headers), "X-Request-Id": job.request_id}
     accept = headers.pop("Accept", "*/*")
     async with upstream.exchange(
@@ -59,7 +59,7 @@ async def pass_through(upstream: Upstream, job: Job, asked: Relay, request: Pass
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a client that its model's server gets, each name once and in title case."""
+    """Return the client's headers that the model's server gets, each name once and in title case."""
     kept: dict[str, str] = {}
     pairs = [(name.lower(), value) for name, value in headers]
     dropped = _NOT_FORWARDED | _named_by_connection(value for name, value in pairs if name == "connection")
@@ -71,7 +71,7 @@ def forwarded_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, st
 
 
 def returned_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a server's answer that the client gets."""
+    """Return the headers of a server's response that the client gets."""
     dropped = _NOT_RETURNED | _named_by_connection([headers.get("connection", "")])
     return {
         name: value
@@ -85,5 +85,5 @@ def _named_by_connection(values: Iterable[str]) -> frozenset[str]:
 
 
 def _is_plain(value: str) -> bool:
-    """Whether a header may have the value: no control characters, which servers send for no good reason."""
+    """Return whether a header value is printable Latin-1 or tabs: servers need no control characters."""
     return all(letter == "\t" or (letter.isprintable() and letter <= "\xff") for letter in value)

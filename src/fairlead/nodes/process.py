@@ -1,8 +1,8 @@
 """A command's process, with everything it starts: its own process group, its output, its end.
 
-Promises: when `run` is over, however it ended, nobody of the group is left and no pipe is open; and when
-this program dies, the group ends too. What it prints goes to our stderr, and the last lines are kept. Knows
-nothing of what the command is for.
+Promises: when `run` is over, however it ended, no process of the group is left and no pipe is open; and when
+this program dies, the group ends too. Its output goes to our stderr, and the last lines are kept. Does not
+know what the command is for.
 """
 
 import os
@@ -21,20 +21,20 @@ from fairlead.supervision import FailureBoundary, described
 LINES_KEPT = 200
 LOG_WAIT_S = 0.5
 KILL_WAIT_S = 5.0
-# A shell that ends at once leaves the server it runs behind, which may need a moment more.
+# A shell may end before the server that it runs, which may need a moment more.
 GROUP_WAIT_S = 1.0
 LOOK_S = 0.02
-# SIGCONT, so that one that is stopped ends in good order; SIGKILL ends it in any case.
+# SIGCONT lets a stopped process handle SIGTERM; SIGKILL ends it in any case.
 GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
 
 class CommandProcess:
-    """One life of one command. `pid` is None before it starts; `ended` is set as soon as it has ended, though
-    others of its group may still have to be ended, and `ending` says how.
+    """One run of one command. `pid` is None before it starts. `ended` is set when its process has ended,
+    though others of its group may still run, and `ending` says how it ended.
 
     It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
-    killed when it is still there after `unload_timeout_s`. `name` begins each line of its output,
-    `on_line` is called with each line, and `on_partial_line` with an unfinished one whenever it grows.
+    killed if it still runs after `unload_timeout_s`. `name` begins each line of its output. `on_line` is
+    called with each line, and `on_partial_line` with an unfinished one whenever it grows.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class CommandProcess:
     async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the command, report its process id, and return when it has ended. Cancelling stops it.
 
-        Raises `LoadFailed` when it cannot be started.
+        Raises `LoadFailed` if it cannot be started.
         """
         assert self._process is None, "a command has one life"
         process = self._process = await self._start()
         assert process.stdout is not None
-        async with AsyncExitStack() as ending:  # last to first, each whatever becomes of the others
+        async with AsyncExitStack() as ending:  # last to first, each even if another fails
             ending.push_async_callback(_shielded, process.stdout.aclose)
             ending.push_async_callback(_shielded, self._kill, process)
             guard = await _guard(process.pid)
@@ -94,7 +94,7 @@ class CommandProcess:
     async def _live(self, process: trio.Process, task_status: trio.TaskStatus[int]) -> None:
         """Read its output until it has ended, or until cancelled; then stop it."""
         async with trio.open_nursery() as nursery:
-            # Shielded: its last words come after we are cancelled.
+            # Shielded: its last output arrives after we are cancelled.
             log_read, reading = trio.Event(), trio.CancelScope(shield=True)
             nursery.start_soon(self._read_log, process.stdout, reading, log_read)
             try:
@@ -105,7 +105,7 @@ class CommandProcess:
                 try:
                     with trio.CancelScope(shield=True):
                         await self._stop(process)
-                        # Whoever left the group may have taken the pipe along and keep it open.
+                        # A process that has left the group may keep the pipe open.
                         with trio.move_on_after(LOG_WAIT_S):
                             await log_read.wait()
                 finally:
@@ -113,7 +113,7 @@ class CommandProcess:
 
     async def _start(self) -> trio.Process:
         try:
-            # Shielded: a process that was started and nobody knows of would stay for ever.
+            # Shielded: a process that was started but not recorded would run forever.
             with trio.CancelScope(shield=True):
                 process = await trio.lowlevel.open_process(
                     list(self._command),
@@ -129,19 +129,19 @@ class CommandProcess:
         return process
 
     async def _stop(self, process: trio.Process) -> None:
-        """End the whole group. Takes as long as the command is given, and `KILL_WAIT_S`."""
+        """End the whole group. Takes up to `unload_timeout_s`, and `KILL_WAIT_S`."""
         if process.returncode is None:
             with trio.move_on_after(self._unload_timeout_s):
                 await self._ask_to_stop(process)
                 await process.wait()
                 with trio.move_on_after(GROUP_WAIT_S):
-                    while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event tells of their end
+                    while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event reports their end
                         await trio.sleep(LOOK_S)
         await self._kill(process)
 
     async def _kill(self, process: trio.Process) -> None:
-        """Kill the whole group, also what the command started and left behind, and reap the command."""
-        if not self._is_killed:  # once: its number may be another's afterwards
+        """Kill the whole group, including what the command started and left behind, and reap the command."""
+        if not self._is_killed:  # once: its id may be reused afterwards
             _signal_group(process.pid, signal.SIGKILL)
             self._is_killed = True
         with trio.move_on_after(KILL_WAIT_S):
@@ -150,7 +150,7 @@ class CommandProcess:
     async def _ask_to_stop(self, process: trio.Process) -> None:
         if not self._stop_command:
             _signal_group(process.pid, signal.SIGTERM)
-            _signal_group(process.pid, signal.SIGCONT)  # or one that is stopped would never hear of it
+            _signal_group(process.pid, signal.SIGCONT)  # a stopped process handles SIGTERM only then
             return
         command = [word.replace("${PID}", str(process.pid)) for word in self._stop_command]
         stopper = CommandProcess(
@@ -188,9 +188,9 @@ class CommandProcess:
 
 
 async def _guard(group: int) -> trio.Process:
-    """Start who ends the group when we have died, even of SIGKILL: the end of its stdin tells it so.
+    """Start a shell that ends the group when our death, even by SIGKILL, closes the shell's stdin.
 
-    A server that nobody asks any more would hold its memory for ever.
+    Otherwise a server that gets no more requests would hold its memory forever.
     """
     try:
         with trio.CancelScope(shield=True):
@@ -213,22 +213,22 @@ async def _dismiss(guard: trio.Process) -> None:
             guard.kill()
             with trio.move_on_after(KILL_WAIT_S):
                 await guard.wait()
-        finally:  # the end of its stdin would have it end the group, of which nothing is left
+        finally:  # once its stdin is closed, it would signal the group, which is gone
             guard.kill()
             with trio.move_on_after(KILL_WAIT_S):
                 await guard.wait()
 
 
 async def _shielded(end: Callable[..., Awaitable[object]], *arguments: object) -> None:
-    """Run a step of the end, which takes a bounded time, also after a cancellation."""
+    """Run a cleanup step, which takes a bounded time, even after a cancellation."""
     with trio.CancelScope(shield=True):
         await end(*arguments)
 
 
 def _signal_group(group: int, number: signal.Signals | None) -> bool:
-    """Send a signal, or none, to all of a group; return whether there was anybody to send it to."""
+    """Send a signal, or none, to a whole group; return whether there was a process to send it to."""
     try:
         os.killpg(group, number or 0)
-    except (ProcessLookupError, PermissionError):  # nobody, or nobody who is still ours
+    except (ProcessLookupError, PermissionError):  # no process, or none that is still ours
         return False
     return True

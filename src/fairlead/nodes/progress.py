@@ -1,4 +1,4 @@
-"""How far a command's load is, read from what its server prints."""
+"""The progress of a command's load, read from what its server prints."""
 
 import math
 import re
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 def fraction_reader(pattern: str) -> Callable[[str], float | None]:
-    """Return a function that finds in a text how far a load is, 0 to 1, by the last match of the pattern.
+    """Return a function that finds a load's progress in a text, 0 to 1, by the last match of the pattern.
 
-    A pattern with one group matches a percentage, one with two groups how much is done and of how much. The
-    function returns None where nothing matches, and where what matches is no number.
+    A pattern with one group matches a percentage, one with two groups the amount done and the total. The
+    function returns None if nothing matches, or if a match is not a number.
     """
     compiled = re.compile(pattern)
 

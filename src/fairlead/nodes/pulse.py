@@ -1,8 +1,8 @@
-"""Whether a server that we have started still lives, though its process does: it answers, or it works.
+"""Detects that a server that we started hangs although its process runs: it neither answers nor works.
 
-A server that was stopped, or waits for itself for ever, has not ended, and would keep its jobs. One that
-does one thing at a time is as silent while it does it: so silence counts only while nothing of an answer
-comes, and its processes do next to nothing. Whatever it answers, it lives: some say 503 when they are busy.
+A server that is stopped by a signal or deadlocked has not ended, and would keep its jobs. A server that
+handles one request at a time is just as silent while it does. So silence counts only while no bytes of a
+response arrive and its processes use almost no CPU. Any response is a sign of life: some send 503 when busy.
 """
 
 import trio
@@ -11,25 +11,25 @@ from fairlead.nodes.health import Breaker, HealthCheck, watch
 from fairlead.nodes.memory import computed_s
 from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed
 
-# What part of one processor's time is work. Threads that only look whether there is some take less.
+# The fraction of one CPU that counts as work. Idle threads that poll for work take less.
 WORK = 0.1
 ANSWER_BYTES = 64 * 1024
 
 
 class Pulse:
-    """Feels the server at `upstream`, by asking for `path`; `group` is its process group."""
+    """Probes the server at `upstream` by requests for `path`; `group` is its process group."""
 
     def __init__(self, upstream: Upstream, path: str, *, group: int) -> None:
         self._upstream = upstream
         self._path = path
         self._group = group
         self._was_refused = False
-        # When it was silent last, and how long its processes had computed by then. To know that takes a look
-        # at all processes of the machine, so a server that answers is not looked at.
+        # The time of the last silent probe, and the CPU time of the group by then. To get that, all processes
+        # of the machine are read, so it is not done for a server that answers.
         self._before: tuple[float, float | None] | None = None
 
     async def stopped(self, health: HealthCheck) -> None:
-        """Probe as `health` says; return when as many probes in a row as it says found no sign of life."""
+        """Probe as `health` says; return when `failures` probes in a row have found no sign of life."""
         breaker = Breaker(health.config.failures)
         breaker.probed(well=True)
         with trio.CancelScope() as scope:
@@ -47,7 +47,7 @@ class Pulse:
             async with self._upstream.exchange("GET", self._path) as answer:
                 await answer.read_all(ANSWER_BYTES)
         except LocalShortage:
-            return True  # it was not asked
+            return True  # no request was sent
         except UpstreamFailed:
             self._was_refused = True
             return False

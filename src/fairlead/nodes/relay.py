@@ -1,7 +1,7 @@
-"""One job on its way through another server: the request as that server wants it, its answer into a sink.
+"""One job relayed to another server: the request as that server expects it, its response into a sink.
 
-The bytes of an answer's body are passed on as they came; none of its headers is. An answer of any media type
-but the dialect's is the node's failure: a proxy's login page must not leave our origin as a success.
+The body of a response is passed on byte for byte; none of its headers is. A response of another media type
+than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
 """
 
 from http import HTTPStatus
@@ -42,10 +42,10 @@ RETRY_AFTER_AT_MOST_S = 60
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-# What a gateway in front of a dead server says; other 5xx may be one request's own doing.
+# Sent by a gateway in front of a dead server; a single request may cause any other 5xx.
 GONE = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
-# What a Fairlead says that has no room for this job now, though nothing is wrong with it.
+# Error codes of a healthy Fairlead that has no room for this job now.
 FULL = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
 
 _encode = msgspec.json.Encoder().encode
@@ -69,9 +69,9 @@ _decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def rewritten(body: bytes, model: str, filters: FiltersConfig | None = None) -> bytes:
-    """Return the body with the server's own name of the model, and as the filters want it.
+    """Return the body with the server's own name of the model, and with the filters applied.
 
-    The bytes of every other value stay as they are. Raises `InvalidRequest` when it is no JSON object.
+    The bytes of every other value stay as they are. Raises `InvalidRequest` if it is not a JSON object.
     """
     try:
         members: dict[str, Any] = dict(_decode_members(body))
@@ -100,15 +100,15 @@ async def relay(
 ) -> None:
     """Send the request and put its whole answer into the sink.
 
-    `answer_bytes` bounds an answer that comes whole, and one event of a stream. Raises `NodeFull` when the
-    server has no room, `NodeRefused` when the request is at fault, `RelayFailed` or `UpstreamFailed` when the
+    `answer_bytes` bounds a response that is not streamed, and one event of a stream. Raises `NodeFull` if the
+    server has no room, `NodeRefused` if the request is at fault, and `RelayFailed` or `UpstreamFailed` if the
     server is; the last two also in the middle of the answer.
     """
     if asked.passthrough is not None:
         await pass_through(upstream, job, asked, asked.passthrough, into)
         return
     body = rewritten(asked.body, model, filters)
-    # Under its client's name and in its client's trace there, too.
+    # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
     kind = EVENTS if asked.stream else JSON
     async with upstream.exchange("POST", asked.path, body, accept=kind, headers=headers) as answer:
@@ -124,10 +124,10 @@ async def relay(
 
 
 def _check(name: str, head: Head, kind: str) -> None:
-    """Raise `UpstreamFailed` unless the answer is a success of the media type that was requested.
+    """Raise `UpstreamFailed` unless the response is a success of the media type that was requested.
 
-    Raise `RelayFailed`, which does not count against the node, for the other type of the dialect: a request
-    may cause that.
+    Raise `RelayFailed`, which does not count against the node, for the other type of the API: a request may
+    cause that.
     """
     if head.status != HTTPStatus.OK:
         raise UpstreamFailed(f"{name} answered {head.status}")
@@ -148,27 +148,27 @@ async def _refusal(name: str, answer: Answer) -> FairleadError:
     try:
         body = await answer.read_all(ERROR_BYTES)
     except AnswerTooLarge:
-        body = b""  # some servers repeat a request that they refuse
+        body = b""  # some servers echo a request that they refuse
     if _is_encoded(answer.head):
         body = b""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return NodeFull(f"{name} has no room")
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in FULL:
-        # A server that is to stop is full for all its models, and for as long as it says.
+        # A server that shuts down is full for all its models, and for as long as it says.
         retry_after = answer.head.headers.get("retry-after", "")
         wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
         return NodeFull(f"{name} has no room: {code}", retry_after_s=wait_s)
     said = excerpt(body)
     message = f"{name} answered {status}: {said}" if said else f"{name} answered {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
-        return RelayFailed(f"{name} does not know our key")  # nothing the client could do about it
+        return RelayFailed(f"{name} does not know our key")  # the client cannot change that
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return NodeRefused(message, status=status, body=body if _is_error(answer.head, body) else b"")
     return UpstreamFailed(message) if status in GONE else RelayFailed(message)
 
 
 def _is_error(head: Head, body: bytes) -> bool:
-    """Return whether the body is a JSON object, which no browser shows as a page."""
+    """Return whether the body is a JSON object, which no browser renders as a page."""
     kind = head.content_type
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         return False
@@ -180,7 +180,7 @@ def _is_error(head: Head, body: bytes) -> bool:
 
 
 def _code(body: bytes) -> str | int | None:
-    """Return the code of an error in OpenAI's dialect, if there is one."""
+    """Return the code of an error in OpenAI's format, if there is one."""
     refusal = decoded(_decode_refusal, body)
     return None if refusal is None else refusal.error.code
 

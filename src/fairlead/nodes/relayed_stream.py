@@ -1,7 +1,7 @@
 """Passes a stream of another server into a sink and reads as much of its events as accounting needs.
 
-Everything that came in one read is passed on at once. Memory and computation are bounded, by bytes and by
-the number of events without text.
+Everything received in one read is passed on at once. Memory and computation are bounded, by bytes and by the
+number of events without text.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from fairlead.nodes.sink import Sink
 from fairlead.nodes.upstream import Answer, UpstreamFailed
 
 STREAM_BYTES = 256 * 1024 * 1024
-# Events without text, such as comments that keep a connection open: so many, and so many for each token.
+# Allowed events without text, such as keep-alive comments: a fixed number, plus some for each token.
 SILENT_EVENTS = 10_000
 SILENT_PER_TOKEN = 10
 # Events that are read before other tasks run.
@@ -28,12 +28,12 @@ AFTER_END_S = 1.0
 
 
 class RelayFailed(NodeFailed):
-    """The server answered, but not well; says nothing of its health."""
+    """The server responded, but wrongly; this does not count against its health."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Events of one choice that came in one read."""
+    """Events of one choice that arrived in one read."""
 
     index: int
     raw: list[bytes]
@@ -46,11 +46,11 @@ class _Pending:
 
 
 class RelayedStream:
-    """Hands a stream's events on. Two kinds are held back.
+    """Passes on a stream's events. Two kinds are held back.
 
-    Those of the beginning, until something was generated: whoever has seen none of an answer can be given
-    another node's without noticing. And the last choice's end with all after it, until the stream is over:
-    what has been put once is never needed again, should another node repeat the answer.
+    Events before any generated text are held until some follows: a client that has received nothing can get
+    another node's answer instead. The end of the last choice, and all after it, is held until the stream is
+    complete: so nothing that was put is needed again if another node repeats the answer.
 
     `event_bytes` bounds one event, and all events that are held back.
     """
@@ -96,11 +96,11 @@ class RelayedStream:
         if not self._is_whole and (self._end is None or splitter.has_rest):
             raise UpstreamFailed(f"{self._name} ended a stream before its end")
         self._finish()
-        # Nothing should come but the body's end, after which the connection can be used again.
+        # Only the body's end should follow, after which the connection can be reused.
         await answer.drain(AFTER_END_S)
 
     def _takes_plain(self, events: bytes) -> bool:
-        """Take what is nothing but text of one choice in one piece; False if it is not, or not the time."""
+        """Put events that are only text of one choice at once; return False if they are not, or not now."""
         if not self._has_begun or self._ends or (plain := read_plain(events)) is None:
             return False
         index, texts = plain
@@ -125,13 +125,13 @@ class RelayedStream:
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
-            if b"data:" in raw:  # no comment: those are for whoever keeps a connection open
+            if b"data:" in raw:  # no comment: those only keep a connection open
                 self._hold(raw, self._beginning)
             return
         self._has_begun = True
         index = self._last_index if event.index is None else self._choice(event.index)
         if self._end is not None or index in self._ends:
-            self._hold(raw, self._tail)  # nothing comes after a choice's end but what belongs to all
+            self._hold(raw, self._tail)  # after a choice's end, only events for all choices follow
             return
         self._last_index = index
         if event.text:
@@ -144,7 +144,7 @@ class RelayedStream:
         self._add(index, raw, event)
 
     def _choice(self, index: int) -> int:
-        """Return the choice of that index; one that the request does not have is taken for the nearest."""
+        """Return the choice of that index; an index that the request does not have is clamped."""
         return max(0, min(index, self._choices - 1))
 
     def _count(self, text: str, tokens: int) -> None:
@@ -182,7 +182,7 @@ class RelayedStream:
             self._into.put(delta)
 
     def _finish(self) -> None:
-        """Put the end that was held back, and correct the count of tokens to the server's, if possible."""
+        """Put the end that was held back, and correct the token count to the server's, if plausible."""
         unended = [index for index in range(self._choices) if index not in self._ends]
         if self._end is not None:
             self._end.raw = [b"".join([*self._beginning, *self._end.raw])]
@@ -197,10 +197,10 @@ class RelayedStream:
         )
         correction = generated - self._tokens
         if self._tail or correction:
-            # Of the tail's own index, if there are several choices, so that it comes after all of them.
+            # With several choices the tail has its own index, so that it comes after all of them.
             tail = self._choices if self._choices > 1 else 0
             raw = [b"".join(self._tail)] if self._tail else []
             self._into.put(Delta(tail, raw=raw, relayed_tokens=correction))
         for index in unended:
-            # With an empty event: an end without one is that of an engine, which has yet to be written.
+            # With an empty event: an end without one is an engine's, whose event is yet to be written.
             self._into.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))

@@ -1,7 +1,7 @@
-"""A server elsewhere as a node: jobs are relayed to it as their clients wrote them.
+"""A remote server as a node: jobs are relayed to it as their clients wrote them.
 
-It is probed, and gets no work while its breaker is open. One that is itself Fairlead (its `GET /running` says
-so) tells its models, seats and load.
+It is probed, and gets no work while its circuit breaker is open. A server that is itself Fairlead, as its
+`GET /running` shows, reports its models, seats and load.
 """
 
 import math
@@ -35,7 +35,7 @@ from fairlead.nodes.sink import Sink
 from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.supervision import FailureBoundary, described, log_failure
 
-# What a node does not say is no limit of ours: it refuses what it cannot take itself.
+# We do not limit what a node does not report: it refuses by itself what it cannot take.
 UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 MODELS_LOGGED = 20
@@ -46,23 +46,23 @@ logger = structlog.get_logger("fairlead.node")
 
 
 class RemoteListener(NodeListener, Protocol):
-    """Is told, besides, when a node has other models or seats than before."""
+    """Is notified, too, when a node has other models or seats than before."""
 
     def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """The node has these limits now, and its `models` may have changed."""
+        """Note that the node has these limits now; its `models` may have changed, too."""
 
 
 class RemoteNode:
     """Relays jobs to the server at `upstream`.
 
-    `names` maps the models it is used for to its own names of them; None: it is asked, and has the same
-    names. `seats` None: 1, or what a Fairlead reports. `health` None: nothing but `came_up` and `went_down`
-    says whether it is there, and `run` is not used. `filters` and `answer_bytes` are as for `relay`. `face`
-    is the node of which the listener is told, if this one is only part of it. `ourselves` is what our own
-    `GET /health` says that we are: who says the same is us, by whatever address, and gets no work, which
-    would come back to us for ever.
+    `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
+    names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
+    `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
+    `relay`. `face` is the node that the listener gets, if this one is only part of it. `ourselves` is the
+    instance in our own `GET /health`. A server that reports the same is this server, by whatever address. It
+    gets no work, which would come back to us forever.
 
-    `met` is set when it was first asked how it is, whatever came of it.
+    `met` is set after the first probe, whatever its result.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class RemoteNode:
         self._ups = self._downs = 0
 
     async def run(self) -> None:
-        """Probe the server until cancelled; report to the listener when it comes and goes.
+        """Probe the server until cancelled; report to the listener when it comes up or goes down.
 
-        May be called again after it has raised, which only an error of our own makes it do.
+        May be called again after it has raised, which only a bug of our own can cause.
         """
         assert self._health is not None
         try:
@@ -115,10 +115,10 @@ class RemoteNode:
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
-        """Relay the job; leaving the block ends it. `NodeFailed` when the node is down.
+        """Relay the job; leaving the block ends it. Raises `NodeFailed` if the node is down.
 
-        Only an answer that is read as it comes needs a task beside the caller's: there is nothing to do with
-        a whole one before its end, so the block is entered when that is there.
+        Only an answer that is read as it arrives needs a task beside the caller's. Nothing can be done with
+        any other before its end, so the block is entered then.
         """
         if not self._breaker.is_up:
             raise NodeFailed(f"{self.id} is down")
@@ -143,7 +143,7 @@ class RemoteNode:
         self._breaker.failures = health.failures
 
     def status(self) -> RemoteStatus:
-        """Return the picture `GET /nodes` shows."""
+        """Return the status that `GET /nodes` shows."""
         return RemoteStatus(
             id=self.id,
             is_up=self._breaker.is_up,
@@ -158,14 +158,14 @@ class RemoteNode:
             problem=self._problem(),
         )
 
-    # For whoever knows more than a probe could ---------------------------------------------------------
+    # For callers that know more than a probe -----------------------------------------------------------
 
     def came_up(self) -> None:
-        """The server is there: it gets work from now on."""
+        """Note that the server is up: it gets work from now on."""
         self._change(self._breaker.probed(well=True), "probed well")
 
     def went_down(self, error: FairleadError) -> None:
-        """The server is gone: report that, then fail every job it runs with the error."""
+        """Note that the server is down: report that, then fail every job it runs with the error."""
         self._breaker = self._new_breaker()
         self._leave(error)
 
@@ -180,14 +180,14 @@ class RemoteNode:
             try:
                 yield
                 await passage.left()
-            except Exception as error:  # noqa: BLE001  # it goes on as itself, not in a nursery's group
+            except Exception as error:  # noqa: BLE001  # raised below, outside the nursery's group
                 raised = error
             nursery.cancel_scope.cancel()
         if raised is not None:
             raise raised
 
     async def _relay(self, job: Job, asked: Relay, passage: Passage) -> None:
-        """Relay one job. Whatever fails ends this attempt at it, and neither its client nor the node."""
+        """Relay one job. A failure ends only this attempt, neither its client's task nor the node."""
         boundary = FailureBoundary()
         try:
             with boundary:
@@ -205,10 +205,10 @@ class RemoteNode:
                 await self._pass_on(job, asked, passage, model=model)
                 self._breaker.requested(well=True)
         except LocalShortage as error:
-            passage.fail(error)  # which says nothing of the node
+            passage.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
-            # First the breaker, so that nobody gets this seat before it is known to be bad.
-            self._running.discard(passage)  # its own error says more than that of all others
+            # The breaker first, so that no other job gets this seat.
+            self._running.discard(passage)  # its own error is more specific than `_leave`'s
             self._change(self._breaker.requested(well=False), error.message)
             passage.fail(error)
         except FairleadError as error:
@@ -216,7 +216,7 @@ class RemoteNode:
             passage.fail(error)
 
     def _leave(self, error: FairleadError) -> None:
-        """Report that the node is down, then fail its jobs: none of them may get one of its seats again."""
+        """Report that the node is down, then fail its jobs: none of them may get a seat on it again."""
         try:
             if self._is_reported:
                 self._listener.node_down(self._face)
@@ -232,17 +232,17 @@ class RemoteNode:
     # Its health --------------------------------------------------------------------------------------
 
     async def _probe(self) -> bool:
-        """Whether the server answers; if so, what it has is up to date."""
+        """Return whether the server answers; if so, refresh its models and limits."""
         self._upstream.close_stale()
         self._probe_answered = False
         try:
             if not await self._is_healthy():
                 return False
             if not self._breaker.is_up:
-                self._is_fairlead = True  # perhaps; what comes back may be another program
+                self._is_fairlead = True  # until `_look` checks it: another program may run there now
             await self._look()
         except LocalShortage:
-            return self._breaker.is_up  # it was not asked: it stays what it is
+            return self._breaker.is_up  # no request was sent: its state stays
         except UpstreamFailed:
             return False
         return True
@@ -267,7 +267,7 @@ class RemoteNode:
         self.is_ourselves = is_ourselves
 
     async def _look(self) -> None:
-        """Ask for models, seats and load, as far as we are to ask."""
+        """Request a Fairlead's seats and load, and the models unless they are configured."""
         before = (self.models, self._limits)
         load = None
         if self._is_fairlead:
@@ -286,7 +286,7 @@ class RemoteNode:
 
     def _know(self, models: frozenset[str]) -> None:
         self.models = models
-        # Kept sorted: a snapshot of the fleet asks for the list once for each model in it.
+        # Kept sorted, because a snapshot of the fleet reads the list once for each model in it.
         self._sorted_models = tuple(sorted(models))
 
     async def _get(self, path: str) -> Answered:
@@ -300,9 +300,9 @@ class RemoteNode:
         self.met.set()
         heard_lately = trio.current_time() - self._upstream.last_heard < self._health.config.interval_s
         if not well and not self._probe_answered and heard_lately and self._running:
-            return  # it is busy answering others: some servers do one thing at a time
+            return  # it is busy with other requests: some servers handle one at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
-        if self._is_reported and not self._breaker.is_up:  # the listener raised when it was first told
+        if self._is_reported and not self._breaker.is_up:  # the listener raised at the first report
             self._leave(NodeFailed(f"{self.id} is down"))
 
     def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
@@ -337,7 +337,7 @@ class RemoteNode:
 def remote_node(
     config: NodeConfig, listener: RemoteListener, health: HealthConfig, ourselves: str | None = None
 ) -> RemoteNode:
-    """Return the node that the configuration describes; `ourselves` as `RemoteNode` has it."""
+    """Return the node that the configuration describes; `ourselves` as for `RemoteNode`."""
     names = None
     if config.models is not None:
         names = {model: config.model_names.get(model, model) for model in config.models}
@@ -347,7 +347,7 @@ def remote_node(
         api_key=config.api_key,
         timeouts=upstream_timeouts(config.timeouts),
     )
-    # One seat is what everybody has who says nothing: a Fairlead knows better.
+    # 1 is the default: then the seats that a Fairlead reports are used instead.
     seats = config.seats if config.seats > 1 else None
     return RemoteNode(
         config.id,
@@ -363,7 +363,7 @@ def remote_node(
 
 
 def upstream_timeouts(config: TimeoutsConfig) -> UpstreamTimeouts:
-    """Return the times with infinity for what is not to be limited."""
+    """Return the timeouts, with infinity for those that are not limited."""
     endless = float("inf")
     return UpstreamTimeouts(
         connect_s=config.connect_s or endless,

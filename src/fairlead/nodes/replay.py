@@ -1,9 +1,9 @@
-"""A second attempt at an answer of which the client has seen the beginning.
+"""A second attempt at an answer whose beginning the client has received.
 
-`Recorded` keeps what was put into a sink; `Replay` takes another node's answer, checks that the same comes
-out again, and lets through what follows. What an engine made is compared by its tokens, what was relayed by
-what its events say: where chunks begin and end may differ. Only a greedy or seeded answer can be repeated;
-whoever begins a replay knows that it is.
+`Recorded` records what was put into a sink. `Replay` takes another node's answer, checks that it repeats the
+recorded one, and passes on what follows. The engine's output is compared by its tokens, relayed output by the
+text of its events, because chunks may be cut differently. Only a greedy or seeded answer can be repeated,
+which the caller has to check.
 """
 
 from fairlead.errors import FairleadError, NodeFailed
@@ -13,12 +13,12 @@ from fairlead.nodes.events import read_event, without_beginning
 from fairlead.nodes.reported import excerpt
 from fairlead.nodes.sink import Room, Sink
 
-# Characters of each text that are shown of a difference.
+# Characters of each text that the message about a difference shows.
 SHOWN_LENGTH = 40
 
 
 class Recorded:
-    """Passes everything on to `into`, and keeps in mind what it was."""
+    """Passes everything on to `into`, and records it."""
 
     def __init__(self, into: Sink) -> None:
         self._into = into
@@ -41,12 +41,12 @@ class Recorded:
         self._into.fail(error)
 
     def sent(self) -> "dict[int, _Sent]":
-        """Return what was put so far, by choice, as it is to come out again."""
+        """Return what was put so far, by choice, as it has to be repeated."""
         return {index: _Sent(put) for index, put in self._choices.items()}
 
 
 class Replay:
-    """The sink of another attempt. What follows the repetition goes to `recorded`: there can be a third."""
+    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt."""
 
     def __init__(self, recorded: Recorded, *, node: str = "another node") -> None:
         self._recorded = recorded
@@ -55,7 +55,7 @@ class Replay:
         self._failed = False
 
     def put(self, delta: Delta) -> None:
-        """See `Sink`. At a difference the answer fails, and nothing comes any more."""
+        """See `Sink`. At a difference the answer fails, and nothing more is passed on."""
         if self._failed:
             return
         sent = self._sent.get(delta.index)
@@ -82,11 +82,11 @@ class Replay:
 
 
 class _Differs(Exception):
-    """What came is not what was sent."""
+    """The repetition differs from what was sent."""
 
 
 class _Put:
-    """What was put of one choice. `recent`: the last bytes with text in them, and those since."""
+    """What was put of one choice. `recent`: the last bytes with text, and those since."""
 
     __slots__ = ("finished", "logprobs", "recent", "texts", "token_ids")
 
@@ -112,7 +112,7 @@ class _Put:
 
 
 class _Sent:
-    """What has to come out again of one choice, and how much of it has."""
+    """What has to be repeated of one choice, and how much of it has been."""
 
     def __init__(self, put: _Put) -> None:
         self._text = "".join(put.texts)
@@ -126,7 +126,7 @@ class _Sent:
         self._tokens_at = 0
 
     def generated(self, delta: Delta) -> Delta | None:
-        """Return what of an engine's delta is new; None if nothing is. Raises `_Differs`."""
+        """Return the new part of an engine's delta; None if nothing is new. Raises `_Differs`."""
         text, is_repeated = self._new_text(delta.text)
         token_ids = self._new_tokens(delta.token_ids)
         logprobs = delta.logprobs[min(self._logprobs, len(delta.logprobs)) :]
@@ -134,7 +134,7 @@ class _Sent:
         if is_repeated and self._was_relayed:
             token_ids, logprobs = [], []  # they belong to text that was sent without them
         if delta.finish_reason is not None:
-            # What was relayed has no tokens, and its end may be without an event, too.
+            # Relayed output has no tokens, and its end may be without an event, too.
             self._check_end(0 if self._is_relayed else len(self._token_ids))
             if self._finished:
                 return None
@@ -143,7 +143,7 @@ class _Sent:
         return Delta(delta.index, text, token_ids, logprobs, delta.finish_reason, delta.stop_reason)
 
     def relayed(self, delta: Delta) -> Delta | None:
-        """Return what of another server's events is new; None if nothing is. Raises `_Differs`."""
+        """Return the new part of another server's events; None if nothing is new. Raises `_Differs`."""
         self._is_relayed = True
         kept: list[bytes] = []
         texts: list[str] = []
@@ -170,7 +170,7 @@ class _Sent:
         )
 
     def _following(self, raw: bytes) -> tuple[bytes, str] | None:
-        """Return an event, or its new end, and what that says; None if it was sent before."""
+        """Return an event, or the new end of it, and its text; None if it was sent before."""
         event = read_event(raw)
         if self._was_relayed and (not event.is_known or not self._text):
             raise _Differs("what was sent cannot be compared")
@@ -196,7 +196,7 @@ class _Sent:
             raise _Differs(str(error)) from error
 
     def _new_text(self, text: str) -> tuple[str, bool]:
-        """Return what comes after the text that was sent, and whether part of it had been."""
+        """Return the part of the text that was not sent yet, and whether the rest was sent before."""
         left = self._text[self._text_at :]
         if not left or not text:
             if text and self._finished:
@@ -222,7 +222,7 @@ class _Sent:
 
 
 def _silent_at_end(recent: list[bytes]) -> int:
-    """Return how many events without text had followed the last one with text."""
+    """Return how many events without text follow the last one with text."""
     silent = 0
     for raw in recent:
         for event in split_events(raw):

@@ -1,7 +1,7 @@
 """Checks of what other servers report: every number and every text of a node passes through here.
 
 A node may be broken, or lie. A number counts only if it has the right type and is possible; otherwise it is
-treated as missing. Text is shortened to one printable line. Knows no dialect and no HTTP.
+treated as missing. Text is shortened to one printable line. Independent of HTTP and of API formats.
 """
 
 import re
@@ -15,7 +15,7 @@ from fairlead.job import Job
 Shape = TypeVar("Shape")
 
 EXCERPT_LENGTH = 200
-# What a token is taken to come to where nobody has counted.
+# The assumed size of a token where tokens were not counted.
 BYTES_A_TOKEN = 4
 # Tokens of one choice that may be generated without being shown: the reasoning of some models. The largest
 # output limits of today's models are as high.
@@ -35,7 +35,7 @@ def decoded(decode: Callable[[Any], Shape], data: bytes | msgspec.Raw) -> Shape 
 
 
 def is_given(member: msgspec.Raw) -> bool:
-    """Return whether an optional member is there, and not null."""
+    """Return whether an optional member is present, and not null."""
     return bool(member) and member != _NULL
 
 
@@ -53,8 +53,8 @@ def allowed_tokens(job: Job) -> int:
 def generated_tokens(job: Job, reported: int | None, *, counted: int, text_bytes: int, least: int = 0) -> int:
     """Return how many tokens an answer has: the reported number if it is possible, else our own count.
 
-    Possible is anything from `least` to the number that the client allowed (reasoning may not be shown), or
-    to one token for each byte of the text.
+    Possible values are `least` to the number that the client allowed (reasoning may not be shown), or to one
+    token for each byte of the text.
     """
     if reported is None or not least <= reported <= max(allowed_tokens(job), text_bytes):
         return counted

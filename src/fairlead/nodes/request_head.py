@@ -1,4 +1,4 @@
-"""What is sent to a server before a body: HTTP/1.1's request line and headers. Knows no connection."""
+"""What is sent to a server before a body: the HTTP/1.1 request line and headers. Uses no connection."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ _WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 
 
 class RequestHeads:
-    """The heads of requests to one server. `base` goes before every path.
+    """The heads of requests to one server. `base` is prepended to every path.
 
-    Raises `ValueError` for a host or a key with characters that no header may have.
+    Raises `ValueError` for a host or a key with characters that are not allowed in a header.
     """
 
     def __init__(self, host: str, *, base: str = "", api_key: str | None = None) -> None:
@@ -25,7 +25,7 @@ class RequestHeads:
         self._same = "".join(f"{line}\r\n" for line in lines).encode("ascii")
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return a request, with its body. Headers that are empty or that no header may be are left out."""
+        """Return a request with its body. Headers with empty or invalid values are left out."""
         if _PATH.fullmatch(path) is None:
             raise ValueError(f"{path!r} is no path")
         head = f"{method} {self._base}{path} HTTP/1.1\r\n"

@@ -1,9 +1,9 @@
-"""One model of ours, an engine or a command, whose process comes and goes: its lives, one after the other.
+"""One local model, an engine or a command, and its instances, one after the other.
 
     stopped → loading → ready → (draining) → stopping → stopped, or failed
 
-Promises: a life begins only when those before it, and those that make room for it, are over to the last
-process, and that a life is over is told once. Whether it is to live is decided elsewhere.
+Promises: an instance starts only when all processes of earlier ones, and of those that make room for it, are
+gone; and its end is reported once. The dispatcher decides whether the model is loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ logger = structlog.get_logger("fairlead.model")
 
 
 class Life:
-    """One life, from the wish for it until nothing is left of it: `ended` is set then."""
+    """One instance, from the decision to load it until its processes are gone: `ended` is set then."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -56,25 +56,26 @@ class Life:
 
     @property
     def is_dying(self) -> bool:
-        """Whether it was ready and is not any more, and nobody has ended it."""
+        """Whether it was ready and no longer is, although it was not cancelled."""
         return self.was_ready and not self.is_ready and not self.scope.cancel_called
 
 
 class Keeper(Protocol):
-    """Who looks after a model. Called synchronously."""
+    """Is notified when a model is loaded or dies. Called synchronously."""
 
     def came_up(self, resident: "Resident") -> None:
-        """It is loaded."""
+        """Handle that the model is loaded."""
 
     def died(self, resident: "Resident") -> None:
-        """A life that was ready has ended by itself, or one that was to take its place has failed."""
+        """Handle that a ready instance ended by itself, or that its replacement failed to load."""
 
 
 class Resident:
-    """A model and its present life, if it has one. `text` is an engine model's; commands have none.
+    """A model and its current instance, if it has one. Only engine models have a `text`.
 
-    `keeper` is told what becomes of it, and `on_progress` how far a load is. `health` says when a command is
-    given up. `config` counts from the next life on. `output` has the last lines of all its lives.
+    `keeper` is notified of loads and deaths; `on_progress` is called with the progress of a load. `health`
+    says when a command is given up. `config` applies from the next instance on. `output` has the last lines
+    of all instances.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Resident:
         self._keeper = keeper
         self._engine_command = engine_command
         self._make_process = make_process
-        self._lives: list[Life] = []  # those that are not over; the last is the present one
+        self._lives: list[Life] = []  # those that have not ended; the last is the current one
         self._backoff_s = FIRST_BACKOFF_S
         self._progress: float | None = 0.0
         self._stage = ""
@@ -112,22 +113,22 @@ class Resident:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The name of the model."""
         return self.config.name
 
     @property
     def kind(self) -> NodeKind:
-        """Who runs it."""
+        """What runs it."""
         return "engine" if isinstance(self.config, ModelConfig) else "command"
 
     @property
     def node_id(self) -> str:
-        """The id of its node, in every life."""
+        """The id of its node, in every instance."""
         return f"{self.kind}:{self.name}"
 
     @property
     def life(self) -> Life | None:
-        """Its present life; None when it is stopped."""
+        """Its current instance; None when it is stopped."""
         return self._lives[-1] if self._lives else None
 
     @property
@@ -137,30 +138,30 @@ class Resident:
 
     @property
     def has_died(self) -> bool:
-        """Whether its last life ended by accident; no longer once it is loaded or unloaded."""
+        """Whether its last instance died; False again once it is loaded or unloaded."""
         return self._has_died
 
     @property
     def is_missed(self) -> bool:
-        """Whether it was there, is gone although nobody wanted that, and is to come back."""
+        """Whether it has died or is dying, and is to be restarted."""
         dying = any(life.is_dying for life in self._lives)
         return (self._has_died or dying) and not self._is_given_up
 
     @property
     def pid(self) -> int | None:
-        """Its process, if there is one."""
+        """The id of its process; None if there is none."""
         return None if self.life is None or self.life.node is None else self.life.node.pid
 
     @property
     def stuck(self) -> str | None:
-        """Why the server is not well, if this model is why: it was stuck, and is not back yet."""
+        """Why this model was given up as stuck; None if it was not, or once it is loaded again."""
         reasons = [life.node.stuck for life in self._lives if life.node is not None]
         reason = next(filter(None, reasons), self._stuck_reason)
         return f"{reason} and is started again" if reason else None
 
     @property
     def state(self) -> ModelState:
-        """Where it is in its life."""
+        """The state of the model."""
         life = self.life
         if life is None:
             return "stopped" if self._problem is None else "failed"
@@ -171,10 +172,10 @@ class Resident:
         counts = self._desk.counts(self.node_id)
         return "draining" if counts is not None and counts.draining else "ready"
 
-    # Its life ----------------------------------------------------------------------------------------
+    # Life cycle --------------------------------------------------------------------------------------
 
     def begin(self, spawn: Callable[..., None], after: Sequence[trio.Event] = ()) -> None:
-        """Have it live, when those are over, and its own lives before this one; `spawn` starts a task."""
+        """Start an instance after the events `after` and its own earlier instances; `spawn` starts a task."""
         before = [life.ended for life in self._lives]
         life = Life()
         self._lives.append(life)
@@ -183,41 +184,41 @@ class Resident:
         spawn(self._live, life, [*after, *before])
 
     def end(self) -> None:
-        """Have its life end. Synchronous: `Life.ended` tells when it has."""
+        """End its instances. Returns at once: `Life.ended` is set when each has ended."""
         for life in self._lives:
             life.scope.cancel()
         self._has_died = False
 
     def give_up(self) -> None:
-        """If it is dead, its room is another's now: nobody misses it, though it may come back."""
+        """If it has died, stop counting it as missed: its room is used now. It may still be restarted."""
         self._is_given_up = self.life is None and self._has_died
 
     def evict(self) -> None:
-        """Have its life end, because another model needs its room."""
+        """End its instances, because another model needs the room."""
         if self.is_ready:
             self._evictions += 1
         self.end()
 
     def next_backoff_s(self) -> float:
-        """Return how long it should be dead before it is started again: longer each time."""
+        """Return the pause before the next restart, and double it, up to `LONGEST_BACKOFF_S`."""
         backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         return backoff_s
 
     @property
     def gpu(self) -> GpuUse | None:
-        """What its process takes of a GPU's memory; None if it is on none."""
+        """The GPU memory that its process takes; None if it is on no GPU."""
         node = None if self.life is None else self.life.node
         return None if node is None else node.gpu
 
     def change_health(self, health: HealthConfig) -> None:
-        """Use another health check from now on, also in the present life."""
+        """Use another health check from now on, also in the current instance."""
         self._health = health
         for life in self._lives:
             if life.node is not None:
                 life.node.change_health(health)
 
     async def measure(self) -> None:
-        """Look how much memory its processes take: of the GPU, if the model is on one."""
+        """Measure the memory that its processes take: of the GPU, if the model is on one."""
         if (gpu := self.gpu) is not None:
             self.memory_bytes = gpu.taken_bytes
         elif (pid := self.pid) is not None and self.is_ready:
@@ -227,7 +228,7 @@ class Resident:
                 self.memory_bytes = measured
 
     async def _live(self, life: Life, after: Sequence[trio.Event]) -> None:
-        """Run one life. Whatever fails in it is this model's failure, and does not leave this method."""
+        """Run one instance. Any failure in it is this model's, and does not leave this method."""
         boundary = FailureBoundary()
         try:
             with boundary, life.scope:
@@ -240,11 +241,11 @@ class Resident:
             self._ended(life, boundary.failure)
 
     def _ended(self, life: Life, failure: BaseException | None) -> None:
-        """Account for the end of a life: its room is free first, so that nothing is loaded before that."""
+        """Account for the end of an instance: first free its room, so that nothing is loaded before."""
         self._lives.remove(life)
         self.memory_bytes = 0
         life.ended.set()
-        with ExitStack() as reports:  # called last to first, each also if another raises
+        with ExitStack() as reports:  # called last to first, each even if another raises
             if failure is not None:
                 reports.callback(self._failed, life, failure)
             reports.callback(self._desk.gone, frozenset({self.name}))
@@ -278,7 +279,7 @@ class Resident:
         self._keeper.came_up(self)
 
     def _failed(self, life: Life, failure: BaseException) -> None:
-        if life.scope.cancel_called:  # it was to end, and has
+        if life.scope.cancel_called:  # this end was requested
             if not isinstance(failure, LoadFailed | NodeFailed):
                 log_failure("model ended badly", failure, model=self.name)
             return
@@ -299,10 +300,10 @@ class Resident:
         if self._has_died:
             self._keeper.died(self)
 
-    # What it tells of itself -------------------------------------------------------------------------
+    # Status ------------------------------------------------------------------------------------------
 
     def status(self) -> ModelStatus:
-        """Return the picture of it."""
+        """Return its status."""
         node = None if self.life is None else self.life.node
         told: dict[str, Any] = {} if node is None else msgspec.structs.asdict(node.status())
         if not self.is_ready:
@@ -336,7 +337,7 @@ class Resident:
 
 
 class _Unmade:
-    """Stands for the node of a life that failed before it had one."""
+    """Stands for the node of an instance that failed before it had one."""
 
     def __init__(self, resident: Resident) -> None:
         self.id = resident.node_id

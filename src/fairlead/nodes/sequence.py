@@ -1,4 +1,4 @@
-"""One choice of a job on its way through the worker: tokens in, deltas out."""
+"""One choice of a job in the worker: tokens in, deltas out."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from fairlead.worker.wire import Output
 
 
 class NodeSequence:
-    """The worker's `Receiver` for one choice. `failed` is called with what ended it, if that is no output."""
+    """The worker's `Receiver` for one choice. `failed` is called with the error, if one ends it."""
 
     __slots__ = ("_choice", "_into", "_key", "_worker", "failed")
 
@@ -53,7 +53,7 @@ class NodeSequence:
         if delta is not None:
             self._into.put(delta)
             if delta.finish_reason is not None:
-                self.abort()  # a stop string: the engine, which knows no text, would go on
+                self.abort()  # a stop string: the engine, which has no text, would go on
 
     def receive(self, output: Output) -> None:
         delta = self._choice.push(output)

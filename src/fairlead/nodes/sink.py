@@ -1,4 +1,4 @@
-"""Where a node puts an answer, as far as the node knows."""
+"""The interface of what a node puts an answer into."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from fairlead.job import Delta
 
 
 class Room(Protocol):
-    """What a sink has too little of."""
+    """Lets a writer wait for room in a full sink."""
 
     async def wait(self) -> None:
-        """Return when there is some."""
+        """Return when there is room."""
 
 
 class Sink(Protocol):
-    """Written synchronously: nothing here waits, and nothing may raise."""
+    """Where a node puts an answer, synchronously: no method waits, and none may raise."""
 
     def put(self, delta: Delta) -> None:
         """Add a piece of the answer. The last one of each choice has a `finish_reason`."""
@@ -22,7 +22,7 @@ class Sink(Protocol):
     def room(self) -> Room | None:
         """Return what to wait for until there is room for more; None if there is now.
 
-        Who has much in little time, as a server elsewhere may, waits for that before it brings more.
+        A fast writer, such as a remote server's relay, waits for that before it puts more.
         """
 
     def fail(self, error: FairleadError) -> None:

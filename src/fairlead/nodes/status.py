@@ -1,6 +1,6 @@
-"""What the fleet tells of itself: pictures of models and nodes as they are now, and what a reload changed.
+"""What the fleet reports: the current status of models and nodes, and what a reload changed.
 
-Frozen values for people and telemetry. Nobody decides by them: they are old when they arrive.
+Frozen values for people and telemetry. No decision uses them, because they are outdated when they arrive.
 """
 
 from typing import Literal
@@ -13,22 +13,22 @@ NodeState = Literal["up", "down", "draining", "loading"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is known now. `node` is who has it, or would: of a remote model, the first who does.
+    """A model that is known now. `node` is the node that has it, or would; of several remote ones, the first.
 
     `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `load_progress`
-    (0…1; None: not known) and `load_stage` say how far its load is, and `memory_bytes` what its processes
-    take (0 if there are none, or if it is unknown). A failed model has a `problem`, and is tried
-    again by the next job.
+    (0…1; None: not known) and `load_stage` are those of its load, and `memory_bytes` is what its processes
+    take (0 if there are none, or if it is unknown). A failed model has a `problem`; the next job loads it
+    again.
 
-    Then counts of the node itself: `sequences` running and, of them, `waiting` for a slot, for a command and
-    a remote model its jobs; `restarts` after a death; and the last lines that a command has printed
-    (`output`). Those of a ready engine are None for all others: `cache_usage` is the part of the blocks that
-    running sequences hold, `prefix_hit_rate` the part of the prompts' tokens that were found in the cache
-    (both 0…1), means are over all steps since the load, and `kernel` is what computes them. `prefix_queries`
-    and `prefix_hits` are tokens looked up and found since the load.
+    Then counts of the node itself: `sequences` (of a command or a remote model, its jobs), and those of them
+    that are `waiting` for a slot; `restarts` after a death; and the last lines that a command has printed
+    (`output`). The following are None except for a ready engine. `cache_usage` is the fraction of blocks that
+    running sequences hold, `prefix_hit_rate` the fraction of prompt tokens found in the prefix cache (both
+    0…1). Means are over all steps since the load, and `kernel` is what computes them. `prefix_queries` and
+    `prefix_hits` are tokens looked up and found since the load.
 
-    Since the server was started: how often it was loaded (`loads`; the latest took `load_s`), could not be
-    (`load_failures`), made room for another (`evictions`), and was given up because it was `stuck`.
+    Counts since the server was started: `loads` (the latest took `load_s`), `load_failures`, `evictions` for
+    another model, and how often it was given up because it was `stuck`.
     """
 
     model: str
@@ -68,15 +68,15 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_resident(self) -> bool:
-        """Whether it has a process of ours, on its way up or down too: `GET /running` shows those."""
+        """Whether it has a local process, also while it loads or stops: `GET /running` shows those."""
         return self.kind != "remote" and self.state not in ("stopped", "failed")
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: one of ours for each model that we may load, and those elsewhere, which have a `url`.
+    """A node: one for each local model, or a remote one, which has a `url`.
 
-    `load` is what a node elsewhere says of itself, 0…; None if it says nothing. `ups` and `downs`: how often
-    it came up and went down since the server was started.
+    `load` is what a remote node reports, 0 or more; None if it reports none. `ups` and `downs` count how
+    often it came up and went down since the server was started.
     """
 
     id: str
@@ -93,7 +93,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reload has changed, by name. Whoever is in none of the lists went on as before."""
+    """What a reload has changed, by name. What is in none of the lists continues as before."""
 
     models_added: tuple[str, ...] = ()
     models_changed: tuple[str, ...] = ()

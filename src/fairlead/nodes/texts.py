@@ -1,7 +1,7 @@
-"""The texts of a job that embeds, on their way through the worker: tokens in, a vector each out.
+"""The texts of an embedding job in the worker: tokens in, one vector per text out.
 
-One job may bring thousands, and the engine serves who came first. So only a few of a job's are there at a
-time, and the next one goes when one is back: whoever comes meanwhile waits for those few.
+One job may have thousands of texts, and the engine serves them in order of arrival. So only a few of a job's
+texts are submitted at a time, and the next one when one is done. Later jobs wait only for those few.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,10 +20,10 @@ from fairlead.worker.wire import Output
 def embedding(
     worker: Worker, into: Sink, job: Job, failed: Callable[[FairleadError], None], *, salt: bytes
 ) -> Iterator[None]:
-    """Have the job's texts embedded; on exit nothing of them is left in the worker.
+    """Embed the job's texts; on exit none of them is left in the worker.
 
-    `failed` is called with what ended a text that has no vector. The deadline in force when it is entered is
-    told to the engine.
+    `failed` is called with the error of a text that has no vector. The engine gets the deadline in force when
+    the block is entered.
     """
     texts = _Texts(worker, into, job, failed, deadline_s=trio.current_effective_deadline(), salt=salt)
     try:
@@ -35,7 +35,7 @@ def embedding(
 
 
 class _Texts:
-    """Which of the job's texts have gone, and which of those are not back."""
+    """Which of the job's texts were submitted, and which of those are not done."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class _Texts:
         self._keys: dict[int, int] = {}  # by index
 
     def submit(self) -> None:
-        """Send the next text, if there is one left. Raises as `Worker.submit` does."""
+        """Submit the next text, if there is one left. Raises as `Worker.submit` does."""
         index = next(self._left, None)
         if index is None:
             return
@@ -78,7 +78,7 @@ class _Texts:
         try:
             self.submit()
         except FairleadError as error:
-            self.failed(error)  # whoever brought the vector is not to blame
+            self.failed(error)  # the receiver of this vector must not fail for it
 
     def abort(self) -> None:
         self._left = iter(())

@@ -1,8 +1,8 @@
-"""The client side of HTTP: requests to one server over a bounded pool of connections, answers as they come.
+"""An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
 Promises: an exchange that is cancelled, fails or is left early closes its connection, at once and without
-waiting; one that was read to its end leaves it for the next. No redirect is followed, nothing is decoded.
-Knows no job and no dialect.
+waiting; one that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded.
+Independent of jobs and API formats.
 """
 
 import re
@@ -21,29 +21,29 @@ from fairlead.nodes.connection import Clock, Connection, is_local_shortage, reas
 from fairlead.nodes.links import connect
 from fairlead.nodes.request_head import RequestHeads
 
-# How much of a body is read and dropped to keep its connection; beyond that a new connection is cheaper.
+# How much of a body is read and dropped to reuse its connection; beyond that a new one is cheaper.
 DRAIN_BYTES = 64 * 1024
 
-# Unused connections that are kept: each takes a descriptor, here and there.
+# Idle connections that are kept: each takes a descriptor on both sides.
 MOST_IDLE = 32
 
 _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
 
 class UpstreamFailed(NodeFailed):
-    """The server could not be reached, fell silent, or broke off: this says something of its health."""
+    """The server could not be reached, fell silent, or broke off, which counts against its health."""
 
 
 class LocalShortage(UpstreamFailed, NodeFull):
-    """This machine has no descriptor or memory left for a connection: that says nothing of the server."""
+    """This machine has no descriptor or memory left for a connection, which is not the server's fault."""
 
 
 class AnswerTooLarge(UpstreamFailed):
-    """The server's answer is larger than the caller accepts."""
+    """The server's response is larger than the caller accepts."""
 
 
 class UpstreamTimeouts(msgspec.Struct, frozen=True):
-    """How long a server may take: to be connected to, until an answer begins, and from one piece to the next.
+    """How long a server may take: to accept a connection, to begin a response, and between two pieces of it.
 
     `idle_s`: how long an unused connection is kept.
     """
@@ -55,7 +55,7 @@ class UpstreamTimeouts(msgspec.Struct, frozen=True):
 
 
 class UpstreamStatistics(msgspec.Struct, frozen=True):
-    """Connections now, and in all."""
+    """Counts of connections now, and of those opened and reused in total."""
 
     busy: int
     idle: int
@@ -65,7 +65,7 @@ class UpstreamStatistics(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """An answer whose head is there."""
+    """A response whose head has been received."""
 
     def __init__(self, name: str, connection: Connection, clock: Clock, first: bytes) -> None:
         head = connection.parser.head
@@ -78,11 +78,11 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body's end has come, so that `read` has nothing to wait for."""
+        """Whether the end of the body has been received, so that `read` has nothing to wait for."""
         return self._connection.parser.is_complete
 
     async def read(self) -> bytes:
-        """Wait for the next bytes of the body and return all there are; none: that was the whole body.
+        """Wait for the next bytes of the body and return them; empty at the end of the body.
 
         Raises `UpstreamFailed` when the connection ends before the body does.
         """
@@ -97,7 +97,7 @@ class Answer:
         return b""
 
     async def hold(self, until: Callable[[], Awaitable[None]]) -> None:
-        """Read no more until that returns, and do not take the server to be silent meanwhile."""
+        """Read nothing until `until` returns; meanwhile the server does not count as silent."""
         self._clock.hold()
         await until()
 
@@ -112,13 +112,13 @@ class Answer:
         body = bytearray()
         while piece := await self.read():
             if len(body) + len(piece) > most_bytes:
-                body.clear()  # the error outlives it, and refers to it
+                body.clear()  # the error's traceback refers to it, and would keep it
                 raise too_large
             body += piece
         return bytes(body)
 
     async def drain(self, within_s: float) -> None:
-        """Read and drop the rest, so that the connection can be reused; give up if it is long or late."""
+        """Read and drop the rest, so that the connection can be reused; give up if that is long or slow."""
         self._clock.hold()
         parser, left = self._connection.parser, DRAIN_BYTES
         with trio.move_on_after(within_s), suppress(OSError, BadAnswer):
@@ -127,10 +127,10 @@ class Answer:
 
 
 class Upstream:
-    """One server at `url`, which may have a path that goes before every request's; `/v1` does not count.
+    """One server at `url`, whose path, without a final `/v1`, is prepended to every request's path.
 
-    At most `capacity` exchanges at a time, one connection each; more wait, first come first served. Errors
-    are `UpstreamFailed`, named after `name`. Raises `ValueError` for a URL that is none.
+    At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
+    are `UpstreamFailed`, and their messages begin with `name`. Raises `ValueError` for an invalid URL.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Upstream:
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        # Many write the URL as they do for clients, with what all paths begin with.
+        # Many write the URL as for API clients, with the `/v1` that all paths begin with.
         base = parts.path.rstrip("/").removesuffix("/v1")
         self._heads = RequestHeads(parts.netloc, base=base, api_key=api_key)
         self._capacity = capacity
@@ -174,13 +174,13 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         within_s: float | None = None,
     ) -> AsyncIterator[Answer]:
-        """Send a request; yield its answer when the head is there. `within_s` bounds all of it.
+        """Send a request; yield its response when the head has been received. `within_s` bounds all of it.
 
-        Of `headers`, which come from clients, those are left out that are empty or no header may have. Raises
-        `UpstreamFailed`, within the block too.
+        Of `headers`, which come from clients, empty and invalid ones are left out. Raises `UpstreamFailed`,
+        also within the block.
         """
         request = self._heads.request(method, path, body, {"Accept": accept, **(headers or {})})
-        # A loop, because others may take the place before a task that was woken for it gets to run.
+        # A loop, because others may take the free place before the task that was woken for it runs.
         while self._busy >= self._capacity:
             await self._waits.park()
         self._busy += 1
@@ -199,17 +199,17 @@ class Upstream:
             self._put_back(held.connection)
 
     def resize(self, capacity: int) -> None:
-        """Allow so many exchanges from now on; those that run go on."""
+        """Allow this many exchanges from now on; those under way continue."""
         self._capacity = capacity
         self._waits.unpark_all()
 
     def close(self) -> None:
-        """Close the connections that nobody uses. Those in use are closed by their exchanges."""
+        """Close the idle connections. Those in use are closed by their exchanges."""
         while self._idle:
             self._idle.pop().link.close()
 
     def close_stale(self) -> None:
-        """Close the connections that were idle for too long, or were closed by the server."""
+        """Close the connections that were idle for too long, or that the server has closed."""
         now = trio.current_time()
         for connection in list(self._idle):
             if now - connection.idle_since > self._timeouts.idle_s or connection.link.is_stale():
@@ -217,7 +217,7 @@ class Upstream:
                 connection.link.close()
 
     def statistics(self) -> UpstreamStatistics:
-        """Return the counts now."""
+        """Return the current counts."""
         return UpstreamStatistics(
             busy=self._busy,
             idle=len(self._idle),
@@ -229,9 +229,10 @@ class Upstream:
     # One exchange ------------------------------------------------------------------------------------
 
     async def _ask(self, request: bytes, clock: Clock, held: "_Held") -> Answer:
-        """Send the request and wait for the head. A kept connection may have been closed meanwhile.
+        """Send the request and wait for the head of the response.
 
-        Then, as long as nothing came back, the request is sent again, once, over a new one.
+        A kept connection may have been closed meanwhile. If so, and if nothing was received, the request is
+        sent again, once, over a new one.
         """
         held.connection = self._take_idle()
         if held.connection is not None:
@@ -264,10 +265,10 @@ class Upstream:
         return Answer(self.name, connection, clock, first)
 
     def _take_idle(self) -> Connection | None:
-        """The one used last is the likeliest to be good still, and lets the others grow old."""
+        """Return the idle connection used last: it is the likeliest to work, and the others expire."""
         oldest = trio.current_time() - self._timeouts.idle_s
         while self._idle:
-            connection = self._idle[-1]  # it stays there should the look at it fail
+            connection = self._idle[-1]  # it stays there if `is_stale` raises
             is_usable = connection.idle_since >= oldest and not connection.link.is_stale()
             self._idle.pop()
             if is_usable:
@@ -292,7 +293,7 @@ class Upstream:
 
 
 class _Held:
-    """What an exchange must give back, however it ends."""
+    """What an exchange must release, however it ends."""
 
     __slots__ = ("connection",)
 

@@ -1,1 +1,1 @@
-"""Which models make room for which: pure policies."""
+"""Eviction policies: which models are unloaded for which. Pure."""

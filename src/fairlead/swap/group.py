@@ -1,4 +1,4 @@
-"""Groups: members swap with each other, and a group may turn out all others. llama-swap's default engine."""
+"""Groups: members replace each other, and a group may evict all others. llama-swap's default engine."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Models that belong together, by name.
+    """The models of one group, by name.
 
     `swap`: only one member runs at a time. `exclusive`: loading a member stops the members of all other
-    groups, but for those of `persistent` ones.
+    groups that are not `persistent`.
     """
 
     members: tuple[str, ...]
@@ -21,9 +21,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class GroupPolicy(EvictionPolicy):
-    """Decides by the groups alone. A model of no group is in a group of the rest: one at a time, exclusive.
+    """Decides by the groups alone. Models of no group form a group: one at a time, exclusive.
 
-    That is what llama-swap does. A model in two groups is a `ValueError`.
+    llama-swap does the same. A model in two groups is a `ValueError`.
     """
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
@@ -53,5 +53,5 @@ class GroupPolicy(EvictionPolicy):
 
     def _makes_room(self, model: str, own: Group) -> bool:
         group = self._group(model)
-        # The same one, not an equal one: two groups without members in common may look alike.
+        # By identity: two groups without members in common may be equal.
         return own.swap if group is own else own.exclusive and not group.persistent

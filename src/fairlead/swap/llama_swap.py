@@ -1,6 +1,6 @@
-"""llama-swap's configuration in our terms. Pure.
+"""Translates llama-swap's configuration. Pure.
 
-What it has and we have not is in a table, `WITHOUT_EFFECT`: serving is the same without it.
+The table `WITHOUT_EFFECT` lists settings that we do not implement; requests are served the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +20,9 @@ from fairlead.config.spelling import Key, KeyPath, faults_of
 from fairlead.swap.matrix import MatrixError, expand
 from fairlead.swap.sections import FileSettings, Peer
 
-READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout is taken for this, as llama-swap does
+READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
 
-# `*` is any key. What is dropped is not even looked at; the rest is kept, to be shown one day.
+# `*` is any key. True: dropped without a check. False: kept, to be shown one day.
 WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("logToStdout",): True,
     ("logTimeFormat",): True,
@@ -32,26 +32,26 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("store",): True,
     ("ui",): True,
     ("performance",): True,
-    ("profiles",): True,  # none is in use at the start, and here nobody can choose one
-    ("routing", "scheduler", "use"): True,  # there is one choice
+    ("profiles",): True,  # none is in use at the start, and there is no way to choose one
+    ("routing", "scheduler", "use"): True,  # there is only one
     ("models", "*", "timeouts", "keepalive"): True,
     ("models", "*", "timeouts", "tlsHandshake"): True,
     ("models", "*", "timeouts", "expectContinue"): True,
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
-    ("models", "*", "compat", "ignoreWebsockets"): True,  # there are none that could wake a model
+    ("models", "*", "compat", "ignoreWebsockets"): True,  # we have none that could load a model
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,
     ("models", "*", "metadata"): False,
     ("models", "*", "capabilities"): False,
 }
 
-_NOTHING_ELSE = (("models", "*", "compat"),)  # sections of which nothing is left
+_NOTHING_ELSE = (("models", "*", "compat"),)  # sections that may be empty afterwards
 
 
 def unused(tree: dict[str, Any]) -> list[KeyPath]:
-    """Return which settings of the tree have no effect; take out what is of no use."""
+    """Return the paths of settings without effect; remove those that are dropped."""
     idle = []
     for pattern, dropped in WITHOUT_EFFECT.items():
         for path, parent in _matching(tree, pattern):
@@ -59,7 +59,7 @@ def unused(tree: dict[str, Any]) -> list[KeyPath]:
             if dropped:
                 del parent[path[-1]]
     for key in [key for key in tree if key == "defs" or key.startswith("x-")]:
-        idle.append((key,))  # where anchors are put
+        idle.append((key,))  # holds YAML anchors
         del tree[key]
     for pattern in _NOTHING_ELSE:
         for path, parent in _matching(tree, pattern):
@@ -69,15 +69,15 @@ def unused(tree: dict[str, Any]) -> list[KeyPath]:
 
 
 def swap_of(settings: FileSettings, *, has_commands: bool) -> tuple[tuple[str, ...], SwapConfig]:
-    """Return how room is made, and where the file says so.
+    """Return the eviction policy, and the path of its setting.
 
-    A file that does not means one model at a time if it has commands, as in llama-swap; otherwise all stay.
+    Without one, a file with commands means one model at a time, as in llama-swap; otherwise all models stay.
     """
     return next(settings.choices(), ((), GroupSwap() if has_commands else KeepSwap()))
 
 
 def faults_of_swap(swap: SwapConfig, models: Iterable[str]) -> Iterator[Fault]:
-    """Say what is wrong with it, seen from where the file has it. Groups may name what is not there."""
+    """Yield what is wrong with the policy, with paths relative to it. Groups may name unknown models."""
     if isinstance(swap, GroupSwap):
         yield from (Fault(fault.path[1:], fault.message) for fault in faults_of(swap))
     elif isinstance(swap, MatrixSwap):
@@ -86,7 +86,7 @@ def faults_of_swap(swap: SwapConfig, models: Iterable[str]) -> Iterator[Fault]:
 
 
 def unknown_members(swap: SwapConfig, models: Iterable[str]) -> Iterator[KeyPath]:
-    """Yield where groups have members that are no models: llama-swap takes no notice of them either."""
+    """Yield the paths of group members that are not models: llama-swap ignores them, too."""
     known = frozenset(models)
     if isinstance(swap, GroupSwap):
         for name, group in swap.groups.items():
@@ -98,8 +98,8 @@ def nodes_of_peers(
 ) -> tuple[NodeConfig, ...]:
     """Return peers as nodes. Raises `ConfigError`.
 
-    A peer's model goes by `peer/model`, and by its own name where that is the name of no other peer's model,
-    none of ours and no selector.
+    A peer's model is named `peer/model`. It also has its own name, unless that is the name of another peer's
+    model, of one of ours or of a selector.
     """
     taken = {name for model in models for name in (model.name, *model.aliases)}.union(selectors)
     qualified = {f"{peer_id}/{name}" for peer_id, peer in peers.items() for name in peer.models}
@@ -127,7 +127,7 @@ def nodes_of_peers(
 
 
 def without_model(filters: FiltersConfig) -> FiltersConfig:
-    """Leave the `model` of a request alone, whatever the file says: jobs go by it."""
+    """Return the filters without changes of `model`, by which jobs are routed."""
     return FiltersConfig(
         strip_params=tuple(name for name in filters.strip_params if name != "model"),
         set_params={name: value for name, value in filters.set_params.items() if name != "model"},
@@ -157,7 +157,7 @@ def _faults_of_matrix(swap: MatrixSwap, models: frozenset[str]) -> Iterator[Faul
 
 
 def _matching(tree: Any, pattern: tuple[str, ...]) -> list[tuple[KeyPath, dict[Key, Any]]]:
-    """Return the path of each value that a pattern means, and the mapping it is in."""
+    """Return the path of each value that matches a pattern, and the mapping that it is in."""
     places: list[tuple[KeyPath, Any]] = [((), tree)]
     for part in pattern[:-1]:
         places = [

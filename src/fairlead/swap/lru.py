@@ -1,4 +1,4 @@
-"""Least recently used out, until there is room: by number, by memory, or by both; and on each GPU."""
+"""Evicts the least recently used models until there is room: by number, by memory, and on each GPU."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,13 +7,12 @@ from fairlead.swap.policy import EvictionPolicy
 
 
 class LruPolicy(EvictionPolicy):
-    """At most `max_loaded` models, and no more memory than `capacity_mb`; None: no such limit.
+    """At most `max_loaded` models, and no more memory than `capacity_mb` (MiB); None: no such limit.
 
-    Models on one GPU take no more memory together than that has, as `gpus` says: those elsewhere stay.
+    The models on one GPU may not exceed its memory, as `gpus` says; models that are not on it stay.
 
-    `memory_mb` tells what a model takes, as declared or as measured when it last ran, and may change: it is
-    read at each decision. Of a model that is not in it nothing is known: it counts as everything there is,
-    so that it is loaded alone, and is measured then.
+    `memory_mb` has each model's memory, as declared or as measured when it last ran. It may change, so each
+    decision reads it. A model that is not in it counts as all memory: it is loaded alone, and measured then.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class LruPolicy(EvictionPolicy):
         return frozenset(evicted)
 
     def _crowd(self, target: str, staying: Sequence[str]) -> Sequence[str]:
-        """Return the models of which one has to leave, least recently used first; none if there is room."""
+        """Return the models one of which has to go, least recently used first; none if there is room."""
         if self._max_loaded is not None and len(staying) + 1 > self._max_loaded:
             return staying
         if self._capacity_mb is not None and not self._fit(target, staying, self._capacity_mb):

@@ -1,11 +1,12 @@
-"""Macros of a llama-swap configuration, and the ports it gives to commands. Pure: a tree in, a tree out.
+"""Macros of a llama-swap configuration, and the ports of its commands. Pure: a tree in, a tree out.
 
-As llama-swap does it: the macro defined last is put in first, so each may use those before it; a model's own
-win over those of the file; a value that is nothing but a macro takes over its type; models get ports in the
-order of their names, those that ask for one. `${PID}` stays in `cmdStop`, for whoever stops a process.
+Follows llama-swap. Macros are substituted from the last one defined to the first, so each may use earlier
+ones. A model's macros override those of the file. A value that is only a macro takes the macro's type. Models
+that ask for a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops
+a process.
 
-Only a command that neither asks for a port nor says where it answers is refused there: here, its environment
-tells it a port.
+One difference: llama-swap refuses a command with neither `${PORT}` nor a `proxy`. Here, such a command gets
+its port in its environment.
 """
 
 import re
@@ -29,7 +30,7 @@ _PORT_USE = "${PORT}"
 
 
 class Expansion:
-    """Puts in the macros of one file; `faults` are found so far, `remarks` are what is good but told."""
+    """Substitutes the macros of one file. `faults` are errors, `remarks` are notes on valid settings."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -37,7 +38,7 @@ class Expansion:
         self._letters = 0
 
     def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tree without `macros`, and without a macro anywhere."""
+        """Return the tree with all macros substituted, and without `macros`."""
         everywhere = self._defined(tree.get("macros"), ("macros",))
         expanded = {
             key: self._put(value, everywhere, (key,))
@@ -74,19 +75,19 @@ class Expansion:
                 body = self._put_in_model(body, [("PORT", port)], path)
                 port += 1
             elif "cmd" in body and _PORT_USE in str(body.get("proxy")):
-                body["proxy"] = None  # said once, and no other fault follows from it
+                body["proxy"] = None  # reported once, without errors that follow from it
                 self.faults.append(Fault((*path, "proxy"), "uses ${PORT}, but cmd does not"))
             expanded[name] = body
         return expanded
 
     def _tell_port(self, body: dict[str, Any], path: KeyPath) -> bool:
-        """Put the port into the environment of a command that has no place for it; return whether it can be.
+        """Add the port to the environment of a command without `${PORT}`; return whether that is possible.
 
-        llama-swap refuses such a command; its own example has one.
+        llama-swap refuses such a command, although its own example has one.
         """
         said = body.get("env") or []
         if not isinstance(said, dict | list):
-            return False  # which is refused as what it is
+            return False  # the type is refused elsewhere
         if any(str(entry).partition("=")[0] == "PORT" for entry in said):
             body["proxy"] = None
             self.faults.append(Fault((*path, "env"), "says PORT: then proxy must say where cmd answers"))
@@ -113,7 +114,7 @@ class Expansion:
         return macros
 
     def _put_in_model(self, model: dict[str, Any], macros: Macros, path: KeyPath) -> dict[str, Any]:
-        """Put macros also into the names by which a model has parameters, the only keys with any."""
+        """Substitute macros in a model, also in the keys of `setParamsByID`, but in no other keys."""
         put: dict[str, Any] = self._put(model, macros, path)
         filters = put.get("filters")
         if isinstance(filters, dict) and isinstance(filters.get("setParamsByID"), dict):
@@ -173,7 +174,7 @@ class Expansion:
 
 
 def _prepared(model: dict[str, Any]) -> dict[str, Any]:
-    """Leave out macros, and comments before a macro in them can become part of a command."""
+    """Remove `macros`, and comments in commands, before a macro in them can become part of a command."""
     prepared = {key: value for key, value in model.items() if key != "macros"}
     for key in ("cmd", "cmdStop"):
         if isinstance(prepared.get(key), str):
@@ -185,7 +186,7 @@ def _prepared(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(model: str, everywhere: Macros, own: Macros) -> Macros:
-    """Return what a model can use, in order; its own take the places of those they hide."""
+    """Return the macros of a model, in order; its own replace those of the same name."""
     merged: dict[str, Macro] = {"MODEL_ID": model, **dict(everywhere)}
     merged.update(own)
     return list(merged.items())
@@ -196,7 +197,7 @@ def _wrong_with(name: Key, value: object) -> str | None:
         return "the name of a macro is of letters, digits, - and _, at most 63"
     if name in _RESERVED:
         return f"is not a name to give: {', '.join(_RESERVED)} are there already"
-    if not isinstance(value, str | int | float):  # a truth is an int
+    if not isinstance(value, str | int | float):  # a bool is an int
         return "must be text, a number, true or false"
     if isinstance(value, str) and f"${{{name}}}" in value:
         return "refers to itself"

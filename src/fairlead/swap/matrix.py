@@ -1,4 +1,4 @@
-"""Which models may run together, as expressions, and the cheapest way to make room: llama-swap's matrix.
+"""Expressions of which models may run together, and the cheapest evictions: llama-swap's matrix.
 
 a & b        both          (a | b) & c   [a, c] or [b, c]
 a | b        either        +other        the combinations of the set named other
@@ -18,14 +18,14 @@ Combination = frozenset[str]
 
 
 class MatrixError(ValueError):
-    """An expression makes no sense; the message names the set."""
+    """An expression is invalid; the message names the set."""
 
 
 class MatrixPolicy(EvictionPolicy):
-    """Decides by combinations: of those with the target, the one that costs least; ties in their order.
+    """Chooses the combination with the target that costs least; ties in the order of definition.
 
-    A combination costs the sum of `evict_costs` (1 where none is given) of the running models outside it; all
-    its subsets are allowed too. A model that is in no combination runs alone. Raises `MatrixError`.
+    A combination costs the sum of `evict_costs` (1 by default) of the running models outside it. All its
+    subsets are allowed too. A model that is in no combination runs alone. Raises `MatrixError`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _Expansion:
 
 
 class _Tokens:
-    """The words and signs of an expression, one ahead."""
+    """The names and operators of an expression, with one token of lookahead."""
 
     def __init__(self, set_name: str, expression: str) -> None:
         self.set_name = set_name

@@ -1,7 +1,7 @@
-"""Which of its models a selector's job gets. Pure: what the models are doing now comes in, a choice goes out.
+"""Chooses one of a selector's models for a job. Pure: the models' states come in, a choice goes out.
 
-The three strategies are llama-swap's. Two things are ours: a target that is not well (its last load failed,
-its node is down) comes after all that are, and one that is on its way out after those that are not loaded.
+The three strategies are llama-swap's. Two rules are ours. An unhealthy target (its last load failed, or its
+node is down) comes after all healthy ones. A target that is stopping comes after those that are not loaded.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from fairlead.config.spelling import KeyPath
 from fairlead.nodes.status import ModelState
 from fairlead.swap.policy import EvictionPolicy
 
-# How late an answer would come.
+# How long an answer would take, as a rank.
 _COLDNESS: dict[ModelState, int] = {
     "ready": 0,
     "loading": 1,
@@ -25,7 +25,7 @@ _COLDNESS: dict[ModelState, int] = {
 
 
 class Target(NamedTuple):
-    """One of the models that a selector stands for, as it is now. `name` is what the selector calls it."""
+    """One of the models of a selector, in its current state. `name` is what the selector calls it."""
 
     name: str
     model: str
@@ -35,24 +35,24 @@ class Target(NamedTuple):
 
     @property
     def coldness(self) -> int:
-        """How late an answer would come, from 0: a number to compare with those of others."""
+        """How long an answer would take, as a rank from 0."""
         return _COLDNESS[self.state if self.is_well else "failed"]
 
     @property
     def is_out(self) -> bool:
-        """Whether it is better left alone: it has failed, or is to make room for another model."""
+        """Whether it should be avoided: it has failed, or makes room for another model."""
         return self.coldness > _COLDNESS["stopped"]
 
 
 class Selection:
-    """Chooses, and counts which targets have jobs that are not over, for those that spill over."""
+    """Chooses targets, and counts their unfinished jobs for the strategy `spillover`."""
 
     def __init__(self) -> None:
         self._taken: Counter[tuple[str, str]] = Counter()  # by selector and model
         self._turn = 0
 
     def choose(self, selector: str, told: SelectorConfig, targets: Sequence[Target]) -> Target:
-        """Return the target for a job that came now. There is one, at least; they are in the order told."""
+        """Return the target for a job that arrived now. `targets` is not empty, in the configured order."""
         match told.strategy:
             case "pin":
                 return targets[0]
@@ -62,22 +62,22 @@ class Selection:
                 return self._spilled(selector, told.settings.spillover, targets)
 
     def take(self, selector: str, model: str) -> None:
-        """A job has this target, until it is given back."""
+        """Count a job for this target, until `give_back`."""
         self._taken[selector, model] += 1
 
     def give_back(self, selector: str, model: str) -> None:
-        """A job that had this target is over, or has left."""
+        """Stop counting a job of this target that has ended."""
         assert self._taken[selector, model] > 0
         self._taken[selector, model] -= 1
         if not self._taken[selector, model]:
             del self._taken[selector, model]
 
     def taken(self, selector: str, model: str) -> int:
-        """Return how many jobs of the selector the target has."""
+        """Return how many jobs of the selector the target has now."""
         return self._taken[selector, model]
 
     def _spilled(self, selector: str, limit: int, targets: Sequence[Target]) -> Target:
-        """Fill those in use up to the limit, evenly; then begin with the next one, if there is one."""
+        """Fill the targets in use evenly, up to the limit; then use the next one, if there is one."""
         active = [target for target in targets if self._is_active(selector, target)]
         spare = [target for target in targets if target not in active and not target.is_out]
         least = min((self.taken(selector, target.model) for target in active), default=limit)
@@ -88,25 +88,25 @@ class Selection:
         return (spare or targets)[0]
 
     def _is_active(self, selector: str, target: Target) -> bool:
-        """Whether it is in use already. What another server has loaded says nothing of that."""
+        """Return whether it is in use. Whether a remote server has loaded it does not count."""
         if target.is_out:
             return False
         is_loaded = target.state in ("ready", "loading") and not target.is_elsewhere
         return is_loaded or self.taken(selector, target.model) > 0
 
 
-# What a file says of them --------------------------------------------------------------------------------
+# Checks of a configuration file --------------------------------------------------------------------------
 
 
 def unknown_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str]) -> Iterator[KeyPath]:
-    """Yield where selectors have targets that are no models: they are passed over."""
+    """Yield the paths of targets that are not models: they are ignored."""
     known = frozenset(known)
     for name, selector in selectors.items():
         yield from ((name, "targets", i) for i, target in enumerate(selector.targets) if target not in known)
 
 
 def without_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str]) -> Iterator[Fault]:
-    """Yield the selectors none of whose targets is a model: every request for them is refused."""
+    """Yield the selectors that have no model as a target: every request for them is refused."""
     known = frozenset(known)
     for name, selector in selectors.items():
         if known.isdisjoint(selector.targets):
@@ -118,9 +118,9 @@ def without_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str
 def faults_of_spilling(
     selectors: Mapping[str, SelectorConfig], local: Mapping[str, str], policy: EvictionPolicy
 ) -> Iterator[Fault]:
-    """Say where jobs would spill over to a model for which the others have to go, as `policy` says.
+    """Yield the targets whose load would evict the selector's other targets, as `policy` says.
 
-    `local` maps names and aliases of our models to their names. An overflow would cost a swap each time then.
+    `local` maps names and aliases of our models to their names. Each overflow there would cost a swap.
     """
     for name, selector in selectors.items():
         if selector.strategy != "spillover":

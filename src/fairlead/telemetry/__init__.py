@@ -1,1 +1,1 @@
-"""What the program tells about itself."""
+"""Snapshots, metrics, logs and traces of the server."""

@@ -1,8 +1,8 @@
-"""Journeys that are over and not written down yet: who waits for an answer need not wait for its log line.
+"""Defers logs and traces of finished jobs until their responses are sent.
 
-A line costs more than sending a short answer does. So it is written in a turn of its own, when the task
-whose job ended has sent what it had. Promises: each journey is told of once, in order, the last ones when
-`run` ends; and what goes wrong in the telling ends nothing else. Knows no line.
+A log line costs more than sending a short answer. So it is written in a later turn of the event loop, after
+the job's task has sent what it had. Each timeline (`Journey`) is reported once and in order, the last ones
+when `run` ends. An error in reporting ends nothing else. Knows no log format.
 """
 
 from collections import deque
@@ -17,9 +17,9 @@ logger = structlog.get_logger("fairlead.telemetry")
 
 
 class Backlog:
-    """Takes journeys, synchronously, and has `run` tell of them.
+    """Collects the timelines of finished jobs, synchronously; `run` reports them.
 
-    What came in one turn is told of in the next, all of it, so nothing piles up.
+    All that arrived in one turn is reported in the next one, so nothing piles up.
     """
 
     def __init__(self, tell: Callable[[Journey], None]) -> None:
@@ -28,12 +28,12 @@ class Backlog:
         self._news = trio.Event()
 
     def add(self, journey: Journey) -> None:
-        """Have it told of soon; to be the gateway's `tell`."""
+        """Report a timeline soon; the gateway's `tell` callback."""
         self._untold.append(journey)
         self._news.set()
 
     async def run(self) -> None:
-        """Tell, until cancelled; then of what is left."""
+        """Report timelines until cancelled, then those that are left."""
         try:
             while True:
                 await self._news.wait()

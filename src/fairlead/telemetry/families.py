@@ -1,6 +1,6 @@
-"""Families of samples as rows of a table: a name, what it means, and how each labelled thing is read.
+"""Metric families as rows of a table: a name, a help text, and a function that reads the value of a thing.
 
-What cannot be told of a thing (None) has no sample, which is not the same as 0.
+A thing whose value is unknown (None) has no sample, which differs from 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,14 @@ Things = Sequence[tuple[Labels, T]]
 
 
 class Gauge(NamedTuple, Generic[T]):
-    """A number that rises and falls."""
+    """A value that rises and falls."""
 
     name: str
     text: str
     read: Callable[[T], float | None]
 
     def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their labels' values."""
+        """Return the samples of all things, by their label values."""
         family = GaugeMetricFamily(self.name, self.text, labels=labels)
         for values, thing in things:
             if (value := self.read(thing)) is not None:
@@ -33,14 +33,14 @@ class Gauge(NamedTuple, Generic[T]):
 
 
 class Count(NamedTuple, Generic[T]):
-    """A number that only grows. Its samples' name gets `_total` behind it, if it has none."""
+    """A counter. Its samples' name gets the suffix `_total`, unless it has it."""
 
     name: str
     text: str
     read: Callable[[T], float | None]
 
     def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their labels' values."""
+        """Return the samples of all things, by their label values."""
         family = CounterMetricFamily(self.name, self.text, labels=labels)
         for values, thing in things:
             if (value := self.read(thing)) is not None:
@@ -56,7 +56,7 @@ class Spread(NamedTuple, Generic[T]):
     read: Callable[[T], HistogramStatistics]
 
     def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their labels' values."""
+        """Return the samples of all things, by their label values."""
         family = HistogramMetricFamily(self.name, self.text, labels=labels)
         for values, thing in things:
             histogram = self.read(thing)
@@ -76,5 +76,5 @@ def families(rows: tuple[Row[T], ...], labels: Labels, things: Things[T]) -> Ite
 
 
 def itself(value: float) -> float:
-    """Read a thing that is its own value."""
+    """Return the value: the reader for things that are their own value."""
     return value

@@ -1,7 +1,7 @@
 """The Grafana dashboard that ships as `grafana.json`, from a table of its panels. Pure.
 
-It asks for our own names; vLLM's are for dashboards that are there already. What a client waits for is at the
-top, then what the machine does, then who uses it.
+It queries our own metric names; the vLLM names are for existing dashboards. Clients' waiting times come
+first, then the models and nodes, then the tenants.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Panel(NamedTuple):
-    """One plot: each target is a PromQL expression and what its lines are called."""
+    """One plot: each target is a PromQL expression and the legend of its lines."""
 
     title: str
     unit: str
@@ -147,7 +147,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard as Grafana imports it; it asks which Prometheus to read."""
+    """Return the dashboard in Grafana's import format, with a variable for the Prometheus data source."""
     return {
         "title": "Fairlead",
         "uid": "fairlead",

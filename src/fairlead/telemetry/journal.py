@@ -1,6 +1,6 @@
-"""The log's one line a request: what was asked, who served it, how long it took, and what came of it.
+"""One log line per request: what was requested, which node served it, how long it took, and the outcome.
 
-Knows no event loop and no HTTP. What was refused before it became a job has its line from the api's door.
+Knows no event loop and no HTTP. The API logs the requests that are refused before they become jobs.
 """
 
 import structlog
@@ -8,22 +8,22 @@ import structlog
 from fairlead.journey import LEFT, SUCCESS, Journey
 from fairlead.telemetry.tenants import TenantNames
 
-# As good as it can be: nothing of ours went wrong, and nobody was turned away.
+# No error of ours, and no client was refused.
 _WELL = frozenset({SUCCESS, LEFT, "cancelled"})
-# Ours to mend.
+# Errors of ours.
 _FAILURES = frozenset({"internal_error", "engine_failed", "node_failed", "load_failed"})
 
 logger = structlog.get_logger("fairlead.requests")
 
 
 class Journal:
-    """Writes down each job when it is over; to be the gateway's `tell`."""
+    """Logs each finished job; may be the gateway's `tell` callback."""
 
     def __init__(self, tenants: TenantNames) -> None:
         self._tenants = tenants
 
     def __call__(self, journey: Journey) -> None:
-        """Write the job's line: a warning if it was turned away, an error if something of ours failed."""
+        """Log the job: a warning if it was refused, an error if something of ours failed."""
         job = journey.job
         line = {
             "request_id": job.request_id,
@@ -52,5 +52,5 @@ def _since(began_s: float, then_s: float | None) -> float | None:
 
 
 def _ms(duration_s: float) -> float:
-    """To the millisecond: nobody reads more."""
+    """Round to milliseconds, which is precise enough to read."""
     return round(duration_s, 3)

@@ -1,8 +1,8 @@
 """A bounded buffer of output and the thread that writes it, so that no caller ever waits for a stream.
 
-A stream that nobody reads, a full disk or a closed pipe costs lines, never time: `LogWriter.put` neither
-blocks nor raises. Lines leave in the order in which they came. Lines that do not fit are dropped and counted,
-and a notice in their place says how many. A failed write is tried again until it succeeds. Knows no format.
+A stream without a reader, a full disk or a closed pipe loses lines but takes no time: `LogWriter.put` neither
+blocks nor raises. Lines keep their order. Lines that do not fit are dropped and counted, and a notice in
+their place says how many. A failed write is retried until it succeeds. Knows no format.
 """
 
 import threading
@@ -15,11 +15,11 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 RETRY_S = 0.1
-# The first line after a quiet time is written at once, those of a busy time together: each time the thread
-# wakes, it takes the interpreter's lock away from the event loop. Waking for every line cost a short request
-# 30 % more processor time.
+# After a quiet time, a line is written at once; in a busy time, lines are written together. Each time the
+# thread wakes, it takes the GIL from the event loop. Waking for every line cost a short request 30 % more
+# processor time.
 PAUSE_S = 0.05
-# One system call writes many lines: each gives the interpreter's lock away and must wait to get it back.
+# One system call writes many lines, because each releases the GIL and must wait to get it back.
 BATCH_BYTES = 64 * 1024
 BATCH_ENTRIES = 1000
 
@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What to write next: so many entries of the buffer, and notices that report drops up to `reported`."""
+    """What to write next: a number of the oldest entries, and notices for drops up to `reported`."""
 
     data: bytes
     entries: int
@@ -44,8 +44,8 @@ class Batch(NamedTuple):
 class LogBuffer:
     """At most `max_lines` lines in at most `max_bytes` bytes. `notice` renders the number of dropped lines.
 
-    Any thread may call `put`; one thread reads. An entry counts until it is removed. A text without a newline
-    counts as a line, such as a frame of a progress bar.
+    Any thread may call `put`; one thread reads. An entry counts until it is removed. A text without a
+    newline, such as a frame of a progress bar, counts as a line.
     """
 
     def __init__(self, *, max_lines: int, max_bytes: int, notice: Callable[[int], str]) -> None:
@@ -92,7 +92,7 @@ class LogBuffer:
         return Batch(b"".join(parts), entries, reported) if parts else None
 
     def remove(self, batch: Batch) -> None:
-        """Forget what `peek` returned: it is written."""
+        """Remove what `peek` returned, which is written."""
         with self._lock:
             for _ in range(batch.entries):
                 entry = self._entries.popleft()
@@ -107,9 +107,9 @@ class LogWriter:
     def __init__(self, sink: Sink, buffer: LogBuffer) -> None:
         self._sink = sink
         self._buffer = buffer
-        # The thread sleeps on it; `put` of a SimpleQueue is safe in destructors, an Event's `set` is not.
+        # The thread waits on it. A `SimpleQueue`'s `put` is safe in destructors, an `Event`'s `set` is not.
         self._wake: SimpleQueue[None] = SimpleQueue()
-        self._is_awake = False  # whether the thread was woken and has not looked yet
+        self._is_awake = False  # whether the thread was woken and has not read the buffer yet
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
@@ -130,8 +130,8 @@ class LogWriter:
     def close(self, within_s: float) -> bool:
         """Stop once everything is written; return whether that was so within the time.
 
-        A stream that fails while it is being closed is given up at once. If the result is False, the thread
-        may still be blocked in the sink; it does not keep the process alive.
+        A stream that fails during this is given up at once. If the result is False, the thread may still be
+        blocked in the sink; it does not keep the process alive.
         """
         self._closing.set()
         self._wake.put(None)
@@ -150,7 +150,7 @@ class LogWriter:
             self._closing.wait(PAUSE_S)
 
     def _write_batch(self) -> bool:
-        """Write what is next; return False if there is nothing, or if it cannot be written in time."""
+        """Write the next batch; return False if there is none, or if it cannot be written in time."""
         try:
             batch = self._buffer.peek()
         except MemoryError:
@@ -162,14 +162,14 @@ class LogWriter:
         return True
 
     def _write(self, data: bytes) -> bool:
-        """Write all of it, however often that fails; return False if it fails while the writer is closed."""
+        """Write all of it, with retries; return False if a write fails while the writer is closed."""
         rest = memoryview(data)
         while rest:
             try:
                 written = self._sink(rest)
-            except BlockingIOError:  # a pipe that somebody made non-blocking is full
+            except BlockingIOError:  # another process made the pipe non-blocking, and it is full
                 written = 0
-            # Python ignores SIGPIPE and SIGXFSZ, so that these are errors, too. ValueError: a closed file.
+            # Python ignores SIGPIPE and SIGXFSZ, so these are errors, too. `ValueError`: the file is closed.
             except (OSError, ValueError):
                 if self._closing.is_set():
                     return False

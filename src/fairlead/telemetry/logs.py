@@ -1,8 +1,8 @@
-"""Structured logs on stderr, one line an event: readable on a terminal, JSON when asked.
+"""Structured logs on stderr, one line an event: readable on a terminal, or JSON.
 
-Whatever a client has put into a value, it can neither begin a line of its own nor command a terminal. A
-traceback says where a fault is, not which values were there. Within `log_streams` nothing that is printed
-waits for whoever reads it, and with JSON every line is an object.
+A value from a client can neither begin a new line nor control a terminal. A traceback shows where an error
+is, but no values of variables. Within `log_streams`, no print waits for the reader of a stream, and with JSON
+every line is an object.
 """
 
 import json as json_module
@@ -28,7 +28,7 @@ _LEVELS: dict[Level, int] = {
     "error": logging.ERROR,
 }
 
-# Changed in place: loggers that were used already keep this list.
+# Changed in place, because loggers that were used keep this list.
 _processors: list[structlog.typing.Processor] = []
 
 
@@ -39,7 +39,7 @@ def configure(*, json: bool, level: Level = "info") -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if json
-        # The default one shows the variables of every frame: keys of other servers, and what people wrote.
+        # The default formatter shows variables of every frame: API keys of other servers, and users' texts.
         else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
     _processors[:] = [
@@ -61,8 +61,7 @@ def configure(*, json: bool, level: Level = "info") -> None:
 def log_streams(*, json: bool = False) -> Iterator[None]:
     """Write what this process prints from threads until the block ends; see `streams.redirected`.
 
-    With `json`, until `configure` says otherwise, every line is an object. A block within another one changes
-    nothing.
+    With `json`, until `configure` changes it, every line is an object. A nested block changes nothing.
     """
     if streams.current() is not None:
         yield
@@ -78,7 +77,7 @@ def log_streams(*, json: bool = False) -> Iterator[None]:
 
 
 class _Stderr:
-    """Writes a line to what stderr is then: a progress bar may have put itself before it."""
+    """Writes a line to the current `sys.stderr`, which a progress bar may have replaced."""
 
     def msg(self, message: str) -> None:
         current = streams.current()
@@ -92,7 +91,7 @@ class _Stderr:
 
 
 def _wrap_lines(*, json: bool) -> None:
-    """Have what is printed become an event, where the log is JSON."""
+    """Turn printed lines into events, if the log is JSON."""
     current = streams.current()
     if current is None:
         return
@@ -128,7 +127,7 @@ def _now() -> str:
 def _printable(
     _logger: structlog.typing.WrappedLogger, _name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape what cannot be shown. Tracebacks are no values yet, and JSON escapes all by itself."""
+    """Escape unprintable characters. Tracebacks are no values yet here, and JSON escapes all by itself."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)

@@ -1,7 +1,6 @@
-"""The server's counts for Prometheus: `fairlead_*`, and the `vllm:*` names that existing dashboards read.
+"""The server's metrics for Prometheus: `fairlead_*`, and the `vllm:*` names that existing dashboards read.
 
-Everything is pulled at the moment it is asked for, from the same places as the dashboard's snapshot; nothing
-is counted here.
+All values are read on request, from the same sources as the dashboard's snapshot; nothing is counted here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -112,7 +111,7 @@ OUTCOMES: Row[float] = Count(
 
 
 class ServerMetrics:
-    """Where all metrics are pulled from. `refusals` are counted by the error's code."""
+    """Collects all metrics. `refusals` returns counts by error code."""
 
     def __init__(
         self, sources: Sources, overview: Overview, *, refusals: Refusals, tenants: TenantNames
@@ -123,14 +122,14 @@ class ServerMetrics:
         self._tenants = tenants
 
     def pull(self, scope: Scope) -> "Pulled":
-        """Return what everybody says now, as far as `scope` goes."""
+        """Return the current values that `scope` allows."""
         tally = scope.of_tally(self._sources.gateway.statistics())
         now = scope.of_snapshot(self._overview.snapshot())
         return Pulled(now, tally, self._refusals(), self._tenants, lines_dropped=lines_dropped())
 
 
 class Pulled(Collector):
-    """One look at the server, to be written out by whoever has the time: nothing in it changes any more."""
+    """The values at one moment, which never change. They can be rendered at any time."""
 
     def __init__(
         self,
@@ -149,9 +148,9 @@ class Pulled(Collector):
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family: the server's, and those of its process."""
+        """Yield all families: the server's, and those of its process."""
         now, tally = self._now, self._tally
-        models = now.models[:LABELS_AT_MOST]  # ours come first; a node elsewhere may tell of any number
+        models = now.models[:LABELS_AT_MOST]  # ours come first; a remote node may report any number
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield DROPPED.family((), [((), self._lines_dropped)])

@@ -1,9 +1,9 @@
-"""What a key that is for some models only may see of the server's state.
+"""What an API key for some models only may see of the server's state.
 
 It may see its models, the nodes that have one of them (without other models in their lists), and its own
-tenants. Totals stay those of the whole server: jobs that wait and run, seats, mean times, tokens, the use of
-the cache, errors by their code. They reveal how busy the server is with other models, but not which models
-these are, who uses them, or where they run.
+tenants. Totals are those of the whole server: waiting and running jobs, seats, mean times, tokens, cache
+usage, errors by code. They reveal how busy the server is with other models, but not which models these are,
+who uses them, or where they run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,18 +25,18 @@ class Scope(msgspec.Struct, frozen=True):
     tenant: str = ""
 
     def of_models(self, models: Iterable[ModelStatus]) -> tuple[ModelStatus, ...]:
-        """Return those that may be seen."""
+        """Return the visible models."""
         return tuple(model for model in models if self.models is None or model.model in self.models)
 
     def of_nodes(self, nodes: Iterable[NodeStatus]) -> tuple[NodeStatus, ...]:
-        """Return those that may be seen, with the models that may."""
+        """Return the visible nodes, with their visible models."""
         if self.models is None:
             return tuple(nodes)
         listed = [(node, tuple(model for model in node.models if model in self.models)) for node in nodes]
         return tuple(msgspec.structs.replace(node, models=models) for node, models in listed if models)
 
     def of_snapshot(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with the models and nodes that may be seen."""
+        """Return the snapshot with the visible models and nodes."""
         if self.models is None:
             return snapshot
         return msgspec.structs.replace(
@@ -44,7 +44,7 @@ class Scope(msgspec.Struct, frozen=True):
         )
 
     def of_tally(self, tally: TallyStatistics) -> TallyStatistics:
-        """Return the counts of the models and tenants that may be seen."""
+        """Return the counts of the visible models and tenants."""
         if self.models is None:
             return tally
         return TallyStatistics(

@@ -1,7 +1,7 @@
-"""The server at one moment, as one frozen value: pulled from what everything stateful says of itself.
+"""The server's state at one moment, as one frozen value, pulled from all components that have state.
 
-The dashboard shows it and `/metrics` is made of it. Nothing here is pushed from below, and nothing is kept
-but what a rate needs: how many tokens there were at the last looks.
+The dashboard shows it and `/metrics` is made from it. No component pushes values here. Only what a rate needs
+is kept: the token counts of the last snapshots.
 """
 
 import time
@@ -16,19 +16,19 @@ from fairlead.journey import LEFT, SUCCESS
 from fairlead.nodes.status import ModelStatus, NodeStatus
 from fairlead.tally import TallyStatistics
 
-# Codes that say that there was no capacity for a job, which may come again. The dashboard says: rejected.
+# Error codes for missing capacity: the job may be retried. The dashboard calls them rejected.
 REJECTIONS = (
     *("queue_full", "displaced", "no_queue", "bodies_full", "rate_limited"),
     *("queue_timeout", "model_loading", "no_node", "draining"),
 )
-# A rate is that of the last seconds, or since the look before that if nobody has looked since.
+# The window of a rate. If there was no snapshot within it, the rate is since the one before.
 RATE_OVER_S = 3.0
-# Looks closer together than this are not kept, however many people look.
+# Samples closer together than this are not kept, however often snapshots are taken.
 LOOKS_APART_S = 0.1
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
-    """The queue: jobs that wait and run, how many may, and means over the last 100 jobs."""
+    """The queue: waiting and running jobs, the limits of both, and means over the last 100 jobs."""
 
     waiting: int = 0
     running: int = 0
@@ -39,9 +39,10 @@ class QueueTotals(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens since the server was started, those of running jobs too, and how many come in a second now.
+    """Tokens since the server started, also those of running jobs, and tokens per second now.
 
-    A prompt's count when its answer begins; those of a prompt that only another server has read are a guess.
+    A prompt's tokens count when its answer begins; they are a guess if only a remote server has read the
+    prompt.
     """
 
     prompt: int = 0
@@ -53,9 +54,9 @@ class TokenTotals(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Totals, and the state of every model and node. `at_s`: seconds since 1970.
 
-    `rejected` has every code of `REJECTIONS`, `failed` those of other errors that there were, each with its
-    number since the start. `answered`: jobs whose answer is whole. `cache_usage`: the part of the KV cache
-    blocks of all loaded models that running sequences hold (0…1), None when no loaded model has any.
+    `rejected` has every code of `REJECTIONS`, `failed` the other errors that occurred, each with its count
+    since the start. `answered`: jobs with a complete answer. `cache_usage`: the part of the KV cache blocks
+    of all loaded models that running sequences hold (0…1), None when no loaded model has any.
     """
 
     at_s: float
@@ -71,24 +72,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Protocol):
-    """What is asked of the fleet."""
+    """The part of the fleet that a snapshot reads."""
 
     def models(self) -> list[ModelStatus]:
-        """Every model that is known now."""
+        """Return every model that is known now."""
 
     def nodes(self) -> list[NodeStatus]:
-        """Every node."""
+        """Return every node."""
 
 
 class Gateway(Protocol):
-    """What is asked of the gateway."""
+    """The part of the gateway that a snapshot reads."""
 
     def statistics(self) -> TallyStatistics:
-        """What became of all jobs."""
+        """Return the metrics of all jobs."""
 
 
 class Sources(Protocol):
-    """Whom a snapshot asks: the services of the api are one."""
+    """What a snapshot is taken from; the services of the API are one."""
 
     @property
     def fleet(self) -> Fleet:
@@ -100,18 +101,18 @@ class Sources(Protocol):
 
     @property
     def ready(self) -> Callable[[], bool]:
-        """Whether a job would not have to wait for a model to be loaded."""
+        """Whether no job would have to wait for a model to be loaded."""
 
     @property
     def queue_statistics(self) -> Callable[[], dict[str, Any]]:
-        """The queue's totals, as `QueueTotals` has them."""
+        """The queue's totals, with the keys of `QueueTotals`."""
 
 
 class Overview:
-    """Takes snapshots. One for each server, shared by all who look: each look is a pull of everything.
+    """Takes snapshots. One for each server, shared by all readers; each snapshot reads everything anew.
 
-    `refusals` returns how many requests were refused before they became jobs, by code. A look costs some
-    tens of microseconds and one for each running job.
+    `refusals` returns how many requests were refused before they became jobs, by code. A snapshot takes some
+    tens of microseconds, and one microsecond for each running job.
     """
 
     def __init__(self, sources: Sources, refusals: Callable[[], Mapping[str, int]] = dict) -> None:
@@ -120,7 +121,7 @@ class Overview:
         self._rates = _Rates()
 
     def snapshot(self) -> Snapshot:
-        """Return the server as it is now."""
+        """Return the server's state now."""
         sources = self._sources
         tally = sources.gateway.statistics()
         codes = tally.outcomes
@@ -146,13 +147,13 @@ class Overview:
 
 
 class _Rates:
-    """Two counts and how fast they grow, from looks that come when they come."""
+    """Two counts and their rates of growth, from samples at irregular times."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int, int]] = deque()
 
     def look(self, now_s: float, prompt: int, generated: int) -> tuple[float, float]:
-        """Return how much was added in a second, of each; 0 at the first look."""
+        """Add a sample; return how much each count grows in a second, 0 at the first sample."""
         looks = self._looks
         while len(looks) > 1 and looks[1][0] <= now_s - RATE_OVER_S:
             looks.popleft()

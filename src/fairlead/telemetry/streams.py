@@ -1,9 +1,9 @@
 """Standard output and standard error of a server: every line goes through a `LogWriter`.
 
-While `redirected` is entered, `sys.stdout` and `sys.stderr` are `LogStream`s: whatever Python code prints
-(events, progress bars, warnings, tracebacks, lines of child processes) is written by a thread, in order, and
-nothing that the files do can hold up or end the server. Only what a C library prints bypasses it. Cheap to
-import: knows neither events nor their form.
+While `redirected` is entered, `sys.stdout` and `sys.stderr` are `LogStream`s. A thread writes whatever Python
+code prints (events, progress bars, warnings, tracebacks, lines of child processes), in order. So a file that
+blocks or fails cannot delay or end the server. Only output of C libraries bypasses this. Cheap to import:
+depends on neither events nor their format.
 """
 
 import io
@@ -21,17 +21,17 @@ from fairlead.telemetry.log_writer import LogBuffer, LogWriter, Sink
 MAX_LINES = 10_000
 MAX_BYTES = 4 * 1024 * 1024
 CLOSE_S = 1.0
-# A line that never ends is passed on in parts.
+# A line without an end is written in parts of about this size.
 PARTIAL_CHARACTERS = 16 * 1024
 
 Wrap = Callable[[str], str]
 
 
 class LogStream(io.TextIOBase):
-    """A text stream that hands whole lines, or what is flushed, to a writer.
+    """A text stream that passes whole lines, or what is flushed, to a writer.
 
-    `wrap` renders each line that is printed; None: lines are written as they are, and flushing writes a part
-    of a line. `like` is the stream that it replaces.
+    `wrap` renders each printed line; None: lines are written as they are, and flushing writes a part of a
+    line. `like` is the stream that it replaces.
     """
 
     def __init__(self, writer: LogWriter, like: TextIO | None) -> None:
@@ -46,7 +46,7 @@ class LogStream(io.TextIOBase):
     errors = "backslashreplace"
 
     def put(self, line: str) -> None:
-        """Write a rendered line, which needs no wrapping."""
+        """Write a rendered line, without wrapping it."""
         self._writer.put(f"{line}\n")
 
     def write(self, text: str) -> int:
@@ -95,7 +95,7 @@ class LogStream(io.TextIOBase):
 
 
 class LogStreams:
-    """Both streams of this process. They share a writer where both are the same file, so lines keep order.
+    """Both streams of this process. If both are the same file, they share a writer, so that lines keep order.
 
     `notice` renders how many lines were dropped.
     """
@@ -115,13 +115,13 @@ class LogStreams:
         return sum(writer.dropped for writer in self._writers)
 
     def close(self) -> bool:
-        """Write what is left, for `CLOSE_S` at most for each file; return whether all is written."""
+        """Write what is left, for at most `CLOSE_S` per file; return whether all is written."""
         self.stdout.finish()
         self.stderr.finish()
         is_written = True
         for writer in self._writers:
             is_written &= writer.close(CLOSE_S)
-        if is_written:  # a blocked thread still uses its descriptor, whose number must not become another's
+        if is_written:  # a blocked thread still uses its descriptor, whose number must not be reused
             for descriptor in self._descriptors:
                 os.close(descriptor)
         return is_written
@@ -136,14 +136,14 @@ class LogStreams:
         if stream is None:
             return len
         try:
-            descriptor = os.dup(stream.fileno())  # nobody else closes this one
+            descriptor = os.dup(stream.fileno())  # our own copy, which only we close
         except (OSError, ValueError):
             return partial(_write_text, stream)
         self._descriptors.append(descriptor)
         return partial(os.write, descriptor)
 
 
-# One for the process, as there is one standard error.
+# One per process, because a process has one standard error.
 _current: LogStreams | None = None
 
 
@@ -164,7 +164,7 @@ def lines_dropped() -> int:
 
 @contextmanager
 def redirected(notice: Callable[[int], str]) -> Iterator[LogStreams]:
-    """Write what this process prints from threads until the block ends, and what is left for a bounded time.
+    """Write the output of this process from threads until the block ends, and the rest for a bounded time.
 
     What cannot be written by then is lost.
     """
@@ -178,7 +178,7 @@ def redirected(notice: Callable[[int], str]) -> Iterator[LogStreams]:
     finally:
         is_written = _current.close()
         _current = None
-        # A file that takes nothing would hold up what is printed at the interpreter's end, too.
+        # A file that blocks would also delay what the interpreter prints when it exits.
         sys.stdout, sys.stderr = replaced if is_written else (_nowhere(), _nowhere())
 
 
@@ -211,4 +211,4 @@ def _write_text(stream: TextIO, data: memoryview) -> int:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # to the process's end
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # open until the process ends

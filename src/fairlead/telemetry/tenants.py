@@ -1,7 +1,7 @@
-"""What a tenant is called where others read it: in the log, in metrics, in traces.
+"""The names of tenants in logs, metrics and traces.
 
-A tenant is a user's name or a client's address, so unless the configuration says `tenantNames: plain` it is
-shown as a keyed hash. An address alone could be found by trying all of them; the key is what prevents that.
+A tenant is a user's name or a client's address. Unless the configuration says `tenantNames: plain`, it is
+shown as a keyed hash. Without the key, an address could be found by hashing all of them.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ REMEMBERED = 4096
 
 
 class TenantNames:
-    """Shows tenants. The same one is shown the same way for as long as the server runs.
+    """Maps tenants to shown names, each to the same one as long as the server runs.
 
-    With API keys it stays so from one start to the next, because they are what the hash is keyed with.
+    With API keys the names also survive restarts, because the hash is keyed with them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -26,7 +26,7 @@ class TenantNames:
         self._shown = lru_cache(REMEMBERED)(self._plain if config.tenant_names == "plain" else self._hashed)
 
     def shown(self, tenant: str) -> str:
-        """Return the name to be shown; it has no character that could end a line or command a terminal."""
+        """Return the shown name. It has no characters that could end a line or control a terminal."""
         return self._shown(tenant)
 
     def _hashed(self, tenant: str) -> str:

@@ -1,10 +1,10 @@
-"""OpenTelemetry: a trace a request with the phases it went through, and histograms; GenAI's conventions.
+"""OpenTelemetry: one trace per request with its phases, and histograms, by the GenAI conventions.
 
-Both are made when a job is over, of the moments that its journey has stamped, so a token costs nothing. They
-are sent by threads of the SDK. Needs the extra `otel`; without it nothing here is imported.
+Both are made when a job is over, from the times in its `Journey`, so a token costs nothing. Threads of the
+SDK send them. Needs the extra `otel`; without it nothing here is imported.
 
-Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (spans and server metrics). The variables of
-the environment (headers, sampler, resource) are the SDK's to read.
+Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (spans and server metrics). The SDK reads the
+environment variables (headers, sampler, resource).
 """
 
 import logging
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
-# When the load of a model began and ended, on the clock of journeys; None if it is not loaded.
+# When the load of a model began and ended, on the clock of the timelines; None if it is not loaded.
 LoadTimes = tuple[float, float] | None
 
-# A collector that does not answer holds up nobody for longer, not even the server's end.
+# A collector that does not answer delays nothing for longer than this, not even the shutdown.
 EXPORT_S = 5
 CLOSE_S = 3.0
-# It is said that a collector is not there, but not with every try.
+# A missing collector is logged, but not at every attempt.
 COMPLAIN_EVERY_S = 60.0
 
 logger = structlog.get_logger("fairlead.telemetry")
 
-# By the beginning of a job's id, and by the path of what is relayed.
+# By the prefix of a job's id, and by the path of a relayed request.
 _OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion", "embd": "embeddings"}
 _RELAYED = {
     "/v1/chat/completions": "chat",
@@ -49,7 +49,7 @@ _RELAYED = {
 
 
 class Traces:
-    """Tells of each job when it is over; one of the gateway's listeners. `close` sends what is left."""
+    """Makes spans and histogram values of each job when it is over. `close` sends what is left."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Traces:
         self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request.")
 
     def __call__(self, journey: Journey, load: LoadTimes) -> None:
-        """Make the job's spans, and add it to the histograms. `load` is that of its model."""
+        """Make the job's spans and add it to the histograms. `load` is the load of its model."""
         self._trace(journey, load)
         self._measure(journey)
 
     def close(self) -> None:
-        """Send what has not been sent and end the threads; what takes longer than `CLOSE_S` is given up."""
+        """Send what is left and end the threads, for at most `CLOSE_S`."""
         closing = [threading.Thread(target=each.shutdown, daemon=True) for each in self._providers]
         for thread in closing:
             thread.start()
@@ -151,7 +151,7 @@ class Traces:
 
 
 def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
-    """Return what sends to a collector at `endpoint` over HTTP. Raises `ConfigError` without the extra."""
+    """Return what exports to a collector at `endpoint` over HTTP. Raises `ConfigError` without the extra."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -175,7 +175,7 @@ def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
 
 
 def _phases(journey: Journey, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
-    """Yield the phases that there were: name, beginning, end. A load is part of the wait in the queue."""
+    """Yield the phases of the job: name, begin, end. A load is part of the wait in the queue."""
     ended_s = journey.ended_s
     assert ended_s is not None
     granted_s = ended_s if journey.granted_s is None else journey.granted_s
@@ -193,7 +193,7 @@ def _phases(journey: Journey, load: LoadTimes) -> Iterator[tuple[str, float, flo
 
 
 class _Complaints(logging.Handler):
-    """Has what the SDK complains of in our log, now and then: it may come from any thread, at any rate."""
+    """Copies the SDK's warnings to our log, at most one a minute. They may come from any thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -230,5 +230,5 @@ def _operation(job: Job) -> str:
 
 
 def _at_ns(journey: Journey, then_s: float) -> int:
-    """Return nanoseconds since 1970 of a moment on the journey's own clock."""
+    """Return a time of the timeline's clock as nanoseconds since 1970."""
     return journey.began_at_ns + round((then_s - journey.arrived_s) * 1e9)

@@ -1,4 +1,4 @@
-"""Our counts under vLLM's names, so that dashboards made for it show them. `engine` is always 0 here.
+"""Our counts under vLLM's metric names, so that dashboards for vLLM show them. `engine` is always 0 here.
 
 The names and what each means: https://docs.vllm.ai/en/stable/usage/metrics/.
 """
@@ -13,7 +13,7 @@ from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, its
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-# Those that a dashboard sums over are there from the beginning.
+# Dashboards sum over these, so they exist from the start.
 FINISH_REASONS = ("stop", "length", "abort")
 
 
@@ -39,7 +39,7 @@ SUCCESS: Row[float] = Count("vllm:request_success", "Answers by the reason of th
 
 
 def as_vllm(tallies: Mapping[str, ModelTally], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
-    """Yield the families; of jobs as soon as there was one of the model, of caches while it is loaded."""
+    """Yield the families: of jobs from a model's first job on, of caches while the model is loaded."""
     jobs = [((name, ENGINE), tally) for name, tally in tallies.items()]
     yield from families(JOBS, LABELS, jobs)
     yield from families(ENGINES, LABELS, [((model.model, ENGINE), model) for model in models])

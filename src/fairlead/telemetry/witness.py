@@ -1,4 +1,4 @@
-"""Who is told of each job when it is over: the log, and OpenTelemetry if there is a collector for it."""
+"""Reports each finished job: to the log, and to OpenTelemetry if a collector is configured."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ Witness = Callable[[Journey, LoadTimes], None]
 
 @contextmanager
 def witness_of(config: Config) -> Iterator[Witness]:
-    """Yield what to call with each journey; afterwards send what is left, for some seconds at most.
+    """Yield the function to call with each timeline; afterwards send what is left, for some seconds at most.
 
-    It is also given when the load of the journey's model began and ended. Raises `ConfigError` if it cannot
-    be done as the configuration wants it.
+    Its second argument says when the load of the job's model began and ended. Raises `ConfigError` if traces
+    are configured and OpenTelemetry is not installed.
     """
     tenants = TenantNames(config)
     journal = Journal(tenants)

@@ -1,4 +1,4 @@
-"""One choice's tokens to the text its client sees. Knows neither other choices nor where the deltas go."""
+"""Converts one choice's tokens to deltas of text. Independent of other choices and of the transport."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from fairlead.worker.wire import Output
 
 
 class ChoiceText:
-    """Turns the outputs of one sequence into the deltas of choice `index`.
+    """Converts the outputs of one sequence to the deltas of choice `index`.
 
-    `eos_token_ids` are the model's own ends, which are no news to the client: only another stop token is told
-    as `stop_reason`. `context` are ids the text goes on from, as for `Detokenizer`.
+    `eos_token_ids` are the model's own; only other stop tokens are reported as `stop_reason`. `context` has
+    the ids that the text continues, as in `Detokenizer`.
     """
 
     __slots__ = ("_detokenizer", "_ended", "_eos_token_ids", "_index", "_prompt_logprobs", "_stops")
@@ -36,14 +36,14 @@ class ChoiceText:
 
     @property
     def ended(self) -> bool:
-        """Whether the choice has had its last delta. By a stop string that is before the engine knows."""
+        """Whether the last delta was returned. After a stop string, the engine does not know that yet."""
         return self._ended
 
     def push(self, output: Output) -> Delta | None:
-        """Return what the output adds to the answer, None if nothing. Its `error` is the caller's to see to.
+        """Return what the output adds to the answer, None if nothing. The caller handles its `error`.
 
-        The token that ended the sequence counts in `token_ids` but is never text, special or not. What is
-        known of the prompt is kept for the first delta: until then the answer has not begun.
+        The token that ended the sequence is in `token_ids` but never in the text, special or not.
+        Log-probabilities of the prompt are kept for the first delta, with which the answer begins.
         """
         self._prompt_logprobs += output.prompt_logprobs
         if self._ended or not (output.token_ids or output.finish_reason):
@@ -72,7 +72,7 @@ class ChoiceText:
         return delta
 
     def push_token(self, token_id: int) -> Delta | None:
-        """The same for an output that is one more token and nothing else; most are."""
+        """Return the same for an output that is a single token, as most are."""
         if self._ended:
             return None
         text, hit = self._stops.push(self._detokenizer.push((token_id,)))

@@ -1,11 +1,11 @@
-"""A chat as one text, the way the model's author wrote it down in Jinja.
+"""Renders a chat to text with the model's Jinja template.
 
-Agrees with transformers' `apply_chat_template`. Whatever goes wrong in rendering is an `InvalidRequest`.
-Knows no tokens but by their spelling: see `control_tokens`.
+Agrees with transformers' `apply_chat_template`. Every failure in rendering is an `InvalidRequest`. Handles
+tokens only by their spelling: see `control_tokens`.
 
-Which form a message's content takes is found out when the template is loaded, by rendering a probe. A
-template that shows the text of `[{"type": "text", "text": ...}]`, and not its notation, is given lists as
-lists; any other gets their texts joined by line breaks. One that knows only lists is given strings as lists.
+Which form of message content a template accepts is detected when it is loaded, by rendering a probe. If it
+shows the text of `[{"type": "text", "text": ...}]`, and not its notation, it gets lists as lists. Any other
+gets the texts joined by line breaks. A template that accepts only lists gets strings as lists.
 """
 
 import json
@@ -25,7 +25,7 @@ from fairlead.text.sandbox import Refusal, environment
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 MAX_ARGUMENT_VALUES = 128 * 1024
-"""JSON values in the arguments of all tool calls of a chat."""
+"""Maximum number of JSON values in the arguments of all tool calls of a chat."""
 _MAX_REASON_CHARS = 500
 _PROBE = "fairlead probe"
 
@@ -35,9 +35,9 @@ Message = dict[str, Any]
 class ChatTemplate:
     """Renders messages. `tool_source` is used instead of `source` when there are tools.
 
-    `literals` are the strings that the template's author wrote in it.
+    `literals` are the template's own text and the strings in its expressions.
 
-    Raises `jinja2.TemplateError` for a template that is not Jinja; `load` says which file it is in.
+    Raises `jinja2.TemplateError` for a template that is not Jinja; `load` names the file.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
-        """Return the directory's template, None if it has none; `LoadFailed` names the file at fault.
+        """Return the directory's template, None if it has none. Raises `LoadFailed`, which names the file.
 
-        As in transformers, chat_template.jinja goes before tokenizer_config.json; chat_template.json is last.
+        As in transformers, chat_template.jinja has precedence over tokenizer_config.json, and that over
+        chat_template.json.
         """
         for path, templates in _candidates(directory):
             named = _by_name(templates)
@@ -87,16 +88,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Return the chat as text, at the end of which the model is to write (`add_generation_prompt`).
+        """Return the chat as text; with `add_generation_prompt` it ends where the model's answer begins.
 
-        `variables` are the template's own ("enable_thinking"). They cannot replace the arguments before them.
-        With `control`, breaks stand where messages, tools or variables spell a control token.
-        Raises `InvalidRequest` when the template refuses the messages, fails over them, or never ends.
+        `variables` are further template variables ("enable_thinking"), which cannot replace the other
+        arguments. With `control`, breaks are inserted where messages, tools or variables spell a control
+        token. Raises `InvalidRequest` if the template refuses the messages, fails, or never ends.
         """
         template = self._tool_template if tools else self._template
         try:
             _check_arguments(messages)
-            # Prepared first: a spelling may be hidden in the JSON of a call's arguments.
+            # Prepared first: escapes in the JSON of a call's arguments may hide a spelling.
             given = {
                 **variables,
                 "messages": [self._prepared(message) for message in messages],
@@ -122,13 +123,13 @@ class ChatTemplate:
             reason = "the messages are nested too deeply for the model's chat template"
         except Exception as error:  # noqa: BLE001 — an expression in a template can raise anything
             reason = f"the model's chat template fails over these messages: {type(error).__name__}: {error}"
-        # A reason may quote the client, who may have sent what no answer can hold (half a surrogate pair).
+        # A reason may quote text of the client that no response can contain (half a surrogate pair).
         shown = reason.replace(BREAK, "")[:_MAX_REASON_CHARS]
         printable = shown.encode(errors="replace").decode()
         raise InvalidRequest(printable, param="messages")
 
     def _prepared(self, message: Message) -> Message:
-        """Return the message as templates expect it: content in the form they take, arguments as objects."""
+        """Return the message as the template expects it: content in its form, arguments as objects."""
         prepared = {**message, "content": self._content(message.get("content"))}
         if calls := message.get("tool_calls"):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
@@ -136,25 +137,25 @@ class ChatTemplate:
 
     def _content(self, content: Any) -> Any:
         if content is None:
-            content = ""  # an assistant that only called tools
+            content = ""  # an assistant's message with tool calls only
         if isinstance(content, str):
             return content if self._takes_strings else [{"type": "text", "text": content}]
         texts = _texts(content)
         return [{"type": "text", "text": text} for text in texts] if self._takes_parts else "\n".join(texts)
 
     def _shows(self, content: Any) -> bool:
-        """Tell whether the template writes the probe's text without the notation it is wrapped in."""
+        """Return whether the template renders the probe's text without the notation around it."""
         names = {**self._special_tokens, "add_generation_prompt": True, "tools": None, "documents": None}
         try:
             pieces = self._template.generate(names, messages=[{"role": "user", "content": content}])
             text = _bounded_text(pieces)
-        except Exception:  # noqa: BLE001 — it does not take this form, whatever its reason
+        except Exception:  # noqa: BLE001 — any error means that it does not accept this form
             return False
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
 
 def _candidates(directory: Path) -> Iterator[tuple[Path, Templates | None]]:
-    """Yield the files that may hold a template, best first, with what they hold."""
+    """Yield the files that may contain a template, in order of precedence, with their templates."""
     if (path := directory / "chat_template.jinja").exists():
         more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
         yield path, {"default": read_text(path)} | {file.stem: read_text(file) for file in more}
@@ -176,7 +177,7 @@ def _by_name(templates: Templates | None) -> dict[str, str]:
 
 
 def _literals(source: str) -> Iterator[str]:
-    """Yield the strings that are written in a template: its text, and those in its expressions."""
+    """Yield the strings in a template: its own text, and those in its expressions."""
     for node in environment.parse(source).find_all((nodes.TemplateData, nodes.Const)):
         match node:
             case nodes.TemplateData(data=text) | nodes.Const(value=str(text)):
@@ -184,7 +185,7 @@ def _literals(source: str) -> Iterator[str]:
 
 
 def _texts(parts: Any) -> list[str]:
-    """Return the texts of a message's content parts; a part that is no text is an `InvalidRequest`."""
+    """Return the texts of a message's content parts. Raises `InvalidRequest` for a part of another type."""
     if not isinstance(parts, list):
         raise InvalidRequest("a message's content must be a string or a list of parts", param="messages")
     texts = []
@@ -205,7 +206,7 @@ def _check_arguments(messages: Sequence[Message]) -> None:
         for call in message.get("tool_calls") or ()
         if isinstance(text := (call.get("function") or {}).get("arguments"), str)
     ]
-    if 2 * sum(map(len, texts)) <= MAX_ARGUMENT_VALUES:  # no text has more values than twice its length
+    if 2 * sum(map(len, texts)) <= MAX_ARGUMENT_VALUES:  # a text has at most two values per character
         return
     values = sum(count(text.encode(errors="surrogatepass")).values for text in texts)
     if values > MAX_ARGUMENT_VALUES:
@@ -216,13 +217,13 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return the tool call with its arguments, JSON text in OpenAI's form, as the object templates expect."""
+    """Return the tool call with its arguments, JSON text in OpenAI's API, as the object templates expect."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text)
             except (ValueError, RecursionError):
-                return call  # the model's own slip, told back to it: the template sees what it wrote
+                return call  # the model wrote invalid JSON, which the template gets as text
             return {**call, "function": {**function, "arguments": arguments}}
         case _:
             return call

@@ -1,18 +1,18 @@
 """Keeps control tokens out of text that clients write: `<|im_end|>` in a message stays text.
 
-Control tokens separate the messages of a chat. A tokenizer finds them by their spelling, wherever it stands.
-So a client that spells one could end its own message and begin one of the system.
+Control tokens separate the messages of a chat. A tokenizer finds them by their spelling, anywhere in a text.
+So a client that spells one could end its own message and begin a system message.
 
-A `BREAK` behind the first character of a spelling prevents that. The tokenizer does not find the control
-token, then removes the break and encodes the text as any other, across the borders of what the client wrote.
-A template sees what the client wrote, but for the breaks in spellings of control tokens.
+A `BREAK` after the first character of a spelling prevents that. The tokenizer does not find the control
+token. Then it removes the break and encodes the text as usual, also across the ends of the client's text.
+A template sees the client's text, with breaks only in spellings of control tokens.
 
-A control token could also be put together from parts: from two texts that a template writes next to each
+A control token could also be assembled from parts: from two texts that a template writes next to each
 other, or from a template's `<|` and a client's `im_end|>`. So there is also a break after a text that ends
 with the beginning of a spelling, and before a text that completes what the template began. A template that
 deletes from the middle of a text could still join two parts of a spelling; we know of none.
 
-Knows neither templates nor vocabularies.
+Independent of templates and vocabularies.
 """
 
 import re
@@ -23,34 +23,34 @@ from typing import Any
 
 import msgspec
 
-# Two Anatolian hieroglyphs that make no word. They are letters without case, which no filter of a template
+# Two Anatolian hieroglyphs that form no word. They are letters without case, which no filter of a template
 # changes and `repr` does not escape.
 BREAK = "\U00014646\U00014400"
 
-# Values that templates compare with, and that no client can choose beyond these.
+# Values that templates compare with, by key. They get no breaks: a client only chooses among these.
 _FIXED = {
     "role": frozenset({"system", "developer", "user", "assistant", "tool"}),
     "type": frozenset(
         {"text", "function", "object", "array", "string", "number", "integer", "boolean", "null"}
     ),
 }
-# In JSON: what may be white space, escaped or not, and the end of the piece that is searched.
+# In JSON: possible white space, escaped or not, and the end of the piece that is searched.
 _BLANKS = rb"(?:\s|\\(?:u[0-9a-f]{4}|[^u])|[\x80-\xff])*"
 _CUT = rb"(?:\\(?:u[0-9a-f]{0,3})?)?\Z"
-# A search keeps other threads waiting, so long texts are searched in pieces.
+# A search blocks other threads, so long texts are searched in pieces.
 _PIECE_CHARS = 16_384
-# Bytes; more than a role takes, or two characters with their escapes.
+# In bytes: more than a role, or two characters with their escapes.
 _OVERLAP = 64
 
 
 class ControlTokens:
     """The control tokens of one model, each of two characters or more.
 
-    `literals` are the strings that are written in its chat template.
+    `literals` are the strings in its chat template.
     """
 
     def __init__(self, tokens: Iterable[str], literals: Iterable[str] = ()) -> None:
-        tokens = {*tokens, BREAK}  # a client's own break is text too, and one within it keeps it
+        tokens = {*tokens, BREAK}  # a client's own break remains text, with one inside
         self._longest = max(map(len, tokens))
         self._prefixes = frozenset(token[:length] for token in tokens for length in range(1, len(token)))
         self._first = re.compile("|".join({re.escape(token[0]) for token in tokens}))
@@ -64,14 +64,14 @@ class ControlTokens:
             }
         )
         self._begin = re.compile(_beginnings(tokens))
-        # Two patterns, each with one first character in the usual case, which is searched for much faster.
+        # Two patterns: usually each has a single first character, which is searched for much faster.
         patterns = filter(None, (_beginnings_in_json(tokens), _rests_in_json(self._rests)))
         self._suspicious = tuple(map(re.compile, patterns))
 
     def may_be_in(self, value: Any) -> bool:
-        """Tell whether any text in `value`, which is as JSON has it, may need a break.
+        """Return whether any text in `value`, a JSON value, may need a break.
 
-        Rarely true where none does. Takes a small part of the time that rendering takes.
+        Rarely true if none does. Takes a small fraction of the time of rendering.
         """
         try:
             written = msgspec.json.encode(value)
@@ -86,7 +86,7 @@ class ControlTokens:
     def broken(self, value: Any) -> Any:
         """Return `value` with a break in every text that spells a control token, or may become part of one.
 
-        Raises `RecursionError` for what is nested too deeply.
+        Raises `RecursionError` for a value that is nested too deeply.
         """
         match value:
             case str():
@@ -117,7 +117,7 @@ class ControlTokens:
         return BREAK.join(text[begin:end] for begin, end in pairwise(bounds))
 
     def _found(self, text: str) -> Iterator[int]:
-        """Yield where control tokens begin, overlapping ones too."""
+        """Yield the positions where control tokens begin, including overlapping ones."""
         for begin in range(0, len(text), _PIECE_CHARS):
             end = begin + _PIECE_CHARS
             for match in self._begin.finditer(text, begin, end + self._longest):
@@ -125,7 +125,7 @@ class ControlTokens:
                     yield match.start()
 
     def _endings(self, text: str) -> Iterator[str]:
-        """Yield the endings of `text` that are the beginning of a control token, and not all of it."""
+        """Yield the endings of `text` that are a beginning of a control token, but not all of it."""
         for match in self._first.finditer(text, max(0, len(text) - self._longest)):
             if (ending := text[match.start() :]) in self._prefixes:
                 yield ending
@@ -136,14 +136,14 @@ def _is_fixed(key: Any, value: Any) -> bool:
 
 
 def _beginnings_in_json(tokens: Iterable[str]) -> bytes:
-    """Return a pattern of how tokens begin in JSON: two characters, or one at the end of a text."""
+    """Return a pattern of the beginnings of tokens in JSON: two characters, or one at a text's end."""
     heads = [re.escape(_in_json(head)) for head in {token[:2] for token in tokens}]
     firsts = [re.escape(_in_json(token[0])) + b'%b(?:"|%b)' % (_BLANKS, _CUT) for token in tokens]
     return b"|".join({*heads, *firsts})
 
 
 def _rests_in_json(rests: Iterable[str]) -> bytes:
-    """Return a pattern of how rests of tokens begin a text in JSON, or make up all of it. Skips roles."""
+    """Return a pattern of texts in JSON that begin with a token's rest, or consist of it. Skips roles."""
     roles = b"|".join(role.encode() for role in _FIXED["role"])
     found = _beginnings_in_json(rests)
     return b'"(?:(?<!"role":")|(?!(?:%b)"))%b(?:%b|%b)' % (roles, _BLANKS, found, _CUT) if found else b""
@@ -154,7 +154,7 @@ def _in_json(text: str) -> bytes:
 
 
 def _beginnings(tokens: Iterable[str]) -> str:
-    """Return a pattern that matches the first character of every token, also of those that overlap."""
+    """Return a pattern that matches the first character of every token, including overlapping ones."""
     rests: defaultdict[str, set[str]] = defaultdict(set)
     for token in tokens:
         rests[token[0]].add(token[1:])
@@ -162,7 +162,7 @@ def _beginnings(tokens: Iterable[str]) -> str:
 
 
 def _any_of(words: set[str]) -> str:
-    """Return a pattern of these words as a tree: the time it takes does not grow with their number."""
+    """Return a pattern of these words as a trie: its time does not grow with their number."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for word in filter(None, words):
         groups[word[0]].append(word)

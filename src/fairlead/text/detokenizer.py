@@ -1,9 +1,9 @@
-"""Token ids to text, as they come. Promises that the pieces add up to what decoding all ids at once gives.
+"""Decodes token ids incrementally. The pieces add up to the text of all ids decoded at once.
 
-Text is handed out when no later token can change it. That holds back an unfinished character, and with
-vocabularies that fall back to single bytes a whole run of them: the library turns *every* byte of a run with
-a fault in it into U+FFFD. (Its own `DecodeStream` gives out text too early there or raises, and takes
-quadratic time over bytes that never become a character.) Knows no stop strings and no sequences.
+Text is returned once no later token can change it. Held back are an incomplete character and, with
+vocabularies that fall back to single bytes, a whole run of bytes: the library replaces *every* byte of a run
+with an error by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
+time for bytes that never become a character.) Independent of stop strings and sequences.
 """
 
 import codecs
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 from fairlead.text.tokenizer import Tokenizer
 
-# Tokens that show nothing, or (with a decoder of a make we do not know) a fault at the end that may yet
-# become a character, are decoded again with those to come, but not for ever.
+# Tokens without text, or (with an unknown kind of decoder) with an error at the end that may still become a
+# character, are decoded again with later tokens, up to this number.
 _WINDOW_TOKENS = 16
 
 
 class Detokenizer:
-    """Turns one sequence's ids into text, a few microseconds a token however long the sequence is.
+    """Decodes one sequence's ids, in a few microseconds per token, however long the sequence is.
 
-    `context`: ids the text goes on from (a prompt), so that a first " word" keeps its blank with decoders
-    that take it from the beginning of a text.
+    `context`: the ids that the text continues (a prompt), so that a first " word" keeps its space with
+    decoders that remove it at the beginning of a text.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Detokenizer:
         )
 
     def push(self, ids: Sequence[int]) -> str:
-        """Add ids; return the text that is certain now. Unknown ids are no text."""
+        """Add ids; return the text that is final now. Unknown ids are skipped."""
         return self._stream.push(ids)
 
     def flush(self) -> str:
-        """End the text; return what was held back. Nothing may be pushed after it."""
+        """End the text; return what was held back. `push` may not be called afterwards."""
         return self._stream.flush()
 
 
 class _Bytes:
-    """Byte-level vocabularies: tokens are bytes, their text is UTF-8, and nothing else matters."""
+    """Decodes byte-level vocabularies: tokens are bytes of UTF-8, independent of each other."""
 
     __slots__ = ("_skipped", "_token_bytes", "_utf8")
 
@@ -61,10 +61,10 @@ class _Bytes:
 
 
 class _Window:
-    """Any other vocabulary: decode the new tokens behind the last one told, and tell what that adds.
+    """Decodes any other vocabulary: new tokens after the last returned one, and returns the added text.
 
-    Decoders look at a token's neighbours (the first of a text loses its blank, words are joined), never
-    further; so the last token whose text is out is context enough. `_run`: byte tokens whose run may go on.
+    Decoders look only at a token's neighbors (the first of a text loses its space, words are joined), so the
+    last token whose text was returned is enough context. `_run`: byte tokens whose run may continue.
     """
 
     __slots__ = ("_run", "_skipped", "_tokenizer", "_told_chars", "_window")

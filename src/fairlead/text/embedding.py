@@ -1,6 +1,6 @@
-"""Whether a model makes vectors of texts, and what they are like: what the parent reads of its files.
+"""Reads from a model's files, in the parent process, whether it makes embeddings and in which form.
 
-How they are made is `models/pooling.py`'s, in the model's process, which reads the same files.
+`models/pooling.py` computes them in the model's process, which reads the same files.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ _FILE = "modules.json"
 
 
 class Embedding(msgspec.Struct, frozen=True):
-    """A model's vectors: `width` numbers each, of length 1 if `normalized`."""
+    """The form of a model's embeddings: vectors of `width` numbers, of length 1 if `normalized`."""
 
     width: int
     normalized: bool
@@ -33,10 +33,10 @@ class _Config(_Text):
 
 
 def read_embedding(path: Path) -> Embedding | None:
-    """Return what the model in the directory `path` makes of texts; None if it was not made for that.
+    """Return the form of the embeddings of the model in the directory `path`; None if it makes none.
 
-    It was if there is a `modules.json`, the list of its parts that sentence-transformers writes. `LoadFailed`
-    names the file at fault.
+    An embedding model has a `modules.json`, the list of its parts that sentence-transformers writes. Raises
+    `LoadFailed`, which names the invalid file.
     """
     if not (path / _FILE).is_file():
         return None

@@ -1,6 +1,6 @@
-"""Reads the JSON files of a model's directory. Whatever is wrong is a `LoadFailed` that names the file.
+"""Reads the JSON files of a model's directory. Every error is a `LoadFailed` that names the file.
 
-Knows which fields the text room wants, not what they are for.
+Defines which fields the package needs, not what they are for.
 """
 
 import json
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class AddedToken(msgspec.Struct):
-    """A special token spelled as an object; only its text matters here."""
+    """A special token in the form of an object, of which only the text is read."""
 
     content: str
 
@@ -31,7 +31,7 @@ Templates = str | list[NamedTemplate] | dict[str, str]
 
 
 class TokenizerConfig(msgspec.Struct):
-    """What we read of tokenizer_config.json and special_tokens_map.json."""
+    """The fields read from tokenizer_config.json and special_tokens_map.json."""
 
     chat_template: Templates | None = None
     bos_token: str | AddedToken | None = None
@@ -43,7 +43,7 @@ class TokenizerConfig(msgspec.Struct):
     mask_token: str | AddedToken | None = None
 
     def special_tokens(self) -> dict[str, str]:
-        """Map the names that are set ("eos_token") to their text."""
+        """Return the texts of the tokens that are set, by name ("eos_token")."""
         names = (name for name in self.__struct_fields__ if name.endswith("_token"))
         tokens = {name: getattr(self, name) for name in names}
         return {
@@ -54,7 +54,7 @@ class TokenizerConfig(msgspec.Struct):
 
 
 def read_text(path: Path) -> str:
-    """Return the file's text; a file that is missing, unreadable or not UTF-8 is a `LoadFailed`."""
+    """Return the file's text. Raises `LoadFailed` if it is missing, unreadable or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,9 +64,9 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, form: type[T]) -> T:
-    """Return the file as a value of type `form`; fields it does not name are ignored.
+    """Return the file as a value of type `form`. Other fields are ignored.
 
-    Python's own parser, because these files may hold the Infinity that strict JSON has no word for.
+    Uses Python's own parser, because these files may contain Infinity, which strict JSON does not have.
     """
     text = read_text(path)
     try:

@@ -1,8 +1,8 @@
-"""Where a model's files are: in a directory of this machine, or on the Hugging Face hub, to be fetched.
+"""Finds a model's files: in a directory of this machine, or on the Hugging Face hub, and downloads them.
 
-Asked once, in the parent, before anything is read of the model. `huggingface_hub` does the
-downloading and the caching, and obeys its own environment: HF_TOKEN, HF_HOME, HF_ENDPOINT,
-HF_HUB_OFFLINE. Only weights in safetensors, JSON and the tokenizer's files are ever fetched.
+Used once, in the parent process, before any file of the model is read. `huggingface_hub` downloads and
+caches, with its own environment variables: HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. Only weights in
+safetensors, JSON and the tokenizer's files are downloaded.
 """
 
 import fnmatch
@@ -18,7 +18,7 @@ from fairlead.errors import LoadFailed
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*tokenizer*"]
-# Other forms of the same weights: original layouts beside or below the ones that we read.
+# Other formats of the same weights, and original layouts beside or below the one that is read here.
 _UNWANTED = [
     "*/*.safetensors",
     "consolidated*",
@@ -35,7 +35,7 @@ Report = Callable[[float], None]
 
 
 def gguf_advice(model: str | os.PathLike[str]) -> str:
-    """Return what to do about a model that is there as GGUF only."""
+    """Return advice for a model that exists only as GGUF."""
     return (
         f"{os.fspath(model)}: Fairlead reads safetensors, and this is GGUF. Use the same model in "
         "safetensors (organization/name of the hub), or have llama.cpp serve the file: in a "
@@ -44,7 +44,7 @@ def gguf_advice(model: str | os.PathLike[str]) -> str:
 
 
 def is_gguf(model: str | os.PathLike[str]) -> bool:
-    """Whether a name is of a GGUF file, or a directory has weights as GGUF only."""
+    """Return whether a name is a GGUF file's, or a directory has weights only as GGUF."""
     path = Path(model)
     if path.is_dir():
         return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
@@ -52,11 +52,11 @@ def is_gguf(model: str | os.PathLike[str]) -> bool:
 
 
 def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -> Path:
-    """Return the directory of a model: a local one, or a hub id (`org/name`, `org/name@revision`) fetched.
+    """Return a model's directory: a local one, or the download of a hub id (`org/name`, `org/name@revision`).
 
-    Blocks while it downloads; `report` hears from threads of its own which fraction is there. What exists
-    here is never looked for on the hub. `LoadFailed` says what is missing: the directory, the
-    repository, the permission or the network.
+    Blocks while it downloads; other threads call `report` with the fraction done. An existing path is never
+    looked up on the hub. Raises `LoadFailed`, which says what is missing: the directory, the repository, the
+    permission or the network.
     """
     path = Path(model)
     if is_gguf(model):
@@ -70,7 +70,7 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a model could be on a hub under this name: `org/name`, `org/name@revision`."""
+    """Return whether this may be the name of a model on a hub: `org/name`, `org/name@revision`."""
     return _ID.fullmatch(model) is not None
 
 
@@ -103,19 +103,19 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
         raise LoadFailed(
             f"{name}: not in the cache, and the hub cannot be reached: {_brief(error)}"
         ) from error
-    except Exception as error:  # whatever a network, a disk and three libraries can raise
+    except Exception as error:  # a network, a disk and three libraries can raise anything
         raise LoadFailed(f"{name}: cannot be fetched from the hub: {_brief(error)}") from error
     report(1.0)
     return Path(directory)
 
 
 def _total_bytes(name: str, revision: str | None) -> int | None:
-    """How much there is to fetch, or None if the hub does not say; `LoadFailed` if there are no weights."""
+    """Return the size of the download, None if it is unknown. Raises `LoadFailed` if there are no weights."""
     import huggingface_hub
 
     try:
         information = huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
-    except Exception:  # noqa: BLE001  the download meets it again, and may have all it needs in its cache
+    except Exception:  # noqa: BLE001  the download raises it again, or needs only the cache
         return None
     sizes = {file.rfilename: file.size or 0 for file in information.siblings or ()}
     wanted = {file: size for file, size in sizes.items() if _matches(file, _WANTED)}
@@ -132,15 +132,15 @@ def _matches(file: str, patterns: Iterable[str]) -> bool:
 
 
 def _bar(report: Report, total_bytes: int | None) -> type[Any]:
-    """A progress bar's class that shows nothing and reports: the library has no other way to be asked."""
-    tqdm: Any = import_module("tqdm.std").tqdm  # which comes with the library, and without types
+    """Return a `tqdm` class that only calls `report`: the library has no other way to get the progress."""
+    tqdm: Any = import_module("tqdm.std").tqdm  # a dependency of the library, without type hints
     reached = 0.0
-    one_at_a_time = threading.Lock()  # or what is reported would fall back now and then
+    one_at_a_time = threading.Lock()  # else the reported fraction could decrease
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"
-            options.pop("name", None)  # the library's own, which tqdm does not know
+            options.pop("name", None)  # an option of the library that tqdm does not know
             super().__init__(*args, **{**options, "file": _NOWHERE, "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
@@ -148,7 +148,7 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
             shown: bool | None = super().update(n)
             total = total_bytes or self.total
             if self._counts_bytes and total:
-                # Retries count twice, and a library that counts sent and written bytes has two bars.
+                # Retries count twice, and a library that counts received and written bytes has two bars.
                 with one_at_a_time:
                     reached = max(reached, min(1.0, self.n / total))
                     report(reached)
@@ -158,7 +158,7 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
 
 
 class _Nowhere:
-    """A file that takes everything."""
+    """A file that discards everything."""
 
     def write(self, _text: str) -> None: ...
 

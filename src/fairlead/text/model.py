@@ -1,6 +1,6 @@
-"""What the parent knows of a model: its vocabulary, its chat template, its limits and its author's defaults.
+"""What the parent process knows of a model: vocabulary, chat template, limits and sampling defaults.
 
-Read once from a local Hugging Face directory, never changed. Knows no weights.
+Read once from a local Hugging Face directory, never changed. Does not read the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _OURS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
-    """How a request samples where it does not say; the field names are OpenAI's and vLLM's."""
+    """Defaults of the sampling parameters of a request. The field names are OpenAI's and vLLM's."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -33,13 +33,13 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """One model as text sees it. `max_model_len` in tokens, prompt + output; `created` in Unix time.
+    """The text side of one model. `max_model_len` in tokens, prompt + output; `created` in Unix time.
 
-    `max_input_tokens` and `max_output_tokens` are what the configuration allows below that, for a prompt and
-    for one answer to it; None: no less than the model. `embedding`: the vectors that it makes of texts,
-    instead of going on with them.
+    `max_input_tokens` and `max_output_tokens` are the configuration's lower limits for a prompt and for one
+    answer to it; None: no limit but the model's. `embedding`: the form of its embeddings; None if it
+    generates text.
 
-    `special_tokens`: whether a control token that a client spells in a chat stays text or becomes that token.
+    `special_tokens`: whether a control token that a client spells in a chat remains text or is parsed.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TextModel:
     _control: ControlTokens = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look through the vocabulary and the template, which takes milliseconds."""
+        """Prepare the search for control tokens, which takes milliseconds."""
         literals = () if self.chat_template is None else self.chat_template.literals
         object.__setattr__(self, "_control", ControlTokens(self.tokenizer.control_tokens, literals))
 
@@ -72,9 +72,9 @@ class TextModel:
         max_output_tokens: int | None = None,
         special_tokens: SpecialTokens = "text",
     ) -> "TextModel":
-        """Read the directory; `LoadFailed` names the file at fault.
+        """Read a model's directory. Raises `LoadFailed`, which names the invalid file.
 
-        `max_model_len` lowers the limit; `ConfigError` if it is above the model's own.
+        `max_model_len` lowers the model's limit. Raises `ConfigError` if it is above that.
         """
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
@@ -100,30 +100,30 @@ class TextModel:
 
     @property
     def longest_prompt(self) -> int:
-        """The most tokens that a prompt may have."""
+        """The maximum length of a prompt, in tokens."""
         longest = self.max_model_len - 1
         return longest if self.max_input_tokens is None else min(longest, self.max_input_tokens)
 
     def check_purpose(self, *, embed: bool) -> None:
-        """Raise `InvalidRequest` of `model` unless this is what the model was made for."""
+        """Raise `InvalidRequest` (param `model`) if `embed` does not fit the purpose of the model."""
         if embed and self.embedding is None:
             raise InvalidRequest(f"the model {self.name} does not make embeddings", param="model")
         if self.embedding is not None and not embed:
             raise InvalidRequest(f"the model {self.name} makes embeddings, no text", param="model")
 
     def longest_answer(self, prompt_tokens: int) -> int:
-        """Return the most tokens that an answer to a prompt of so many may have."""
+        """Return the maximum number of tokens of an answer to a prompt of `prompt_tokens`."""
         room = self.max_model_len - prompt_tokens
         return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
     def encode_prompt(
         self, text: str, *, special_tokens: SpecialTokens = "parse", param: str = "prompt"
     ) -> list[int]:
-        """Return a completion prompt's ids; `InvalidRequest` of `param` if it cannot fit, or is no text.
+        """Return a completion prompt's ids. Raises `InvalidRequest` of `param` if it is too long or no text.
 
-        Far too long a text is refused at once; one that may fit costs up to a microsecond a character.
-        Control tokens in it are parsed, because a raw prompt is often a chat whose template the client has
-        written; with `special_tokens` "text" they stay text.
+        A text that is far too long is refused at once; others cost up to a microsecond per character.
+        Control tokens in it are parsed, because a raw prompt is often a chat that the client has rendered;
+        with `special_tokens` "text" they remain text.
         """
         self._check_may_fit(text, param)
         ids = self.tokenize(text, special_tokens=special_tokens, param=param)
@@ -138,7 +138,7 @@ class TextModel:
         add_special_tokens: bool = True,
         param: str = "prompt",
     ) -> list[int]:
-        """Return the ids of a text as `encode_prompt` does, but of a text of any length."""
+        """Return the ids of a text as `encode_prompt` does, but without a limit of length."""
         is_text = special_tokens == "text"
         return self.tokenizer.encode(
             self._control.broken(text) if is_text else text,
@@ -155,10 +155,11 @@ class TextModel:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return a chat's ids; `variables` are the template's own. `InvalidRequest` as in `encode_prompt`.
+        """Return a chat's ids. Raises `InvalidRequest` as `encode_prompt`.
 
-        The template writes the special tokens itself, so none are added. Those that a client spells in
-        messages, tools or variables stay text, unless `special_tokens` of the model is "parse".
+        `variables` are further variables of the template. The template writes the special tokens, so none
+        are added. Those that a client spells in messages, tools or variables remain text, unless
+        `special_tokens` of the model is "parse".
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
@@ -181,7 +182,7 @@ class TextModel:
         return ids
 
     def check_prompt(self, ids: Sequence[int], *, param: str = "prompt") -> None:
-        """Raise `InvalidRequest` of `param` unless these are ids of this model, at least one, and fit."""
+        """Raise `InvalidRequest` of `param` if there are no ids or too many, or one is out of vocabulary."""
         if not ids:
             raise InvalidRequest("the prompt is empty", param=param)
         if len(ids) > self.longest_prompt:
@@ -210,7 +211,7 @@ class _Limits(msgspec.Struct):
 
 
 class _Config(_Limits):
-    """What we read of config.json. A model that also sees keeps the text model's part in `text_config`."""
+    """The fields read from config.json. A multimodal model has those of its text model in `text_config`."""
 
     eos_token_id: TokenIds = None
     text_config: _Limits | None = None
@@ -222,7 +223,7 @@ class _Config(_Limits):
 
 
 class _Generation(msgspec.Struct):
-    """What we read of generation_config.json."""
+    """The fields read from generation_config.json."""
 
     eos_token_id: TokenIds = None
     do_sample: bool | None = None
@@ -233,7 +234,7 @@ class _Generation(msgspec.Struct):
     repetition_penalty: float | None = None
 
     def defaults(self) -> GenerationDefaults:
-        """Return what the author wrote down, unless that was for greedy decoding."""
+        """Return the sampling parameters of the file, unless they are for greedy decoding."""
         if self.do_sample is False:
             return GenerationDefaults()
         written = {name: getattr(self, name) for name in GenerationDefaults.__struct_fields__}

@@ -1,6 +1,6 @@
-"""What a chat template may use: Jinja in a sandbox, and the names transformers gives it.
+"""The Jinja sandbox in which chat templates are rendered, with the names that transformers defines.
 
-The template comes with the model, the messages from a client; neither may get out.
+The template comes with the model, the messages from a client; neither may escape.
 """
 
 import json
@@ -21,11 +21,11 @@ _ESCAPED_BREAK = json.dumps(BREAK)[1:-1]
 
 
 class Refusal(jinja2.TemplateError):
-    """Raised by a template's own `raise_exception`."""
+    """A template has called `raise_exception`."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it only encloses it."""
+    """The tag `{% generation %}`, which marks an assistant's text for training. Here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 — Jinja's own declaration
 
@@ -36,9 +36,9 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's `namespace`, which Python must not be able to take for something else by its `__class__`."""
+    """Jinja's `namespace`, in which a template cannot set `__class__` to disguise it as another type."""
 
-    # No parameter is called self, so that an attribute can be.
+    # No parameter is named self, so that an attribute can be.
     def __init__(*arguments: Any, **attributes: Any) -> None:
         namespace, *rest = arguments
         Namespace.__init__(namespace)
@@ -60,7 +60,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _new_dict(*arguments: Any, **items: Any) -> dict[Any, Any]:
-    """`dict` without the class behind it, whose methods change any dictionary they are given."""
+    """Return a `dict`. Templates cannot use the class, whose methods change any dictionary passed to them."""
     return dict(*arguments, **items)
 
 
@@ -71,7 +71,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML, which a model never saw in training."""
+    """Return JSON. Jinja's own `tojson` escapes for HTML, which a model never saw in training."""
     written = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

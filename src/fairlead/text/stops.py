@@ -1,7 +1,7 @@
-"""Finds the strings that end an answer, in text that comes in pieces. Knows no tokens.
+"""Finds stop strings in text that arrives in pieces. Independent of tokens.
 
-Promises that the pieces' borders make no difference: the stop string that is complete first wins (of two that
-are complete at the same character, the longer), and nothing from its beginning on is ever given out.
+Guarantees that the boundaries of the pieces make no difference. The stop string that is complete first wins;
+of two that are complete at the same character, the longer. Text from its beginning on is never returned.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for any of `stops`; an empty one stops nothing. Holds back less than the longest."""
+    """Searches for any of `stops`; empty ones are ignored. Holds back less text than the longest."""
 
     __slots__ = ("_beginnings", "_held", "_stops")
 
@@ -19,14 +19,14 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Add text; return what is safe to send, and the stop string that was hit, if any.
+        """Add text; return what is safe to send, and the stop string that was found, if any.
 
-        After a hit the text before it has all been given out; what came behind is gone.
+        After a match all text before it has been returned, and the text behind it is discarded.
         """
         if not self._stops:
             return text, None
         if not self._held and not self._beginnings.search(text):
-            return text, None  # most text by far
+            return text, None  # the usual case
         text = self._held + text
         if (hit := self._first_hit(text)) is not None:
             start, stop = hit
@@ -37,17 +37,17 @@ class StopStrings:
         return text[:safe], None
 
     def flush(self) -> str:
-        """End the text; return what was held back: no stop string became of it."""
+        """End the text; return what was held back, which is not part of a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first_hit(self, text: str) -> tuple[int, str] | None:
-        """Return where the stop string that is complete first begins, and which it is."""
+        """Return the start of the stop string that is complete first, and the string."""
         hits = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(hits)[1:] if hits else None
 
     def _safe_chars(self, text: str) -> int:
-        """Return how many characters come before the earliest possible beginning of a stop string."""
+        """Return the number of characters before the earliest possible beginning of a stop string."""
         safe = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1), safe)

@@ -1,7 +1,7 @@
 """A model's vocabulary: text to token ids and back. Wraps the Rust `tokenizers` library.
 
-Promises that no text and no id a client can send makes it panic: text it cannot encode is an
-`InvalidRequest`, an id it does not know is no text. Knows nothing of chats, streams or limits.
+Guarantees that no text and no id from a client makes it panic: text that cannot be encoded is an
+`InvalidRequest`, an unknown id decodes to nothing. Independent of chats, streams and limits.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,24 +19,24 @@ from fairlead.text.files import read_special_tokens
 
 FILE = "tokenizer.json"
 
-# The encoding of a text takes a few hundred bytes a token. Up to so many bytes of text for each token that a
-# prompt may have, it is not worth counting first.
+# The encoding of a text takes a few hundred bytes per token. Up to this many bytes of text for each token
+# that a prompt may have, counting the tokens first is not worth the time.
 SURE_BYTES_A_TOKEN = 4
 PIECE_CHARS = 32 * 1024
-# More tokens than cutting a text in two adds.
+# An upper bound of the tokens that splitting a text adds.
 TOKENS_A_CUT = 32
 MANY_IDS = 256
 
 
 class Tokenizer:
-    """Text to ids and back, for one vocabulary. Safe to use from several threads.
+    """Converts text to ids and back, with one vocabulary. Safe to use from several threads.
 
-    `vocab_size`: the highest id + 1. `special_ids`: ids that are control, not text. `byte_ids`: ids that
-    stand for one byte each ("<0x0A>") and make up characters that the vocabulary lacks. `byte_level`: every
-    token is a string of bytes. `longest_token_chars`: no token covers more characters of text than this.
+    `vocab_size`: the highest id + 1. `special_ids`: ids of special tokens, which are not text. `byte_ids`:
+    ids of one byte each ("<0x0A>"), for characters that the vocabulary lacks. `byte_level`: every token is a
+    string of bytes. `longest_token_chars`: no token covers more characters of text than this.
 
-    `control_tokens`: spellings and ids of the tokens that only a template is to write. `named` are those that
-    have a role in tokenizer_config.json (the end of sequence, say).
+    `control_tokens`: spellings and ids of the tokens that only a template may write. `named` are those that
+    have a role in tokenizer_config.json, such as the end of sequence.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Tokenizer:
         decoder_kinds: frozenset[str],
         named: Collection[str] = (),
     ) -> None:
-        # A limit or padding that was saved with the tokenizer belonged to its training.
+        # Truncation and padding that were saved with the tokenizer were for its training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -59,7 +59,7 @@ class Tokenizer:
         )
         self.control_tokens: dict[str, int] = control_tokens(tokenizer, named)
         self._with_breaks = with_breaks(tokenizer, self.control_tokens)
-        # What is looked for in normalized text has more spellings than breaks can be put into.
+        # A token that is matched in normalized text may have spellings into which no breaks were put.
         self._always_with_breaks = any(
             token.normalized and token.content in self.control_tokens for token in added.values()
         )
@@ -67,11 +67,11 @@ class Tokenizer:
         self._bytes_by_fallback_id = _fallback_bytes(vocabulary) if "ByteFallback" in decoder_kinds else {}
         self.byte_ids: frozenset[int] = frozenset(self._bytes_by_fallback_id)
         self._anchor = next(filter(self._is_plain, range(self.vocab_size)), None)
-        self._bytes_by_id: dict[int, bytes] = {}  # filled as tokens are met
+        self._bytes_by_id: dict[int, bytes] = {}  # filled on first use
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read the directory's tokenizer.json; `LoadFailed` names the file when it is missing or broken."""
+        """Read the directory's tokenizer.json. Raises `LoadFailed` if it is missing or invalid."""
         path = directory / FILE
         named = read_special_tokens(directory).values()
         try:
@@ -96,14 +96,14 @@ class Tokenizer:
         with_breaks: bool = False,
         param: str | None = None,
     ) -> list[int]:
-        """Return the text's ids; text that cannot be encoded is an `InvalidRequest` of `param`.
+        """Return the text's ids. Raises `InvalidRequest` of `param` if it cannot be encoded.
 
-        `add_special_tokens` puts those around it that the model's author wants (a beginning of sequence).
-        A special token's text inside `text` becomes that token, as everywhere in the Hugging Face world:
-        completion prompts rely on it. `with_breaks`: not where it has a `BREAK` in it, which is removed.
+        `add_special_tokens` adds those that the tokenizer defines, such as a beginning of sequence. The
+        spelling of a special token in `text` becomes that token, as in transformers: completion prompts rely
+        on it. `with_breaks`: a spelling with a `BREAK` in it does not, and the break is removed.
 
-        A few MB/s, without the GIL: a long text may go to a worker thread.
-        (Measured with tokenizers 0.23: `encode` keeps the GIL all the time, `encode_batch_fast` lets it go.)
+        Encodes a few MB/s without the GIL, so a long text may be encoded in a worker thread. (Measured with
+        tokenizers 0.23: `encode` holds the GIL all the time, `encode_batch_fast` releases it.)
         """
         removes_breaks = with_breaks and (self._always_with_breaks or BREAK in text)
         tokenizer = self._with_breaks if removes_breaks else self._tokenizer
@@ -119,44 +119,43 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the ids' text; unknown ids are no text, bytes that are not UTF-8 become U+FFFD."""
+        """Return the ids' text. Unknown ids are skipped; bytes that are not UTF-8 become U+FFFD."""
         size = self.vocab_size
         known = [token_id for token_id in ids if 0 <= token_id < size]
         text: str
         if len(known) < MANY_IDS:
             text = self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
-        else:  # as in `encode`, only the form for many texts lets go of the GIL
+        else:  # as in `encode`, only the batch method releases the GIL
             (text,) = self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)
         return text
 
     def knows(self, token_id: int) -> bool:
-        """Tell whether there is a token of that id."""
+        """Return whether there is a token with this id."""
         return 0 <= token_id < self.vocab_size and self._tokenizer.id_to_token(token_id) is not None
 
     def token(self, token_id: int) -> str:
-        """Return the token's text within a longer text (a leading space is kept); "" if there is none."""
+        """Return the token's text within a longer text (a leading space is kept); "" if unknown."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what the token adds to a text's UTF-8, perhaps only part of a character; b"" if unknown."""
+        """Return the UTF-8 bytes of the token in a text, perhaps only part of a character; b"" if unknown."""
         if (found := self._bytes_by_id.get(token_id)) is None:
             token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
             if token is None:
-                return b""  # not kept: clients can make up any number of these
+                return b""  # not cached: clients can send any number of unknown ids
             found = self._bytes_by_id[token_id] = self._work_out_bytes(token_id, token)
         return found
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of the token spelled exactly so in the vocabulary."""
+        """Return the id of the token with exactly this spelling in the vocabulary."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def may_fit(self, text: str, max_tokens: int) -> bool:
-        """Tell whether a text could be `max_tokens` tokens or fewer, without the memory of its encoding.
+        """Return whether a text may have at most `max_tokens` tokens, without the memory of its encoding.
 
-        The pieces of a text that may well be too long are encoded one by one and their tokens counted, until
-        there are too many. Too strict only where a normalizer throws most of a text away (a megabyte of
-        blanks).
+        A text that may be too long is encoded in pieces, and the tokens are counted until there are too many.
+        Too strict only if a normalizer discards most of a text, such as a megabyte of spaces.
         """
         if len(text) > max_tokens * self.longest_token_chars:
             return False
@@ -169,7 +168,7 @@ class Tokenizer:
                 (encoding,) = self._tokenizer.encode_batch_fast(
                     [text[begin : begin + PIECE_CHARS]], add_special_tokens=False
                 )
-            except Exception:  # noqa: BLE001  # `encode` will say what is wrong with it
+            except Exception:  # noqa: BLE001  # `encode` reports the error
                 return True
             tokens += max(0, len(encoding) - TOKENS_A_CUT)
             if tokens > max_tokens:
@@ -192,13 +191,13 @@ class Tokenizer:
 
 
 class _Declared(msgspec.Struct):
-    """What we read of tokenizer.json beside the library."""
+    """The field of tokenizer.json that is read here, besides by the library."""
 
     decoder: dict[str, Any] | None = None
 
 
 def _kinds(decoder: dict[str, Any] | None) -> Iterable[str]:
-    """Yield the types of a decoder and of those it is a sequence of."""
+    """Yield the type of a decoder and those of the decoders in it."""
     if decoder is not None:
         yield decoder["type"]
         for inner in decoder.get("decoders", ()):
@@ -211,7 +210,7 @@ def _fallback_bytes(vocabulary: dict[str, int]) -> dict[int, bytes]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return how byte-level vocabularies spell bytes: visible Latin-1 as itself, the rest from U+0100 on."""
+    """Return the characters that stand for bytes: visible Latin-1 as itself, the rest from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = count(0x100)
     return {chr(byte if byte in visible else next(stand_ins)): byte for byte in range(256)}
@@ -221,7 +220,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _spelled_bytes(token: str) -> bytes:
-    """Return a byte-level token's bytes. Added tokens may be plain text: one letter outside is enough."""
+    """Return a byte-level token's bytes. A token with a character outside the alphabet is plain text."""
     try:
         return bytes([_ALPHABET[letter] for letter in token])
     except KeyError:

@@ -1,1 +1,1 @@
-"""A model in a child process: the frames, and both ends."""
+"""A model's child process: the frames, and both ends of the connection."""

@@ -1,8 +1,8 @@
-"""The parent's side of a model's child process: its lifetime, and the sequences it runs for us.
+"""The parent's side of a model's child process: its lifetime, and its sequences.
 
-A `Worker` is one life of one child: `run` starts it and ends with it, and ends it when it is stuck.
-Submitting and aborting are synchronous; what a step made is told to the sequences' receivers in one wake-up.
-Knows no model, no text and no job.
+A `Worker` is one run of one child: `run` starts it, ends with it, and kills it when it is stuck. Submitting
+and aborting are synchronous. A step's outputs are delivered to the sequences' receivers in one wake-up.
+Independent of models, text and jobs.
 """
 
 import contextlib
@@ -42,36 +42,36 @@ END_WAIT_S = 5.0
 KILLED_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
 LAST_WORDS_S = 0.3
-# A load reports each tensor; it is silent while kernels are compiled. The watchdog is for requests.
+# A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
 LOAD_PATIENCE_S = 600.0
-# Telling a step to 500 sequences takes several milliseconds; as often as this, everybody else gets a turn.
+# Delivering a step to 500 sequences takes several milliseconds. Other tasks can run at these intervals.
 TURN_S = 0.0005
 READ_BYTES = 1 << 18
 LOG_LINES = 50
 
 
 class Receiver(Protocol):
-    """Receives what becomes of a sequence. Nothing is called after its end; one that raises ends its own."""
+    """Receives the outputs of a sequence. No method is called after its end; one that raises fails it."""
 
     def receive_token(self, token_id: int) -> None:
-        """One more token, and nothing else."""
+        """Receive one more token, and nothing else."""
 
     def receive(self, output: wire.Output) -> None:
-        """What a step made; the last one has a `finish_reason`."""
+        """Receive the output of a step; the last one has a `finish_reason`."""
 
     def failed(self, error: FairleadError) -> None:
-        """It ended otherwise: it failed (`EngineFailed`), took too long (`RequestTimeout`), or the child is
-        gone (`NodeFailed`).
+        """Receive the error that ended the sequence: `EngineFailed`, `RequestTimeout`, or `NodeFailed` if the
+        child is gone.
         """
 
 
 class Worker:
     """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
 
-    `on_progress` is told how far loading has come (0…1) and what is being done. `on_stuck` is told, before
-    any sequence is, that the child is given up although it has not ended; `stuck` says so from then on.
-    `command` starts a child; `--fd N` is added to it. `name` begins each line of its output, and `on_line` is
-    called with each.
+    `on_progress` is called with the loaded fraction (0…1) and the stage. `on_stuck` is called, before any
+    sequence fails, when the child makes no progress but has not ended; `stuck` has the reason from then on.
+    `command` starts a child; `--fd N` is appended. `name` is the prefix of each line of its output, and
+    `on_line` is called with each.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Worker:
         salt: bytes = b"",
         embed: bool = False,
     ) -> int:
-        """Start a sequence and return its key; the options as in `wire.Submit`.
+        """Start a sequence and return its key; the options are those of `wire.Submit`.
 
-        `NodeFailed` when the child is not ready, or gone; `InvalidRequest` when the prompt could never run.
+        Raises `NodeFailed` if the child is not ready or gone, `InvalidRequest` if the prompt can never run.
         """
         if self._ready is None:
             raise NodeFailed("the model's process is not running")
@@ -137,19 +137,19 @@ class Worker:
         return key
 
     def abort(self, key: int) -> None:
-        """End a sequence; nothing is called for it from now on. Safe at any time, for any key."""
+        """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
         if self._open.pop(key, None) is not None and self._ready is not None:
             self._send(wire.Abort(key))
             self._watchdog.asked()
 
-    # The child's life --------------------------------------------------------------------------------
+    # The child's lifetime ----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[wire.Ready] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the child, `started()` when its model is loaded, and carry its messages until it ends.
+        """Start the child, call `started()` when its model is loaded, and exchange messages until it ends.
 
-        Raises `LoadFailed` when it does not become ready and `NodeFailed` when it ends afterwards, or is
-        stuck: it never returns. Cancelling ends the child, and so does being stuck: SIGTERM, after 5 s
-        SIGKILL. However it ends, each open sequence has failed then.
+        Never returns: raises `LoadFailed` if the child does not become ready, and `NodeFailed` if it ends
+        afterwards or is stuck. A child that is stuck or cancelled gets SIGTERM, after 5 s SIGKILL. In any
+        case, every open sequence has failed by then.
         """
         assert self._socket is None, "a worker has one life"
         self._socket, theirs = socket.socketpair()
@@ -175,7 +175,7 @@ class Worker:
                 await _end(process)
 
     async def _start(self, theirs: socket.socket) -> trio.Process:
-        # Its stdin is a pipe of which nothing ever comes: its end tells the child that we have died.
+        # Nothing is ever written to the child's stdin: its end signals that the parent has died.
         try:
             process = await trio.lowlevel.open_process(
                 [*self._command, "--fd", str(theirs.fileno())],
@@ -190,7 +190,7 @@ class Worker:
         return process
 
     async def _live(self, process: trio.Process, task_status: trio.TaskStatus[wire.Ready]) -> bool:
-        """Carry messages until the child is gone; return whether it had become ready."""
+        """Exchange messages until the child is gone; return whether it had become ready."""
         assert self._socket is not None
         async with trio.open_nursery() as nursery:
             log_read = trio.Event()
@@ -213,7 +213,7 @@ class Worker:
         return was_ready
 
     async def _read(self, task_status: trio.TaskStatus[wire.Ready]) -> None:
-        """Take the child's messages until its end of the socket closes, or what it sends makes no sense."""
+        """Handle the child's messages until it closes the socket, sends an invalid one, or stops loading."""
         assert self._socket is not None
         splitter = wire.FrameSplitter()
         while True:
@@ -251,15 +251,15 @@ class Worker:
                 task_status.started(message)
 
     async def _spread(self, step: wire.Step) -> None:
-        """Tell every sequence what the step made for it, and let others have a turn now and then."""
+        """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""
         self.statistics = step.statistics
         turn_ends = perf_counter() + TURN_S
         for key, token_id in step.plain():
             receiver = self._open.get(key)
-            if receiver is not None:  # else it was aborted, and the child did not know yet
+            if receiver is not None:  # else it was aborted, which the child had not read yet
                 try:
                     receiver.receive_token(token_id)
-                except BaseException as error:  # noqa: BLE001  `_drop` raises what must pass
+                except BaseException as error:  # noqa: BLE001  `_drop` raises `PASSING` again
                     self._drop(key, receiver, error)
             if perf_counter() >= turn_ends:
                 await trio.lowlevel.checkpoint()
@@ -288,7 +288,7 @@ class Worker:
             _fail(receiver, EngineFailed(output.error))
 
     def _drop(self, key: int, receiver: Receiver, error: BaseException) -> None:
-        """End a sequence whose receiver has raised: the others go on."""
+        """Abort a sequence whose receiver has raised. The others continue."""
         if isinstance(error, PASSING):
             raise error
         log_failure("sequence dropped", error, key=key)
@@ -296,25 +296,25 @@ class Worker:
         _fail(receiver, EngineFailed(f"the answer could not be taken over: {described(error)}"))
 
     def _fail_open(self, reason: str) -> None:
-        """Fail what is open, first come first; each once, and none that another's callback aborts."""
+        """Fail the open sequences in their order; each once, and none that another's callback aborts."""
         while self._open:
             _fail(self._open.pop(next(iter(self._open))), NodeFailed(reason))
 
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
-        """Give the child up when it is stuck: fail what is open at once, ask where it is, end the reading."""
+        """When the child is stuck, fail the open sequences, request its stack, and stop reading."""
         silent_s = await self._watchdog.stuck()
         self.stuck = f"the model's process made no progress for {silent_s:g} s"
         self._ready = None
         self.on_stuck(NodeFailed(self.stuck))
         self._fail_open(self.stuck)
-        process.send_signal(signal.SIGUSR1)  # it prints its stack, unless it is stopped altogether
+        process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
         await trio.sleep(LAST_WORDS_S)
         reading.cancel()
 
     # Writing -----------------------------------------------------------------------------------------
 
     def _send(self, message: wire.WorkerSpec | wire.ToChild) -> None:
-        """Send at once if the socket takes it. What waits is bounded by the sequences we have seats for."""
+        """Send at once if the socket accepts it, else buffer it. The number of seats bounds the buffer."""
         others_wait = bool(self._unsent)
         self._unsent += wire.encode_frame(message)
         if not others_wait:
@@ -329,7 +329,7 @@ class Worker:
         except BlockingIOError:
             self._unsent_waits.unpark()
         except OSError as error:
-            # The child is gone; or it is not, and would wait for what is lost now. So the connection ends.
+            # If the child is not gone, it would wait for the lost data. So the connection is closed.
             if not isinstance(error, ConnectionError):
                 self._log.append(f"it cannot be written to: {described(error)}")
             self._unsent.clear()
@@ -344,10 +344,10 @@ class Worker:
             await trio.lowlevel.wait_writable(self._socket)
             self._flush()
 
-    # What the child prints ---------------------------------------------------------------------------
+    # The child's output ------------------------------------------------------------------------------
 
     async def _relay_log(self, stream: trio.abc.ReceiveStream | None, ended: trio.Event) -> None:
-        """Pass the child's lines on to our stderr and keep the last ones: they say why it died."""
+        """Copy the child's lines to our stderr, and keep the last ones, which may say why it died."""
         assert stream is not None
         await child_output.read_lines(stream, self._log_line)
         ended.set()
@@ -381,7 +381,7 @@ def _ending(process: trio.Process) -> str:
 async def _end(process: trio.Process) -> None:
     """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`.
 
-    The second try and the closing of the pipes follow also when what comes before them fails.
+    SIGKILL and the closing of the pipes follow even if an earlier call raises.
     """
     with trio.CancelScope(shield=True):
         async with AsyncExitStack() as closing:
@@ -390,10 +390,10 @@ async def _end(process: trio.Process) -> None:
                 closing.push_async_callback(stream.aclose)
             try:
                 process.terminate()
-                process.send_signal(signal.SIGCONT)  # or one that is stopped would never see that
+                process.send_signal(signal.SIGCONT)  # else a stopped process would not react
                 with trio.move_on_after(END_WAIT_S):
                     await process.wait()
             finally:
-                process.kill()  # nothing, if it has ended
+                process.kill()  # no effect if it has ended
                 with trio.move_on_after(KILLED_WAIT_S):
                     await process.wait()

@@ -1,8 +1,8 @@
-"""The child's loop: read what came, plan, launch, account for the step before, tell. Owns the clock.
+"""The child's loop: read messages, plan, launch, commit the step before, send. Owns the clock.
 
-Where a launch returns before the device is done, one step runs while the next is prepared and the tokens of
-the one before are sent; elsewhere a step is planned, run, accounted for and told before the next. Whatever
-was read is answered by a frame. Uses no CPU while there is nothing to do. Knows no socket and no torch.
+If a launch returns before the device is done, one step runs while the next is prepared and the tokens of the
+one before are sent. Else a step is planned, run, committed and sent before the next. Every message is
+answered by a frame. Uses no CPU while there is nothing to do. Independent of sockets and torch.
 """
 
 import time
@@ -21,10 +21,9 @@ FAILED_STEPS_BOUND = 3
 
 
 class Inbox(Protocol):
-    """The child's end of the wire.
+    """The child's end of the connection.
 
-    `read` returns the messages that have come, after waiting for some: `wait_s` at most; None: as long as
-    it takes.
+    `read` returns the received messages, after waiting for some: at most `wait_s`; None: without limit.
     """
 
     def read(self, *, wait_s: float | None) -> list[bytes]: ...
@@ -38,10 +37,10 @@ class _UnderWay(NamedTuple):
 
 
 class Loop:
-    """Steps one engine over one runner. `clock` in seconds; `report_failure` is told why a step failed.
+    """Steps one engine with one runner. `clock` in seconds; `report_failure` is called with a step's error.
 
-    A step whose launch or wait raises fails its own sequences; the third in a row is raised: such a runner
-    is beyond help.
+    A step whose launch or wait raises fails its own sequences. The third error in a row is raised, because
+    such a runner does not recover.
     """
 
     def __init__(
@@ -66,21 +65,21 @@ class Loop:
         self._done_at_s = 0.0
 
     def run(self) -> NoReturn:
-        """Serve until the channel raises: the parent is gone."""
+        """Serve until the channel raises because the parent is gone."""
         while True:
             self.turn()
 
     def turn(self) -> None:
-        """Read once, wait if there is nothing to do, and bring every sequence one step further."""
+        """Read once, waiting if there is nothing to do, and run a step."""
         wait_s = self._engine.wait_s(self._clock())
         freed = [self.obey(message) for message in self._channel.read(wait_s=wait_s)]
         if any(freed) and not self._engine.idle:
-            self._tell(self._engine.settle())  # what is free now is not told a step later
+            self._tell(self._engine.settle())  # report what is free now, not a step later
         self._tidy()
         step = self._engine.plan(self._clock())
         launched = None if step is None else self._launch(step)
         before, self._under_way = self._under_way, None
-        if before is not None:  # the oldest step is accounted for first, also when the next one failed
+        if before is not None:  # the older step is committed first, even if the next one failed
             self._finish(before)
         if isinstance(launched, _UnderWay):
             if self._overlaps:
@@ -93,7 +92,7 @@ class Loop:
             self._answer()
 
     def obey(self, message: bytes) -> bool:
-        """Do what the parent asks for; return whether that frees something. Some frame will follow."""
+        """Execute a message of the parent; return whether that frees resources. A frame will follow."""
         self._owes = True
         request = wire.to_child_decoder.decode(message)
         match request:
@@ -120,7 +119,7 @@ class Loop:
             self._fail(under_way.step, error)
             return
         done_at_s = self._clock()
-        # Steps that overlap wait for one another on the device: each is counted from the end of the last.
+        # Overlapping steps wait for one another on the device: each is timed from the end of the last.
         self._step_s += done_at_s - max(under_way.launched_at_s, self._done_at_s)
         self._done_at_s = done_at_s
         self._failed_in_a_row = 0
@@ -134,14 +133,14 @@ class Loop:
         self._tell(self._engine.fail(step, f"the engine's step failed: {type(error).__name__}: {error}"))
 
     def _tidy(self) -> None:
-        """Trim the cache while nothing runs, and give the memory of free blocks back."""
+        """Trim the prefix cache while idle, and release the memory of free blocks."""
         tidied = self._engine.tidy(self._clock())
         if tidied is not None:
             self._runner.release(tidied.free)
-            self._owes |= tidied.evicted > 0  # the parent shows what the cache holds
+            self._owes |= tidied.evicted > 0  # the parent displays the cache's usage
 
     def _answer(self) -> None:
-        """Tell what needed no step: refusals, timeouts, fresh counts after an abort."""
+        """Send what needed no step: refusals, timeouts, new counts after an abort."""
         outcome = self._engine.settle()
         if self._owes or outcome.outputs:
             self._tell(outcome)

@@ -1,7 +1,7 @@
 """A model's child process: loads it, then steps its engine until the parent's end of the socket closes.
 
-One thread, no async. Promises to end with its parent, however that ends, and to say where it is when it is
-sent SIGUSR1. The engine and torch come in with the model, after the first frame is read.
+One thread, no async. Guarantees to end with its parent, however that ends, and to print its stack on SIGUSR1.
+The engine and torch are imported with the model, after the first frame is read.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LIFELINE = 0
 class Loaded(Protocol):
     """A model that is ready to run, and the limits it was loaded with (see `Engine`).
 
-    `windows` and `blocks_total` are by KV cache group.
+    `windows` and `blocks_total` have a value for each KV cache group.
     """
 
     @property
@@ -83,11 +83,11 @@ Load = Callable[[wire.WorkerSpec, Report], Loaded]
 
 
 class ParentGone(Exception):
-    """The parent closed its end of the socket, or died."""
+    """The parent has closed its end of the socket, or died."""
 
 
 class Channel:
-    """The child's end of the socket: whole messages in, frames out. Everything raises `ParentGone`."""
+    """The child's end of the socket: reads messages, writes frames. All methods raise `ParentGone`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -96,7 +96,7 @@ class Channel:
         self._readable.register(connection, select.POLLIN)
 
     def read(self, *, wait_s: float | None) -> list[bytes]:
-        """Return the messages that have come, after waiting `wait_s` at most; None: until something comes."""
+        """Return the received messages, after waiting at most `wait_s`; None: until data arrives."""
         if wait_s:
             self._readable.poll(1000 * wait_s)
         try:
@@ -110,7 +110,7 @@ class Channel:
         return list(self._splitter.feed(data))
 
     def write(self, message: wire.ToParent) -> None:
-        """Send a message; wait while the parent is slow to read."""
+        """Send a message. Blocks while the parent is slow to read."""
         try:
             self._connection.sendall(wire.encode_frame(message))
         except ConnectionError as error:
@@ -118,10 +118,10 @@ class Channel:
 
 
 def main(load: Load | None = None) -> int:
-    """Run a child on the socket that `--fd` names; return its exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the whole group; the parent decides
+    """Run a child on the socket with descriptor `--fd`; return its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the parent's last question to a step that takes for ever
+    faulthandler.register(signal.SIGUSR1)  # sent by the parent if a step does not end
     parser = argparse.ArgumentParser(description="A model's process; fairlead starts it.")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the parent")
     connection = socket.socket(fileno=parser.parse_args().fd)
@@ -135,9 +135,9 @@ def main(load: Load | None = None) -> int:
 
 
 def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does not return
-    """Load what the first message asks for and generate for the parent until it is gone (`ParentGone`).
+    """Load the model of the first message, then generate until the parent is gone (`ParentGone`).
 
-    Returns an exit status only when nothing could be loaded.
+    Returns an exit status only if the load failed.
     """
     messages: list[bytes] = []
     while not messages:
@@ -150,7 +150,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
         return 1
     except ParentGone:
         raise
-    except Exception as error:  # noqa: BLE001  the parent tells the waiters, whatever it was
+    except Exception as error:  # noqa: BLE001  the parent reports any error to waiting jobs
         traceback.print_exception(error)
         channel.write(wire.LoadFailed(explained(error)))
         return 1
@@ -208,7 +208,7 @@ def _ready(model: Loaded) -> wire.Ready:
 
 def _load(spec: wire.WorkerSpec, report: Report) -> Loaded:
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
-    # beside one busy process a step took 14 times as long. Read when torch is imported, not before.
+    # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from fairlead.engine.runner import load_runner
 
@@ -216,20 +216,20 @@ def _load(spec: wire.WorkerSpec, report: Report) -> Loaded:
 
 
 def _draw_seed() -> int:
-    """63 bits: what torch's generators take."""
+    """Return 63 random bits, which torch's generators accept."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def _die_with_the_parent() -> None:
-    """Have the kernel send SIGKILL when the parent's end of our stdin closes, also while we are stopped.
+    """Make the kernel send SIGKILL when the parent's end of our stdin closes, also to a stopped process.
 
     SIGIO, which the kernel sends by default, ends a process within a long step too, but stays pending in one
     that is stopped (SIGSTOP, a debugger) until it is continued. SIGKILL ends it at once.
 
     `PR_SET_PDEATHSIG` would do the same, but is tied to the parent's *thread*: Trio starts processes from
     worker threads, which end after some idle seconds. A watcher process would cost a process and two
-    descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends us, or the socket's end, which is
-    seen between steps.
+    descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends this process, or the end of the
+    socket, which is noticed between steps.
     """
     if not stat.S_ISFIFO(os.fstat(LIFELINE).st_mode):
         return  # started by hand
@@ -241,7 +241,7 @@ def _die_with_the_parent() -> None:
         fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([LIFELINE], [], [], 0)[0]:
-        raise ParentGone  # before we had asked
+        raise ParentGone  # it ended before the signal was set up
 
 
 if __name__ == "__main__":

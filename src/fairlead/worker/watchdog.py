@@ -1,8 +1,7 @@
-"""Notices that a child has stopped making progress. Knows no process and no frame.
+"""Detects that a child has stopped making progress. Independent of processes and frames.
 
-A child that was asked something owes an answer, and one that has sequences owes the next step. Time counts
-only in ticks that this program was awake for: after it was stopped itself, or the machine was asleep, the
-child has its whole time again.
+A frame is due after each message to the child, and while it has sequences. Silence is counted in ticks during
+which this program runs. So when this program is stopped, or the machine sleeps, that counts as one tick.
 """
 
 import trio
@@ -11,9 +10,9 @@ TICKS = 10
 
 
 class Watchdog:
-    """Patience of `bound_s` seconds with each answer, and of twice that with the first.
+    """A timeout of `bound_s` seconds for each frame, and of twice that for the first.
 
-    The first step after a model was loaded may do once what later ones need not: warm up, compile, capture.
+    The first step after a load may include one-time work: warming up, compiling, capturing graphs.
     """
 
     def __init__(self, bound_s: float) -> None:
@@ -23,19 +22,19 @@ class Watchdog:
         self._answered = False
 
     def asked(self) -> None:
-        """Something was sent that is to be answered."""
+        """Record that a message was sent, after which a frame is due."""
         if not self._owed:
             self._owed = True
-            self._signs += 1  # patience begins now
+            self._signs += 1  # the timeout begins now
 
     def answered(self, *, more: bool) -> None:
-        """A sign of life came; with `more`, the next one is owed already."""
+        """Record that a frame was received; with `more`, the next one is due already."""
         self._signs += 1
         self._owed = more
         self._answered = True
 
     async def stuck(self) -> float:
-        """Wait until an answer is overdue; return after how many seconds it was given up."""
+        """Wait until a frame is overdue; return the timeout in seconds."""
         seen, silent_ticks, patience = self._signs, 0, TICKS
         while silent_ticks < patience:
             await trio.sleep(self.bound_s / TICKS)

@@ -1,7 +1,7 @@
-"""Frames between the parent and a model's child process: msgpack, length first, never pickle.
+"""Frames between the parent and a model's child process: length-prefixed msgpack, never pickle.
 
-Both sides trust each other's form (a malformed frame is a bug), but every frame has a bound. The
-socketpair is the child's only tie: its end, on either side, ends the child.
+Both sides trust each other's frames (a malformed one is a bug), but the size of a frame is bounded. Closing
+either end of the socketpair ends the child.
 """
 
 import struct
@@ -21,14 +21,13 @@ ErrorCode = Literal["engine_failed", "request_timeout"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is to load, and within which limits. Sent as the first frame; None: choose what fits.
+    """The model that a child loads, and its limits. Sent as the first frame; None: choose what fits.
 
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
-    `kv_cache_bytes` in bytes. What finished sequences leave in the cache is dropped by `eviction_policy`,
-    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is what the child
-    may take of its GPU's memory: a share of it up to 1, or MiB. `watchdog_s` is the parent's patience with a
-    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or
-    "int8".
+    `kv_cache_bytes` in bytes. The cached blocks of finished sequences are evicted by `eviction_policy`,
+    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
+    budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
+    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8".
     """
 
     path: str
@@ -56,11 +55,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new sequence. `key` is the parent's, never reused; `prompt` is little-endian int32.
+    """A new sequence. `key` is chosen by the parent, never reused; `prompt` is little-endian int32.
 
-    `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: what is left of its time, from
-    now. `salt`: whose cached prefixes it may use; sequences with different ones share none. `embed`: the
-    prompt's vector is wanted, and nothing after it.
+    `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: the time that is left, from
+    now. `salt`: sequences with different salts share no cached prefixes. `embed`: compute the prompt's
+    embedding, and no tokens.
     """
 
     key: int
@@ -73,7 +72,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Nobody wants this sequence any more. For a key that has ended it means nothing."""
+    """Ends a sequence. Has no effect on one that has ended."""
 
     key: int
 
@@ -82,18 +81,18 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Loading has come this far: 0…1."""
+    """The progress of the load: `fraction` is 0…1."""
 
     fraction: float
     stage: str
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded. `max_model_len`: the longest prompt + output one sequence can have.
+    """The model is loaded. `max_model_len`: the maximum length of a sequence, prompt + output, in tokens.
 
-    `kernel`: what computes its steps, in a word: "torch", or an instruction set as "amx". `embeds`: it makes
-    vectors of prompts, and no text. `gpu_bytes`: what the child has taken of its GPU's memory, which is
-    `gpu_total_bytes` in all; both 0 on a CPU.
+    `kernel`: what computes its steps: "torch", or an instruction set such as "amx". `embeds`: it makes
+    embeddings of prompts, and no text. `gpu_bytes`: the memory that the child has taken of its GPU's
+    `gpu_total_bytes`; both 0 on a CPU.
     """
 
     slots: int
@@ -112,19 +111,19 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
-    """The model cannot be loaded, for this reason; the child ends after it."""
+    """The model cannot be loaded, for the reason in `message`. The child ends after it."""
 
     message: str
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one step made for one sequence. `finish_reason` or `error` says that it was the last.
+    """One sequence's output of one step. `finish_reason` or `error` marks the last one.
 
     `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
-    error's, as in spec 7; None: `engine_failed`. `vector`: float32, little-endian, of a prompt that was to
-    be embedded; such a sequence has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens
-    of the prompt, beginning with its second; the last of them come with the first token, as does the number
-    of tokens of the prompt that were cached.
+    error's; None: `engine_failed`. `vector`: the prompt's embedding, float32, little-endian; such a sequence
+    has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens of the prompt, beginning with
+    its second; the last of them come with the first token. So does `cached_tokens`, the number of tokens of
+    the prompt that were cached.
     """
 
     key: int
@@ -144,8 +143,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
 
     Since the start: `steps`, which took `step_s` seconds and computed `step_tokens` tokens in all;
     `prompt_tokens` and `generated_tokens`; `preemptions`; the prefix cache's `prefix_queries` and
-    `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` that finished sequences left for
-    others, and `cache_usage`, the part of the blocks that running sequences hold (0…1).
+    `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` in the prefix cache, and `cache_usage`,
+    the fraction of the blocks that running sequences hold (0…1).
     """
 
     running: int = 0
@@ -166,10 +165,10 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """One engine step: one frame for all sequences together. Whatever was asked for is answered by one too.
+    """One engine step's outputs for all sequences. Also answers messages that need no step.
 
-    A sequence that got one more token and nothing else is named in `keys` (little-endian int64), its token in
-    `tokens` (int32) at the same place; everything else is in `outputs`. No sequence is in both.
+    A sequence that got one more token and nothing else has its key in `keys` (little-endian int64) and its
+    token in `tokens` (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
     """
 
     keys: bytes
@@ -198,14 +197,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
-    """Return the message with its length in front; one of more than `MAX_FRAME_BYTES` is a bug."""
+    """Return the message, prefixed with its length. A payload above `MAX_FRAME_BYTES` is a bug."""
     payload = _encoder.encode(message)
     assert len(payload) <= MAX_FRAME_BYTES
     return _LENGTH.pack(len(payload)) + payload
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as `Submit.prompt`; `struct.error` when one is no 32-bit integer.
+    """Return token ids as `Submit.prompt`. Raises `struct.error` if one is not a 32-bit integer.
 
     An array of C's `int` is a thousand times as fast as a list.
     """
@@ -215,13 +214,13 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames. Holds at most one unfinished frame."""
+    """Splits a byte stream into frames. Buffers at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes as they came; yield each payload that is whole now."""
+        """Add received bytes; yield each payload that is now complete."""
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:

@@ -1,5 +1,5 @@
-// The chat: one question at a time, its way through the queue, and the answer as it comes. Stopping hangs up,
-// and whoever hangs up leaves the queue or frees the seat at once.
+// The chat: one question at a time, its position in the queue, and the streamed answer. Stopping disconnects,
+// which frees the place in the queue or the seat at once.
 
 import { element, put } from "./element.js";
 import { askForKey } from "./key.js";
@@ -10,7 +10,7 @@ import { count, knows, percent, say, time, wait } from "./words.js";
 
 const QUEUED = /^queued position=(\d+) estimated_wait=(\d+)$/;
 const ANNOUNCED_APART_MS = 10_000;
-const READ_OUT = 1500; // characters of an answer that are read out when it is there
+const READ_OUT = 1500; // characters of a finished answer that are read out
 const NEAR_END = 48;
 
 const form = document.querySelector("#chat-form");
@@ -26,11 +26,11 @@ let underWay = null;
 // One answer ------------------------------------------------------------------------------------------
 
 class Turn {
-  /** The line of an answer in the transcript: what has come of it, and how it stands. */
+  /** The line of an answer in the transcript: its text so far, and its state. */
   constructor(model) {
     this.model = model;
     this.text = "";
-    this.begun = false; // the server has begun to answer
+    this.begun = false; // the response has begun
     this.began = performance.now();
     this.first = null;
     this.usage = null;
@@ -42,7 +42,7 @@ class Turn {
     put(this.note, say("sending"));
   }
 
-  /** Say how it stands; read out when it is another `place`, but never one place in line after the other. */
+  /** Show the state; read it out if `place` has changed, but not queue positions in quick succession. */
   stand(words, place) {
     put(this.note, words);
     const soon = performance.now() - this.announced < ANNOUNCED_APART_MS;
@@ -52,7 +52,7 @@ class Turn {
     status.textContent = words;
   }
 
-  /** Wait in the queue, counting down between what the server says of it. */
+  /** Show the queue position, and count down between the server's reports. */
   queue(position, seconds) {
     clearInterval(this.clock);
     const until = performance.now() + 1000 * seconds;
@@ -65,7 +65,7 @@ class Turn {
     this.clock = setInterval(show, 1000);
   }
 
-  /** Wait for the model, which has been loaded this far: 0…1, or null where nobody knows. */
+  /** Show that the model is being loaded; `progress` is 0…1, or null if unknown. */
   awaitModel(progress) {
     if (this.first !== null) return;
     this.leaveQueue();
@@ -93,7 +93,7 @@ class Turn {
     following(() => this.body.replaceChildren(...elementsOf(this.text)));
   }
 
-  /** It is over: draw what there is, and say why, aloud. */
+  /** End the turn: draw the answer, then show the outcome and read it out. */
   end(words, { problem = false } = {}) {
     this.leaveQueue();
     cancelAnimationFrame(this.frame);
@@ -126,7 +126,7 @@ async function ask(text) {
   const hangUp = new AbortController();
   const mine = { turn, hangUp };
   underWay = mine;
-  const asked = messages; // a new chat has other messages; what ends then belongs to the old ones
+  const asked = messages; // a new chat has other messages; an answer in progress belongs to the old ones
   asked.push({ role: "user", content: text });
   transcript.querySelector(".welcome")?.remove();
   transcript.append(
@@ -151,9 +151,9 @@ async function ask(text) {
   }
 }
 
-/** Have it answered into the turn; return why the answer ended. Raises when it did not come to its end. */
+/** Stream the answer into the turn; return its finish reason. Throws if the answer is incomplete. */
 async function answer(model, asked, turn, signal) {
-  // What a request would be told now is what ours is told until the server speaks of ours.
+  // Until the server reports on this request, show its estimate for a new one.
   const path = `queue/estimate?model=${encodeURIComponent(model)}`;
   const told = await server.call(path, { signal }).then((response) => response.json()).catch(() => null);
   signal.throwIfAborted();
@@ -186,10 +186,10 @@ async function answer(model, asked, turn, signal) {
   throw new Refusal(0, { message: say("broken") });
 }
 
-/** What to say of an answer that did not come to its end. */
+/** Return the words for an answer that is incomplete. */
 function explain(error, turn) {
   if (error.name === "AbortError") return [say("halted")];
-  if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error); // a mistake of ours
+  if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error); // our own bug
   if (!(error instanceof Refusal)) return [say(turn.begun ? "broken" : "unreachable"), { problem: true }];
   const code = error.code === "draining" ? "draining_server" : error.code;
   const words = knows(code) ? say(code, { wait: wait(error.retryAfter ?? 2), reason: error.message }) : error.message;
@@ -198,16 +198,16 @@ function explain(error, turn) {
 
 const stop = () => underWay?.hangUp.abort();
 
-// The page's side -------------------------------------------------------------------------------------
+// The page --------------------------------------------------------------------------------------------
 
-/** Change the transcript, and stay at its end if that is where the reader is. */
+/** Change the transcript, and keep it scrolled to its end if it was. */
 function following(change) {
   const atEnd = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END;
   change();
   if (atEnd) transcript.scrollTop = transcript.scrollHeight;
 }
 
-/** Name the button for what it does now. */
+/** Label the button with what it does now. */
 function name() {
   put(button, say(underWay ? "stop" : "send"));
   button.classList.toggle("stops", underWay !== null);
@@ -218,14 +218,14 @@ function welcome() {
   transcript.replaceChildren(element("li", { class: "welcome" }, element("p", {}, say("welcome")), element("p", {}, say("keys"))));
 }
 
-/** Take a snapshot: who waits for a model to be loaded wants to know how far it is. */
+/** Handle a snapshot: offer its models, and show the load progress of the one that the chat waits for. */
 export function showModels({ models }) {
   offer(models);
   const wanted = underWay && models.find(({ model }) => model === underWay.turn.model);
   if (wanted?.state === "loading") underWay.turn.awaitModel(wanted.load_progress);
 }
 
-/** Offer these models, without losing the one that was picked. */
+/** Offer these models, and keep the selected one. */
 function offer(models) {
   const names = models.filter(({ unlisted }) => !unlisted).map(({ model }) => model);
   const offered = [...picker.options].map(({ value }) => value);
@@ -235,7 +235,7 @@ function offer(models) {
   if (names.includes(picked)) picker.value = picked;
 }
 
-/** Write everything again, in another language. What was said stays as it was said. */
+/** Redraw everything, in another language. The messages stay as they are. */
 export function sayChatAgain() {
   name();
   welcome();

@@ -1,4 +1,4 @@
-// Models and nodes: a line each, kept while it changes, so that nobody loses the focus or the place.
+// Models and nodes: a line each, updated in place, so that the focus and the scroll position are kept.
 
 import { element, mark, put } from "./element.js";
 import { server } from "./server.js";
@@ -8,12 +8,12 @@ const MOST_PIPS = 16;
 const SURE_MS = 5000;
 
 const announcer = document.querySelector("#fleet-status");
-const underWay = new Set(); // what was asked for and is not done: "load qwen"
-const problems = new Map(); // why the last thing asked for was not done, by line
+const underWay = new Set(); // actions in progress: "load qwen"
+const problems = new Map(); // errors of the last actions, by line
 let latest = null;
 
 class Rows {
-  /** Lines of one list. `make(name)` returns a line's parts, `fill(parts, status)` writes a status into them. */
+  /** One list. `make(name)` returns a line's parts, `fill(parts, status)` writes a status into them. */
   constructor(list, { make, fill, empty }) {
     this.list = list;
     this.make = make;
@@ -46,7 +46,7 @@ class Rows {
   }
 }
 
-/** A line that says a number in short to who sees it and in words to who hears it. */
+/** Add to a line a short text for the eye and words for screen readers. */
 function twoWays(line) {
   const [seen, heard] = [element("span", { "aria-hidden": "true" }), element("span", { class: "unseen" })];
   line.append(seen, heard);
@@ -97,11 +97,11 @@ function fillPips(pips, busy, seats) {
   [...pips.children].forEach((pip, index) => pip.classList.toggle("busy", index < busy));
 }
 
-/** What a button does is in its words; `label` says the same with the name, for who does not see the line. */
+/** Set a button's words; `label` has the name, too, for screen readers. */
 function fillButton(button, { words, label, waits }) {
   put(button, words);
   mark(button, "aria-label", label);
-  mark(button, "aria-disabled", waits ? "true" : null); // a button really disabled would lose the focus
+  mark(button, "aria-disabled", waits ? "true" : null); // a disabled button would lose the focus
 }
 
 // Models ---------------------------------------------------------------------------------------------
@@ -157,13 +157,13 @@ const nodes = new Rows(document.querySelector("#nodes"), {
   },
   fill(parts, status) {
     const { id: name, kind, url, models: served, load } = status;
-    // A node of ours is down whenever its model is not loaded, and the model's line says why.
+    // A local node is down whenever its model is not loaded, and the model's line says why.
     const ours = kind !== "remote";
     const state = ours && status.state === "down" ? "stopped" : status.state;
     fillLine(parts, { ...status, state, problem: ours ? null : status.problem }, `node ${name}`);
     put(parts.more, [url ?? say(kind), served.length ? say("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
     putTwoWays(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, say("loadIs", { n: percent(load) })]);
-    parts.button.hidden = ours || state === "draining" || state === "down"; // ours are unloaded, not drained
+    parts.button.hidden = ours || state === "draining" || state === "down"; // local ones are unloaded
     fillButton(parts.button, {
       words: say(parts.sure ? "drainSure" : "drain"),
       label: say(parts.sure ? "drainSureOf" : "drainOf", { name }),
@@ -172,7 +172,7 @@ const nodes = new Rows(document.querySelector("#nodes"), {
   },
 });
 
-/** Asks once more before it does it: a node is not undrained by a click. */
+/** Drain a node on the second click: no click can undo it. */
 function drain(name, parts) {
   if (parts.button.getAttribute("aria-disabled")) return;
   if (!parts.sure) {
@@ -203,7 +203,7 @@ async function ask(what, id, path, json) {
   }
 }
 
-/** Show a snapshot, and say which models have come into another state. */
+/** Show a snapshot, and announce the models whose state has changed. */
 export function showFleet(snapshot) {
   const earlier = new Map(latest?.models.map(({ model, state }) => [model, state]));
   const changed = latest ? snapshot.models.filter(({ model, state }) => earlier.get(model) !== state) : [];
@@ -214,7 +214,7 @@ export function showFleet(snapshot) {
   }
 }
 
-/** Write everything again, in another language. */
+/** Redraw everything, in another language. */
 export const sayFleetAgain = () => draw();
 
 function draw() {

@@ -1,4 +1,4 @@
-// Asking for the API key. It goes into this tab's memory and into the header of each request, nowhere else.
+// The dialog for the API key. It is stored in this tab and sent in the header of each request, nowhere else.
 
 import { server } from "./server.js";
 import { say } from "./words.js";
@@ -8,7 +8,7 @@ const input = document.querySelector("#key");
 const problem = document.querySelector("#key-problem");
 const button = document.querySelector("#key-button");
 
-/** The server wants a key, or another one than it was given. */
+/** Ask for a key: the server requires one, or another than the current one. */
 export function askForKey() {
   button.hidden = false;
   if (!dialog.open) open(server.key ? say("keyWrong") : "");

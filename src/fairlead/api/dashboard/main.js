@@ -1,4 +1,4 @@
-// The dashboard: what the server sends goes to those who show it.
+// The dashboard's entry point: passes the server's data to the modules that show it.
 
 import { sayChatAgain, showModels } from "./chat.js";
 import { mark, put } from "./element.js";

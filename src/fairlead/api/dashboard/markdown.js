@@ -1,5 +1,5 @@
-// The little Markdown that models write, as elements. What is not understood is shown as it was written; there
-// are no links, no images and no HTML, so an answer can neither leave the page nor change it.
+// The subset of Markdown that models write, as elements. Anything else is shown as plain text. There are no
+// links, no images and no HTML, so an answer can neither load from other servers nor change the page.
 
 import { element } from "./element.js";
 

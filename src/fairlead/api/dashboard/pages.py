@@ -1,8 +1,8 @@
-"""The dashboard's files over HTTP: `GET /` is the page, `GET /dashboard/…` what it is made of.
+"""The dashboard's files over HTTP: `GET /` is the page, `GET /dashboard/…` its files.
 
-They hold no secrets and are served without a key: the page asks for one and sends it with what it asks for.
-Promises that nothing of the page comes from elsewhere or goes elsewhere, and that nothing in it but its own
-files is ever run. Knows nothing of what the page shows.
+They have no secrets and are served without a key: the page asks for one and sends it with its requests.
+Ensures that the page exchanges no data with other servers, and that only its own files are ever run. Does not
+know what the page shows.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ from fairlead.errors import NotFound
 
 PAGE_RULE = "/"
 FILES_RULE = "/dashboard/<path:name>"
-# What a visitor without a key may have.
+# Routes that need no key.
 OPEN_RULES = frozenset({PAGE_RULE, FILES_RULE})
 
 _TYPES = {
@@ -29,7 +29,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# There are no trusted types: a browser that knows them lets nobody turn text into HTML or a script.
+# No trusted types: a browser that supports them then refuses to turn text into HTML or a script.
 _POLICY = (
     "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
@@ -41,12 +41,12 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asks each time whether it is still this one, and is told so in a few bytes
+    "Cache-Control": "no-cache",  # the browser revalidates each time, with a short response if unchanged
 }
 
 
 class Asset(NamedTuple):
-    """A file of the page, as it is sent."""
+    """A file of the page as it is sent; `tag` is its ETag."""
 
     content: bytes
     content_type: str
@@ -62,11 +62,11 @@ class Dashboard:
         app.add_url_rule(FILES_RULE, view_func=self.file, methods=["GET"])
 
     async def page(self) -> Response:
-        """The page itself."""
+        """Return the page itself."""
         return _answer(assets()["index.html"])
 
     async def file(self, name: str) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         asset = assets().get(name)
         if asset is None:
             raise NotFound(f"the dashboard has no file {told(name)}")
@@ -75,7 +75,7 @@ class Dashboard:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Return the files of the page by their path, read once. Only what a browser asks for is among them."""
+    """Return the page's files by path, read once. Only types that browsers request are included."""
     found: dict[str, Asset] = {}
     _collect(resources.files(__package__), "", found)
     return found

@@ -1,4 +1,4 @@
-// One small plot of the last ten minutes. All of them share a cursor: pointing at one shows that moment in each.
+// One small plot of the last ten minutes. All plots share a cursor: pointing at one shows that time in each.
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { span, times } from "./timeline.js";
@@ -7,8 +7,8 @@ const sync = uPlot.sync("totals");
 const HEIGHT = 56;
 
 /**
- * Draw into `host`. `floor` is the least that the height of the plot stands for, so that nothing looks like much.
- * `onPoint` is told the index under the cursor, or null. Returns `{draw(values)}`.
+ * Draw into `host`. `floor` is the least upper end of the y axis, so that small values do not look large.
+ * `onPoint` is called with the index under the cursor, or null. Returns `{draw(values)}`.
  */
 export function plotIn(host, { floor, stepped, onPoint }) {
   const colour = () => getComputedStyle(host).color;

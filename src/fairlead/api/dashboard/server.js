@@ -1,12 +1,12 @@
-// The server: how it is called, with which key, and the stream of what it does. Knows nothing of the page.
+// The server: its calls, the API key, and the stream of its events. Does not know the page.
 
 import { eventsOf } from "./sse.js";
 
 const STORED = "fairlead-key";
 const AGAIN_AFTER_MS = [500, 1000, 2000, 4000];
-const SILENT_MS = 8000; // it speaks every second
+const SILENT_MS = 8000; // it sends an event every second
 
-/** An answer that is not the wanted one: `status`, and what the server says of it. */
+/** An error response: its `status`, and the server's description. */
 export class Refusal extends Error {
   constructor(status, { message = "", code = "" } = {}, retryAfter = null) {
     super(message);
@@ -19,18 +19,18 @@ export class Refusal extends Error {
 function keyOfThisTab() {
   try {
     return sessionStorage.getItem(STORED) ?? "";
-  } catch { // storage can be forbidden; then a key lives as long as the page
+  } catch { // storage can be disabled; then a key is kept as long as the page
     return "";
   }
 }
 
-/** A header's value is bytes, written as characters; a key may have others. */
+/** Return a text's UTF-8 bytes as characters, which a header value needs; a key may have others. */
 const bytesOf = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 export const server = Object.assign(new EventTarget(), {
   key: keyOfThisTab(),
 
-  /** Use another key, or none, from now on. It is kept as long as the tab. */
+  /** Use another key, or none, from now on. It is kept until the tab is closed. */
   useKey(key) {
     server.key = key;
     try {
@@ -40,7 +40,7 @@ export const server = Object.assign(new EventTarget(), {
     server.dispatchEvent(new Event("key"));
   },
 
-  /** Call a path with JSON or nothing; return the response. Raises `Refusal`, or `TypeError` when nobody answers. */
+  /** Call a path, with JSON or no body. Throws `Refusal`, or `TypeError` if the server is unreachable. */
   async call(path, { method = "GET", json, signal } = {}) {
     const headers = {};
     if (server.key) headers.Authorization = `Bearer ${bytesOf(server.key)}`;
@@ -53,8 +53,8 @@ export const server = Object.assign(new EventTarget(), {
   },
 
   /**
-   * Follow `GET /events` for ever, connecting again whenever it ends. Calls `on[event](value)` for each
-   * event, and `onState` with "connecting", "live", "lost" or "key" (then it waits for another key).
+   * Follow `GET /events` forever, and reconnect whenever it ends. Call `on[event](value)` for each
+   * event, and `onState` with "connecting", "live", "lost" or "key" (then wait for another key).
    */
   async follow(on, onState) {
     let failures = 0;
@@ -75,7 +75,7 @@ export const server = Object.assign(new EventTarget(), {
           try {
             on[event](JSON.parse(data));
           } catch (error) {
-            reportError(error); // a mistake of ours is no reason to call again
+            reportError(error); // our own bug is no reason to reconnect
           }
         }
       } catch (error) {

@@ -1,8 +1,8 @@
 // Server-sent events from a `fetch`. An EventSource cannot send an API key, shows no comments and hides the status.
 
 /**
- * The events of a response body, as they come: `{event, data}`, or `{comment}`.
- * A body that breaks off inside an event loses that event, as the standard wants.
+ * Yield the events of a response body as they arrive: `{event, data}`, or `{comment}`.
+ * An event that the body's end cuts off is dropped, as the standard requires.
  */
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -33,6 +33,6 @@ export async function* eventsOf(response) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever stops reading hangs up
+    reader.cancel().catch(() => {}); // disconnect when the reader stops
   }
 }

@@ -1,12 +1,12 @@
-// Light or dark. A classic script in the head, so that the page never shows the wrong one first.
+// Light or dark theme. A classic script in the head, so that the page never shows the wrong one first.
 "use strict";
 
 const theme = {
-  /** What was chosen: "light", "dark", or "auto" for what the system says. */
+  /** The chosen theme: "light", "dark", or "auto" for the system's. */
   get chosen() {
     try {
       return localStorage.getItem("fairlead-theme") ?? "auto";
-    } catch { // storage can be forbidden; the page works without
+    } catch { // storage can be disabled; the page works without it
       return "auto";
     }
   },
@@ -14,7 +14,7 @@ const theme = {
   choose(name) {
     try {
       localStorage.setItem("fairlead-theme", name);
-    } catch { /* as above: then it holds until the page is left */ }
+    } catch { /* as above: then it holds until the page is closed */ }
     theme.apply(name);
   },
 

@@ -1,4 +1,4 @@
-// The totals of the last ten minutes: columns of equal length, as uPlot wants them, oldest first.
+// The totals of the last ten minutes: columns of equal length, as uPlot needs them, oldest first.
 
 const SPAN_S = 600;
 const LEAST_SPAN_S = 60;
@@ -7,12 +7,12 @@ const NAMES = ["at_s", "waiting", "running", "mean_wait_s", "rejected", "tokens_
 
 let columns = Object.fromEntries(NAMES.map((name) => [name, []]));
 
-/** Begin with what the server has kept: the value of a `history` event. */
+/** Begin with the server's history: the value of a `history` event. */
 export function begin(kept) {
   columns = Object.fromEntries(NAMES.map((name) => [name, kept[name].slice()]));
 }
 
-/** The totals in a snapshot. */
+/** Return the totals in a snapshot. */
 export function totalsOf({ at_s, queue, rejected, tokens, cache_usage }) {
   return {
     at_s,
@@ -25,29 +25,29 @@ export function totalsOf({ at_s, queue, rejected, tokens, cache_usage }) {
   };
 }
 
-/** Add totals. Those that come more often than every second take the place of the last. */
+/** Add totals. They replace the last ones if these are less than a second after their predecessors. */
 export function add(totals) {
   const times = columns.at_s;
-  if (times.length && totals.at_s <= times.at(-1)) return; // the clock was set back, or it is there already
+  if (times.length && totals.at_s <= times.at(-1)) return; // the clock was set back, or these are stored
   const replaces = times.length > 1 && totals.at_s - times.at(-2) < APART_S;
   const old = times.findIndex((at) => at > totals.at_s - SPAN_S);
   for (const name of NAMES) {
     if (replaces) columns[name].pop();
     columns[name].push(totals[name]);
-    if (old > 1) columns[name].splice(0, old - 1); // one point to the left of the edge, for the line to come from
+    if (old > 1) columns[name].splice(0, old - 1); // keeps one point left of the edge, where the line begins
   }
 }
 
 export const times = () => columns.at_s;
 
-/** The span to show, in seconds since 1970: ten minutes, or what there is of them, but one minute at least. */
+/** Return the span to show, in seconds since 1970: up to ten minutes, but one minute at least. */
 export function span() {
   const to = columns.at_s.at(-1) ?? 0;
   const from = Math.min(columns.at_s[0] ?? 0, to - LEAST_SPAN_S);
   return [Math.max(from, to - SPAN_S), to];
 }
 
-/** A column, ready to be drawn. Rejections, which only grow, as how many there were in the minute before. */
+/** Return a column to draw. Of rejections, which only grow, it has those of the minute before each row. */
 export function column(name) {
   if (name !== "rejected") return columns[name];
   const { at_s, rejected } = columns;
@@ -58,10 +58,10 @@ export function column(name) {
   });
 }
 
-/** How many were rejected in all of the time. */
+/** Return the number of rejections in the whole timeline. */
 export const rejectedLately = () => (columns.rejected.at(-1) ?? 0) - (columns.rejected[0] ?? 0);
 
-/** The index of what was so many seconds before the last totals; -1 if nothing was. */
+/** Return the index of the totals that many seconds before the last; -1 if there are none. */
 export function indexBefore(seconds) {
   const wanted = columns.at_s.at(-1) - seconds;
   return columns.at_s.findLastIndex((at) => at <= wanted + APART_S / 2);

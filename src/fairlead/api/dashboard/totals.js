@@ -1,4 +1,4 @@
-// The six numbers, each with its last ten minutes; and the same as a table, for who cannot or does not want to see plots.
+// The six totals, each with a plot of the last ten minutes, and a table for people who do not use plots.
 
 import { element, mark, put } from "./element.js";
 import { plotIn } from "./plot.js";
@@ -8,7 +8,7 @@ import { count, percent, rate, say, time } from "./words.js";
 const SUMMARY_EVERY_MS = 10_000;
 const MINUTES = 10;
 
-// `column` of the timeline; how a value of it is written (`show`, with a `unit`); what stands beside it (`beside`).
+// `column` of the timeline; `show` and `unit` format its values; `beside` returns the text next to them.
 const TOTALS = [
   { id: "waiting", column: "waiting", show: count, floor: 4, stepped: true,
     beside: ({ queue }) => say("roomFor", { n: count(queue.capacity) }) },
@@ -49,13 +49,13 @@ const tiles = TOTALS.map((total) => {
 
 const written = (tile, value) => (value === null || value === undefined ? say("none") : tile.show(value) + (tile.unit ?? ""));
 
-/** A number and its unit, if it is one number with one unit. */
+/** Return a number and its unit; the whole text if it is not one number with one unit. */
 function apart(words) {
   const found = /^([\d.,\u00a0\u202f]+)\s*(\D*)$/.exec(words);
   return found ? found.slice(1) : [words, ""];
 }
 
-/** Take what the server has kept of the last ten minutes. */
+/** Load the server's history of the last ten minutes. */
 export function showHistory({ columns }) {
   begin(columns);
 }
@@ -67,7 +67,7 @@ export function showTotals(snapshot) {
   draw();
 }
 
-/** Write everything again, in another language. */
+/** Redraw everything, in another language. */
 export function sayTotalsAgain() {
   summarized = -Infinity;
   if (latest) draw();
@@ -103,7 +103,7 @@ function point(index) {
   tiles.forEach(caption);
 }
 
-/** Say under a plot what it spans, or what it shows at the cursor. */
+/** Write the time span below a plot, or its value at the cursor. */
 function caption(tile) {
   const at = pointed === null ? undefined : times()[pointed];
   const [from, to] = span();
