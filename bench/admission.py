@@ -1,13 +1,13 @@
-"""How close to knowing the lengths does the engine's rule of admission come, when memory is short?
+"""Compare the engine's admission rule with an oracle that knows all output lengths, when memory is short.
 
     python bench/admission.py [--seeds 4] [--steps 6000] [--json bench/results/admission.json]
 
-The real scheduler and kernels over a device that is a formula (see simulation/memory_pressure.py). Rules: the
-engine's; an oracle, which is the same code told how long every output will be; reserving all of
-`max_tokens`; and letting in whoever fits now. Tokens a second are simulated: the same seed gives the same
-figures on every machine.
+The real scheduler and kernels run with a simulated device (see simulation/memory_pressure.py). The rules:
+the engine's; an oracle, which is the same code with the true output lengths; reserving all of `max_tokens`;
+and admitting each sequence that fits now. Tokens/s are simulated: a seed gives the same figures on every
+machine.
 
-`GOALS` are issue 4's. The result says which were reached, in the mean over the seeds and in the worst.
+The result contains the mean and the worst over the seeds, and which of `GOALS` the engine's rule reached.
 """
 
 import argparse
@@ -31,8 +31,8 @@ GOALS = {"of_the_oracle": 0.95, "preemptions": 25.0, "recomputed": 0.015}
 
 def measure(seeds: int, steps: int) -> dict[str, list[Figures]]:
     return {
-        rule: [simulate(seed, kind, steps=steps) for seed in range(1, seeds + 1)]
-        for rule, kind in RULES.items()
+        rule: [simulate(seed, predictor, steps=steps) for seed in range(1, seeds + 1)]
+        for rule, predictor in RULES.items()
     }
 
 
@@ -83,9 +83,9 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, default=4, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=6000, help="steps for each seed and rule")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     result = report(measure(options.seeds, options.steps), options.steps)
     show(result)

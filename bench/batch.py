@@ -1,28 +1,27 @@
-"""What does a step of the persistent batch cost on the host, beside the same in numpy and Python?
+"""Measure a step of the persistent batch on the host, compared with the same step in numpy and Python.
 
     python bench/batch.py [--rounds 5] [--json bench/results/batch.json] [--vllm SITE-PACKAGES]
 
-At 8, 64, 256 and 1024 slots, all in use, 1, 10 and 50 % of which change their sequence at every step. A step
-is: remove those that have ended, add as many, condense, give blocks to those that need one, prepare the
-inputs, copy them to the device (here: to memory), commit the sampled tokens. A newcomer's prompt of
-32 ... 480 tokens is in the prefix cache but for its last 1 ... 16; all others decode.
+8, 64, 256 and 1024 slots are all in use. At every step 1, 10 or 50 % of them change their sequence. A step
+removes finished sequences, adds as many new ones, condenses, allocates blocks, prepares the inputs, copies
+them to the device (here: to memory) and commits the sampled tokens. A new prompt has 32 to 480 tokens, of
+which all but the last 1 to 16 are in the prefix cache. All other sequences decode.
 
-The peer follows seed 001 to the letter, in numpy where numpy can (`letter_batch.py`); with `--vllm`, vLLM's
-own `InputBatch` does the same in the same seat. The kernel is driven in two ways: with lists, one call a
-sequence, as a scheduler does it; and with arrays, one call for all. It also surveys what could run and looks
-for the ends of sequences, which the peers leave to others. All do the same work on the same sequences, which
-is proven, token for token, before anything is timed; then they take turns. A figure is the median over the
-rounds of a round's mean step.
+The reference (`numpy_batch.py`) has the columns of vLLM's batch and moves rows as vLLM does, in numpy. With
+`--vllm`, vLLM's own `InputBatch` is measured as well. The kernel is called in two ways: with lists, one call
+for each sequence, as a scheduler does; and with arrays, one call for all. The kernel also surveys what could
+run and detects the ends of sequences; the peers do not. Before the measurement, all peers process the same
+sequences, and their tokens are compared. Then they take turns. A figure is the median over the rounds of a
+round's mean step.
 
-Before the clock starts on a step, all that the step is given is looked at, on both sides: in service a
-scheduler has just looked a newcomer's prompt up in the prefix cache and been given its blocks, and the device
-has just written what it sampled. (Else a step would wait for memory that nobody has touched since the bench
-made the numbers of all steps; the more slots, the more of it.)
+Before each step, both sides read all of the step's arguments. In service these are in the processor's cache:
+the scheduler has just looked up the new prompts, and the device has just written the samples. Without this,
+a step would wait for memory last touched when the benchmark created its data.
 
-Outside the clock, on both sides: making the request. For the kernel that is a `SequenceState`, which takes
-the prompt's tokens as int32 and has room for its first 256 tokens of output; for the peers their own request
-with the prompt as a list, which they convert within the clock, when it is added. A request is made once, when
-it arrives, not in a step; what it costs is reported beside the step: `request_us` each.
+Creating a request is not part of a step on either side, because it happens once, on arrival. For the kernel
+it creates a `SequenceState`, which stores the prompt as int32 with room for 256 output tokens. For the peers
+it creates their own request with the prompt as a list, which they convert in the step that adds it. The time
+per request is reported separately as `request_us`.
 """
 
 import argparse
@@ -42,7 +41,7 @@ import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, SequenceState, Step
 from kernels import machine
-from letter_batch import LetterBatch, VllmBatch
+from numpy_batch import NumpyBatch, VllmBatch
 
 SLOTS = (8, 64, 256, 1024)
 CHURNS = (0.01, 0.1, 0.5)
@@ -53,7 +52,7 @@ CHUNK = 16
 STEPS_CHECKED = 12
 
 
-class Newcomer(NamedTuple):
+class NewSequence(NamedTuple):
     key: int
     slot: int
     prompt: list[int]
@@ -61,18 +60,18 @@ class Newcomer(NamedTuple):
     block_ids: list[int]
 
 
-class Turn(NamedTuple):
-    """One step: who leaves, who comes, whose blocks are full, and what is sampled, by key."""
+class BatchChange(NamedTuple):
+    """One step: sequences to remove and to add, blocks to append, and the sampled token of each key."""
 
     leaving: list[tuple[int, int]]  # (key, slot)
-    coming: list[Newcomer]
+    joining: list[NewSequence]
     appended: list[tuple[int, int, int]]  # (key, slot, block)
     scheduled: dict[str, int]
     sampled: dict[int, int]
 
 
-class Seen(NamedTuple):
-    """What a peer prepared for one sequence."""
+class Inputs(NamedTuple):
+    """The inputs that a peer prepared for one sequence."""
 
     input_ids: list[int]
     positions: list[int]
@@ -81,65 +80,69 @@ class Seen(NamedTuple):
 
 
 class Peer(Protocol):
+    label: str  # a key of the result
+
     def __init__(self, slots: int) -> None: ...
 
-    def make(self, turns: Sequence[Turn]) -> None:
-        """What is ready before a step: requests, and the numbers as this peer is given them."""
+    def load(self, changes: Sequence[BatchChange]) -> None:
+        """Create the requests and the arguments of all steps."""
 
-    def look(self, index: int) -> None:
-        """Read all that a step is given."""
+    def preload(self, index: int) -> None:
+        """Read all arguments of a step, so that they are in the processor's cache."""
 
     def step(self, index: int) -> None: ...
 
-    def seen(self) -> dict[int, Seen]:
-        """Of the step just done, by key."""
+    def inputs(self) -> dict[int, Inputs]:
+        """Return the inputs of the last step, by key."""
 
     def tokens(self) -> dict[int, list[int]]: ...
 
 
-def turns_for(slots: int, churn: float, steps: int, seed: int) -> list[Turn]:
-    """The first turn fills every slot."""
-    chance = random.Random(seed)
+def make_changes(slots: int, churn: float, steps: int, seed: int) -> list[BatchChange]:
+    """Return the steps. The first one fills every slot."""
+    rng = random.Random(seed)
     blocks, keys = 0, 0
-    lengths: dict[int, int] = {}  # of those in the batch, by slot: tokens
+    lengths: dict[int, int] = {}  # tokens of each sequence in the batch, by slot
     owners: dict[int, int] = {}
-    turns = []
+    changes = []
     credit = 0.0
     for index in range(steps + 1):
         credit += slots * churn
         count = slots if index == 0 else int(credit)
         credit -= int(credit)
-        slots_left = range(slots) if index == 0 else sorted(chance.sample(range(slots), count))
+        slots_left = range(slots) if index == 0 else sorted(rng.sample(range(slots), count))
         leaving = [(owners[slot], slot) for slot in slots_left] if index else []
-        coming, scheduled = [], {}
+        joining, scheduled = [], {}
         for slot in slots_left:
-            prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(32, 480))]
-            computed = len(prompt) - chance.randint(1, CHUNK)
+            prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(32, 480))]
+            computed = len(prompt) - rng.randint(1, CHUNK)
             need = -(-len(prompt) // BLOCK_SIZE)
-            coming.append(Newcomer(keys, slot, prompt, computed, list(range(blocks, blocks + need))))
+            joining.append(NewSequence(keys, slot, prompt, computed, list(range(blocks, blocks + need))))
             owners[slot], lengths[slot] = keys, len(prompt)
             scheduled[str(keys)] = len(prompt) - computed
             blocks += need
             keys += 1
-        come = {newcomer.slot for newcomer in coming}
+        joined = {added.slot for added in joining}
         appended = []
         for slot, key in owners.items():
-            if slot not in come:
+            if slot not in joined:
                 scheduled[str(key)] = 1
                 if (lengths[slot] - 1) % BLOCK_SIZE == 0:
                     appended.append((key, slot, blocks))
                     blocks += 1
             lengths[slot] += 1
-        sampled = {key: chance.randrange(VOCABULARY) for key in owners.values()}
-        turns.append(Turn(leaving, coming, appended, scheduled, sampled))
-    return turns
+        sampled = {key: rng.randrange(VOCABULARY) for key in owners.values()}
+        changes.append(BatchChange(leaving, joining, appended, scheduled, sampled))
+    return changes
 
 
 # The kernel ----------------------------------------------------------------------------------------
 
 
 class KernelByLists:
-    """fairlead, lists"""
+    """The kernel, one call for each sequence."""
+
+    label = "fairlead, lists"
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -156,31 +159,31 @@ class KernelByLists:
         self.last: Step
         self.sampled: list[Any] = []  # by step, in the order of its samples
 
-    def make(self, turns: Sequence[Turn]) -> None:
+    def load(self, changes: Sequence[BatchChange]) -> None:
         self.request_ns = 0
-        self.steps = [self.made(turn) for turn in turns]
+        self.steps = [self.converted(change) for change in changes]
 
-    def made(self, turn: Turn) -> Any:
+    def converted(self, change: BatchChange) -> Any:
         return (
-            [slot for _, slot in turn.leaving],
+            [slot for _, slot in change.leaving],
             [
                 (
-                    newcomer.slot,
-                    self.new_state(newcomer),
-                    (newcomer.block_ids,),
-                    len(newcomer.prompt) - newcomer.computed,
+                    added.slot,
+                    self.new_state(added),
+                    (added.block_ids,),
+                    len(added.prompt) - added.computed,
                 )
-                for newcomer in turn.coming
+                for added in change.joining
             ],
-            [(slot, ([block],)) for _, slot, block in turn.appended],
-            self.sampled_by_slot(turn),
+            [(slot, ([block],)) for _, slot, block in change.appended],
+            self.sampled_by_slot(change),
         )
 
-    def new_state(self, newcomer: Newcomer) -> SequenceState:
-        given = self.prompt_of(newcomer)
+    def new_state(self, added: NewSequence) -> SequenceState:
+        given = self.prompt_of(added)
         begin_ns = time.thread_time_ns()
         state = SequenceState(
-            newcomer.key,
+            added.key,
             given,
             max_tokens=2000,
             temperature=0.7,
@@ -191,43 +194,43 @@ class KernelByLists:
             repetition_penalty=1.0,
             ignore_eos=True,
         )
-        state.rewind(newcomer.computed)
+        state.rewind(added.computed)
         self.request_ns += time.thread_time_ns() - begin_ns
-        self.states[newcomer.key] = state
+        self.states[added.key] = state
         return state
 
-    def prompt_of(self, newcomer: Newcomer) -> Any:
-        return newcomer.prompt
+    def prompt_of(self, added: NewSequence) -> Any:
+        return added.prompt
 
-    def sampled_by_slot(self, turn: Turn) -> Any:
-        """What the device samples, if not yet in the order of the step's samples."""
+    def sampled_by_slot(self, change: BatchChange) -> Any:
+        """Return the sampled tokens, indexed by slot."""
         by_slot = np.zeros(self.slots, dtype=np.int32)
         slots = self.owners = {**getattr(self, "owners", {})}
-        for newcomer in turn.coming:
-            slots[newcomer.slot] = newcomer.key
+        for added in change.joining:
+            slots[added.slot] = added.key
         for slot, key in slots.items():
-            by_slot[slot] = turn.sampled[key]
+            by_slot[slot] = change.sampled[key]
         return by_slot
 
-    def look(self, index: int) -> None:
-        leaving, coming, appended, _ = self.steps[index]
-        look_at(leaving, self.sampled[index], *(blocks for _, (blocks,) in appended))
-        for _, state, (block_ids,), _ in coming:
-            look_at(state.token_ids(), block_ids)
+    def preload(self, index: int) -> None:
+        leaving, joining, appended, _ = self.steps[index]
+        touch(leaving, self.sampled[index], *(blocks for _, (blocks,) in appended))
+        for _, state, (block_ids,), _ in joining:
+            touch(state.token_ids(), block_ids)
 
     def step(self, index: int) -> None:
-        leaving, coming, appended, by_slot = self.steps[index]
+        leaving, joining, appended, by_slot = self.steps[index]
         batch = self.batch
         for slot in leaving:
             batch.remove_request(slot)
-        for slot, state, block_ids, _ in coming:
+        for slot, state, block_ids, _ in joining:
             batch.add_request(slot, state, block_ids)
         batch.condense()
         batch.survey(self.slots)
         for slot, block_ids in appended:
             batch.append_block_ids(slot, block_ids)
         counts = batch.num_scheduled
-        for slot, _, _, count in coming:
+        for slot, _, _, count in joining:
             counts[slot] = count
         self.finish(index, by_slot)
 
@@ -241,11 +244,11 @@ class KernelByLists:
         self.batch.commit_tokens(step, self.sampled[index])
         self.last = step
 
-    def seen(self) -> dict[int, Seen]:
+    def inputs(self) -> dict[int, Inputs]:
         step, found = self.last, {}
         for row, slot in enumerate(step.slots):
             span = slice(step.query_starts[row], step.query_starts[row + 1])
-            found[self.batch.state(slot).key] = Seen(
+            found[self.batch.state(slot).key] = Inputs(
                 list(step.input_ids[span]),
                 list(step.positions[span]),
                 list(step.slot_mapping[0][span]),
@@ -259,43 +262,45 @@ class KernelByLists:
 
 
 class KernelByArrays(KernelByLists):
-    """fairlead, arrays"""
+    """The kernel, one call for all sequences."""
 
-    def made(self, turn: Turn) -> Any:
+    label = "fairlead, arrays"
+
+    def converted(self, change: BatchChange) -> Any:
         return (
-            int32s([slot for _, slot in turn.leaving]),
-            int32s([newcomer.slot for newcomer in turn.coming]),
-            [self.new_state(newcomer) for newcomer in turn.coming],
-            [(int32s(newcomer.block_ids),) for newcomer in turn.coming],
-            int32s([len(newcomer.prompt) - newcomer.computed for newcomer in turn.coming]),
-            int32s([slot for _, slot, _ in turn.appended]),
-            (int32s([block for *_, block in turn.appended]),),
-            self.sampled_by_slot(turn),
+            int32s([slot for _, slot in change.leaving]),
+            int32s([added.slot for added in change.joining]),
+            [self.new_state(added) for added in change.joining],
+            [(int32s(added.block_ids),) for added in change.joining],
+            int32s([len(added.prompt) - added.computed for added in change.joining]),
+            int32s([slot for _, slot, _ in change.appended]),
+            (int32s([block for *_, block in change.appended]),),
+            self.sampled_by_slot(change),
         )
 
-    def prompt_of(self, newcomer: Newcomer) -> Any:
-        return int32s(newcomer.prompt)
+    def prompt_of(self, added: NewSequence) -> Any:
+        return int32s(added.prompt)
 
-    def look(self, index: int) -> None:
-        leaving, new_slots, states, block_ids, counts, short, (blocks,), _ = self.steps[index]
-        look_at(leaving, new_slots, counts, short, blocks, self.sampled[index])
+    def preload(self, index: int) -> None:
+        leaving, new_slots, states, block_ids, counts, needing_block, (blocks,), _ = self.steps[index]
+        touch(leaving, new_slots, counts, needing_block, blocks, self.sampled[index])
         for state, (ids,) in zip(states, block_ids, strict=True):
-            look_at(state.token_ids(), ids)
+            touch(state.token_ids(), ids)
 
     def step(self, index: int) -> None:
-        leaving, new_slots, states, block_ids, counts, short, blocks, by_slot = self.steps[index]
+        leaving, new_slots, states, block_ids, counts, needing_block, blocks, by_slot = self.steps[index]
         batch = self.batch
         batch.remove_requests(leaving)
         batch.add_requests(new_slots, states, block_ids)
         batch.condense()
         batch.survey(self.slots)
-        batch.append_one_each(short, blocks)
+        batch.append_one_each(needing_block, blocks)
         batch.schedule(new_slots, counts)
         self.finish(index, by_slot)
 
 
-def look_at(*given: Iterable[int]) -> None:
-    """Have it in the cache, as whoever has just made it has."""
+def touch(*given: Iterable[int]) -> None:
+    """Read all values, which loads them into the processor's cache."""
     for numbers in given:
         assert sum(numbers) >= 0
 
@@ -304,13 +309,14 @@ def int32s(values: list[int]) -> "array[int]":
     return array("i", values)
 
 
-# The others ----------------------------------------------------------------------------------------
+# The peers -----------------------------------------------------------------------------------------
 
 
-class Letter:
-    """numpy to the letter of seed 001"""
+class Reference:
+    """The reference in numpy."""
 
-    new_batch: type[LetterBatch] = LetterBatch
+    label = "numpy to the letter of seed 001"
+    new_batch: type[NumpyBatch] = NumpyBatch
 
     def __init__(self, slots: int) -> None:
         self.batch = self.new_batch(
@@ -322,40 +328,38 @@ class Letter:
         )
         self.sampled: list[Any] = []  # by step, in the order of its samples
 
-    def make(self, turns: Sequence[Turn]) -> None:
+    def load(self, changes: Sequence[BatchChange]) -> None:
         self.request_ns = 0
-        self.steps = [self.made(turn) for turn in turns]
+        self.steps = [self.converted(change) for change in changes]
 
-    def made(self, turn: Turn) -> Any:
-        coming = []
-        for newcomer in turn.coming:
+    def converted(self, change: BatchChange) -> Any:
+        joining = []
+        for added in change.joining:
             begin_ns = time.thread_time_ns()
-            coming.append(
-                self.batch.new_request(newcomer.key, newcomer.prompt, newcomer.computed, newcomer.block_ids)
-            )
+            joining.append(self.batch.new_request(added.key, added.prompt, added.computed, added.block_ids))
             self.request_ns += time.thread_time_ns() - begin_ns
-        by_key = np.zeros(max(turn.sampled) + 1, dtype=np.int32)
-        by_key[list(turn.sampled)] = list(turn.sampled.values())
+        by_key = np.zeros(max(change.sampled) + 1, dtype=np.int32)
+        by_key[list(change.sampled)] = list(change.sampled.values())
         return (
-            [str(key) for key, _ in turn.leaving],
-            coming,
-            [(str(key), ([block],)) for key, _, block in turn.appended],
-            turn.scheduled,
+            [str(key) for key, _ in change.leaving],
+            joining,
+            [(str(key), ([block],)) for key, _, block in change.appended],
+            change.scheduled,
             by_key,
         )
 
-    def look(self, index: int) -> None:
-        _, coming, appended, scheduled, _ = self.steps[index]
-        look_at(scheduled.values(), self.sampled[index], *(blocks for _, (blocks,) in appended))
-        for request in coming:
-            look_at(request.prompt_token_ids, *request.block_ids)
+    def preload(self, index: int) -> None:
+        _, joining, appended, scheduled, _ = self.steps[index]
+        touch(scheduled.values(), self.sampled[index], *(blocks for _, (blocks,) in appended))
+        for request in joining:
+            touch(request.prompt_token_ids, *request.block_ids)
 
     def step(self, index: int) -> None:
-        leaving, coming, appended, scheduled, by_key = self.steps[index]
+        leaving, joining, appended, scheduled, by_key = self.steps[index]
         batch = self.batch
         for req_id in leaving:
             batch.remove_request(req_id)
-        for request in coming:
+        for request in joining:
             batch.add_request(request)
         batch.condense()
         for req_id, block_ids in appended:
@@ -365,11 +369,11 @@ class Letter:
             self.sampled.append(by_key[[int(batch.req_ids[row]) for row in batch.samples]])
         batch.commit(self.sampled[index])
 
-    def seen(self) -> dict[int, Seen]:
+    def inputs(self) -> dict[int, Inputs]:
         batch, found = self.batch, {}
         for row, req_id in enumerate(batch.req_ids):
             span = slice(batch.query_starts[row], batch.query_starts[row + 1])
-            found[int(req_id)] = Seen(
+            found[int(req_id)] = Inputs(
                 batch.input_ids[span].tolist(),
                 batch.positions[span].tolist(),
                 batch.slot_mapping[span].tolist(),
@@ -385,9 +389,10 @@ class Letter:
         }
 
 
-class Vllm(Letter):
-    """vLLM's InputBatch (V1)"""
+class Vllm(Reference):
+    """vLLM's batch."""
 
+    label = "vLLM's InputBatch (V1)"
     new_batch = VllmBatch
 
 
@@ -395,19 +400,19 @@ class Vllm(Letter):
 
 
 def check(peers: Sequence[type[Any]], slots: int, churn: float) -> None:
-    """That all peers prepare and keep the same."""
-    turns = turns_for(slots, churn, STEPS_CHECKED, seed=1)
+    """Assert that all peers prepare the same inputs and keep the same tokens."""
+    changes = make_changes(slots, churn, STEPS_CHECKED, seed=1)
     running = [new_peer(slots) for new_peer in peers]
     for peer in running:
-        peer.make(turns)
-    for index in range(len(turns)):
+        peer.load(changes)
+    for index in range(len(changes)):
         for peer in running:
             peer.step(index)
         first, *others = running
-        assert len(first.seen()) == slots
+        assert len(first.inputs()) == slots
         for other in others:
-            assert first.seen() == other.seen(), type(other).__doc__
-            assert first.tokens() == other.tokens(), type(other).__doc__
+            assert other.inputs() == first.inputs(), other.label
+            assert other.tokens() == first.tokens(), other.label
 
 
 def measure(peers: Sequence[type[Any]], slots: int, churn: float, rounds: int) -> dict[str, dict[str, Any]]:
@@ -415,19 +420,19 @@ def measure(peers: Sequence[type[Any]], slots: int, churn: float, rounds: int) -
     samples: dict[str, list[float]] = {}
     requests: dict[str, list[float]] = {}
     for round_number in range(rounds):
-        turns = turns_for(slots, churn, steps, seed=round_number)
-        made = sum(len(turn.coming) for turn in turns)
+        changes = make_changes(slots, churn, steps, seed=round_number)
+        request_count = sum(len(change.joining) for change in changes)
         shift = round_number % len(peers)
         for new_peer in [*peers[shift:], *peers[:shift]]:
-            peer = rehearsed(new_peer, slots, turns)
+            peer = peer_with_samples(new_peer, slots, changes)
             peer.step(0)  # fills the slots
             gc.collect()
             gc.disable()
             elapsed_ns = timed(peer, steps)
             gc.enable()
-            name = new_peer.__doc__ or ""
+            name = new_peer.label
             samples.setdefault(name, []).append(elapsed_ns / steps / 1000)
-            requests.setdefault(name, []).append(peer.request_ns / made / 1000)
+            requests.setdefault(name, []).append(peer.request_ns / request_count / 1000)
     return {
         name: {
             "step_us": round(statistics.median(values), 2),
@@ -438,22 +443,22 @@ def measure(peers: Sequence[type[Any]], slots: int, churn: float, rounds: int) -
     }
 
 
-def rehearsed(new_peer: type[Any], slots: int, turns: Sequence[Turn]) -> Any:
-    """One that knows what will be sampled, as the device tells it: in the order of its own rows."""
-    rehearsal, peer = new_peer(slots), new_peer(slots)
-    rehearsal.make(turns)
-    for index in range(len(turns)):
-        rehearsal.step(index)
-    peer.make(turns)
-    peer.sampled = rehearsal.sampled
+def peer_with_samples(new_peer: type[Any], slots: int, changes: Sequence[BatchChange]) -> Any:
+    """Return a peer with the samples of all steps in the order of its rows, as a device reports them."""
+    first_run, peer = new_peer(slots), new_peer(slots)
+    first_run.load(changes)
+    for index in range(len(changes)):
+        first_run.step(index)
+    peer.load(changes)
+    peer.sampled = first_run.sampled
     return peer
 
 
 def timed(peer: Any, steps: int) -> float:
-    # Of this thread's own time, so that a neighbour on the core is not counted; and without the clock's own.
+    # The thread's CPU time excludes other processes on the core. The cost of reading the clock is subtracted.
     elapsed_ns = 0
     for index in range(1, steps + 1):
-        peer.look(index)
+        peer.preload(index)
         begin_ns = time.thread_time_ns()
         peer.step(index)
         elapsed_ns += time.thread_time_ns() - begin_ns
@@ -462,22 +467,22 @@ def timed(peer: Any, steps: int) -> float:
 
 
 def import_vllm(path: Path) -> list[type[Any]]:
-    """vLLM's batch, if it is there and runs; the reason why not is printed."""
+    """Return vLLM's peer. If it cannot be imported or gives other results, print why and return nothing."""
     sys.path.append(str(path))
     try:
         VllmBatch.modules = importlib.import_module("vllm.v1.worker.gpu_input_batch")
         VllmBatch.version = importlib.import_module("vllm").__version__
-        check([Letter, Vllm], 8, 0.1)
-    except Exception as error:  # noqa: BLE001  (whatever is wrong with it, the others are still measured)
-        print(f"vLLM is left out: {type(error).__name__}: {error}")
+        check([Reference, Vllm], 8, 0.1)
+    except Exception as error:  # noqa: BLE001  (the other peers are still measured)
+        print(f"vLLM is not measured: {type(error).__name__}: {error}")
         return []
     return [Vllm]
 
 
 GOALS = (
     # (claim, slower, faster, least slots, ratio)
-    ("lists: 8 times as fast at every churn from 64 slots up", Letter, KernelByLists, 64, 8.0),
-    ("arrays: 25 times as fast at every churn from 256 slots up", Letter, KernelByArrays, 256, 25.0),
+    ("lists: 8 times as fast at every churn from 64 slots up", Reference, KernelByLists, 64, 8.0),
+    ("arrays: 25 times as fast at every churn from 256 slots up", Reference, KernelByArrays, 256, 25.0),
 )
 
 
@@ -485,8 +490,7 @@ def goals(results: dict[tuple[int, float], dict[str, dict[str, Any]]]) -> list[d
     rows = []
     for claim, slower, faster, least, goal in GOALS:
         ratios = {
-            (slots, churn): by_peer[slower.__doc__ or ""]["step_us"]
-            / by_peer[faster.__doc__ or ""]["step_us"]
+            (slots, churn): by_peer[slower.label]["step_us"] / by_peer[faster.label]["step_us"]
             for (slots, churn), by_peer in results.items()
             if slots >= least
         }
@@ -494,7 +498,7 @@ def goals(results: dict[tuple[int, float], dict[str, dict[str, Any]]]) -> list[d
             worst = min(ratios.values())
             rows.append({"claim": claim, "goal": goal, "measured": round(worst, 2), "held": worst >= goal})
     for peer in (KernelByLists, KernelByArrays):
-        name = peer.__doc__ or ""
+        name = peer.label
         if (64, 0.01) in results and (1024, 0.01) in results:
             growth = results[1024, 0.01][name]["step_us"] / results[64, 0.01][name]["step_us"]
             claim = f"{name}: 1024 slots cost less than 5 times as much as 64 at 1 % churn"
@@ -514,7 +518,7 @@ def report(results: dict[tuple[int, float], dict[str, dict[str, Any]]], rounds: 
                 "churn": churn,
                 "peers": by_peer,
                 "ratio_to_letter": {
-                    name: round(by_peer[Letter.__doc__ or ""]["step_us"] / figures["step_us"], 2)
+                    name: round(by_peer[Reference.label]["step_us"] / figures["step_us"], 2)
                     for name, figures in by_peer.items()
                 },
             }
@@ -538,14 +542,12 @@ def print_tables(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the result")
-    parser.add_argument(
-        "--vllm", type=Path, metavar="PATH", help="where the package vllm can be imported from"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
+    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS, help="sizes of the batch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
+    parser.add_argument("--vllm", type=Path, metavar="PATH", help="folder to import the package vllm from")
     options = parser.parse_args()
-    peers: list[type[Any]] = [KernelByLists, KernelByArrays, Letter]
+    peers: list[type[Any]] = [KernelByLists, KernelByArrays, Reference]
     if options.vllm:
         peers += import_vllm(options.vllm)
     results = {}

@@ -1,24 +1,22 @@
-"""What do blocks and slots cost, beside what Python has for the purpose?
+"""Measure the operations of the block pool and the slot map, compared with implementations in Python.
 
     python bench/block_pool.py [--rounds 7] [--json bench/results/block_pool.json]
 
-Nanoseconds a block for taking 32 at a time, for giving them back, for finding a prefix of 128 blocks whose
-hashes are known, for finding one whose tokens are still to be hashed, and for a whole life under pressure:
-take four, hash and index them, keep them, which evicts as many. Each with 100, 1,000, 10,000 and 100,000
-requests of four blocks kept, in a pool that has room for the most; but a life is in one that is full.
-Nanoseconds a slot for binding and freeing it.
+Reported are nanoseconds per block for: allocating 32 blocks at a time; freeing them; finding a prefix of 128
+blocks with known hashes; hashing and finding such a prefix; and the life of a request under memory pressure
+(allocate four blocks, hash and index them, keep them, which evicts four others). Each is measured with 100,
+1,000, 10,000 and 100,000 kept requests of four blocks. The pool has room for the largest number, except for
+lives, where it is full. For the slot map: nanoseconds to bind and free a slot.
 
-The linked pool has the shape of vLLM's: a block is an object; the free ones form a doubly linked list
-through them, kept ones included, so that the front is the one to evict; a dict leads from hash and group to a
-block, or to several of the same content; a lookup is a call for each block, which asks for every group. Its
-hashes are keyed and have 128 bits, as the kernel's. The lean pool does without objects, links, groups and
-calls: a list of free ids, a dict and a deque of requests; its hash is the fastest that Python has, of 64 bits
-and known to everybody.
+The linked pool is built like vLLM's. A block is an object. The free blocks, including kept ones, form a
+doubly linked list whose front is evicted first. A dict maps hash and group to a block, or to several blocks
+with the same content. A lookup is one call per block, which checks every group. Hashes are keyed and have 128
+bits, like the kernel's. The lean pool has no objects, links, groups or calls: a list of free ids, a dict and
+a deque of requests. It uses Python's fastest hash, which has 64 bits and no key.
 
-Every round measures all peers, one after the other; what counts is the median of the rounds and the ratios.
-`GOALS` says what was asked of the kernel. The lookups of requests chosen at random and the lives are there to
-tell what the number of kept requests costs from what memory costs: 100,000 of them lie in tens of megabytes,
-so each of their blocks is a miss of the cache, for every peer.
+Every round measures all peers in turn. Reported are the medians of the rounds and their ratios, compared with
+`GOALS`. Lookups of random requests and lives separate the cost of the data structure from the cost of memory:
+100,000 kept requests occupy tens of megabytes, so every peer has a cache miss for each of their blocks.
 """
 
 import argparse
@@ -42,7 +40,7 @@ from kernels import machine
 BLOCK_SIZE = 16
 KEPT = (100, 1_000, 10_000, 100_000)
 BLOCKS_A_REQUEST = 4
-SLACK = 4_096  # blocks that are free in every pool
+SLACK = 4_096  # blocks that stay free in every pool
 AT_ONCE = 32
 PROMPT_BLOCKS = 128
 PROMPTS = 16
@@ -51,31 +49,35 @@ HASH_KEY = bytes(range(16))
 
 
 class Peer(Protocol):
+    label: str  # a key of the result
+
     def __init__(self, blocks: int) -> None: ...
 
     def hashes(self, tokens: "array[int]") -> Any:
-        """The chain of all full blocks."""
+        """Return the hash chain of all full blocks."""
 
     def take(self, count: int) -> Any: ...
 
-    def give_back(self, blocks: Any) -> None: ...
+    def release(self, blocks: Any) -> None: ...
 
     def find(self, hashes: Any) -> Any: ...
 
-    def found(self, found: Any) -> int:
-        """How many blocks that are."""
+    def found_count(self, found: Any) -> int:
+        """Return how many blocks `find` found."""
 
     def live(self, key: int, tokens: "array[int]", count: int) -> None:
-        """Take so many blocks, fill them all, and end."""
+        """Allocate `count` blocks, fill them all, and end the request."""
 
 
 class Kernel:
-    """fairlead's BlockPool"""
+    """The kernel."""
+
+    label = "fairlead's BlockPool"
 
     def __init__(self, blocks: int) -> None:
         self.pool = BlockPool(blocks, BLOCK_SIZE, hash_key=HASH_KEY)
         self.take = self.pool.get_new_blocks
-        self.give_back = self.pool.free_blocks
+        self.release = self.pool.free_blocks
 
     def hashes(self, tokens: "array[int]") -> BlockHashes:
         chain = BlockHashes(HASH_KEY, BLOCK_SIZE)
@@ -85,7 +87,7 @@ class Kernel:
     def find(self, hashes: BlockHashes) -> list[int]:
         return self.pool.match_prefix(hashes, PROMPT_BLOCKS)
 
-    def found(self, found: list[int]) -> int:
+    def found_count(self, found: list[int]) -> int:
         return len(found)
 
     def live(self, key: int, tokens: "array[int]", count: int) -> None:
@@ -106,7 +108,7 @@ class Block:
 
 
 class FreeBlocks:
-    """Doubly linked through the blocks, between two that are none."""
+    """A doubly linked list of blocks between two sentinels."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self.count = 0
@@ -150,7 +152,9 @@ class FreeBlocks:
 
 
 class LinkedPool:
-    """linked block objects in Python"""
+    """A pool of linked block objects, as in vLLM."""
+
+    label = "linked block objects in Python"
 
     groups = (0,)
 
@@ -193,7 +197,7 @@ class LinkedPool:
                 del self.index[key]
         return True
 
-    def give_back(self, blocks: Sequence[Block]) -> None:
+    def release(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             block.references -= 1
         unneeded = [block for block in blocks if block.references == 0]
@@ -228,10 +232,10 @@ class LinkedPool:
                 own.append(block)
         return found
 
-    def found(self, found: tuple[list[Block], ...]) -> int:
+    def found_count(self, found: tuple[list[Block], ...]) -> int:
         return len(found[0])
 
-    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (it has no requests)
+    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool does not know requests)
         blocks = self.take(count)
         for block, content in zip(blocks, self.hashes(tokens), strict=True):
             block.key = self.key(content, self.groups[0])
@@ -242,11 +246,13 @@ class LinkedPool:
                 held[block.number] = block
             else:
                 self.index[block.key] = {held.number: held, block.number: block}
-        self.give_back(blocks)
+        self.release(blocks)
 
 
 class LeanPool:
-    """lists and a dict in Python"""
+    """A pool of lists and a dict, with as few calls as possible."""
+
+    label = "lists and a dict in Python"
 
     def __init__(self, blocks: int) -> None:
         self.free = list(range(blocks))
@@ -279,7 +285,7 @@ class LeanPool:
             del self.index[self.contents[block]]
         self.free += oldest
 
-    def give_back(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         references, free = self.references, self.free
         for block in blocks:
             references[block] -= 1
@@ -295,10 +301,10 @@ class LeanPool:
             found.append(index[content])
         return found
 
-    def found(self, found: list[int]) -> int:
+    def found_count(self, found: list[int]) -> int:
         return len(found)
 
-    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (it names no requests)
+    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool does not know requests)
         blocks = self.take(count)
         contents, references = self.contents, self.references
         for block, content in zip(blocks, self.hashes(tokens), strict=True):
@@ -309,7 +315,9 @@ class LeanPool:
 
 
 class Slots:
-    """fairlead's SlotMap"""
+    """The kernel."""
+
+    label = "fairlead's SlotMap"
 
     def __init__(self, capacity: int) -> None:
         slots = SlotMap(capacity)
@@ -318,7 +326,9 @@ class Slots:
 
 
 class SlotsInPython:
-    """a list of free slots in Python"""
+    """A slot map with a list of free slots."""
+
+    label = "a list of free slots in Python"
 
     def __init__(self, capacity: int) -> None:
         self.unused = list(reversed(range(capacity)))
@@ -353,7 +363,10 @@ SLOT_PEERS: tuple[type[Any], ...] = (Slots, SlotsInPython)
 
 
 class Goal(NamedTuple):
-    """`at_least` times as long does `slower` take as `faster`, both of them (peer, what, requests kept)."""
+    """The goal that `slower` takes at least `at_least` times as long as `faster`.
+
+    Both are (peer, operation, requests kept).
+    """
 
     claim: str
     slower: tuple[type[Any], str, int]
@@ -395,9 +408,9 @@ Times = dict[tuple[type[Any], str, int], list[float]]
 
 
 def measure(rounds: int) -> Times:
-    """Nanoseconds a block or slot, one figure a round, by (peer, what, requests kept)."""
+    """Return nanoseconds per block or slot, one figure a round, by (peer, operation, requests kept)."""
     times: Times = defaultdict(list)
-    gc.disable()  # a pool's worth of garbage is no pool's fault
+    gc.disable()  # collecting the garbage of earlier pools must not count
     for round_number in range(rounds):
         for kept in KEPT:
             for new_peer in PEERS:
@@ -422,8 +435,8 @@ def measure_pool(new_peer: type[Peer], kept: int, *, seed: int) -> dict[str, flo
         peer.live(-1 - number, tokens, PROMPT_BLOCKS)
     result = measure_taking(peer)
     known = [peer.hashes(tokens) for tokens in prompts]
-    chance = random.Random(seed)
-    chosen = [peer.hashes(request_tokens(chance.randrange(kept))) for _ in range(1_000)]
+    rng = random.Random(seed)
+    chosen = [peer.hashes(request_tokens(rng.randrange(kept))) for _ in range(1_000)]
 
     def find_known() -> None:
         for _ in range(10):
@@ -438,13 +451,13 @@ def measure_pool(new_peer: type[Peer], kept: int, *, seed: int) -> dict[str, flo
         for hashes in chosen:
             peer.find(hashes)
 
-    # The first time warms the caches: what a lookup costs when they are cold, `find_chosen` says.
-    assert all(peer.found(peer.find(hashes)) == PROMPT_BLOCKS for hashes in known)
+    # The first call fills the processor's caches. `find_chosen` measures lookups with cold caches.
+    assert all(peer.found_count(peer.find(hashes)) == PROMPT_BLOCKS for hashes in known)
     find_known()
     result["find"] = elapsed_ns(find_known) / (10 * prompt_blocks)
     result["hash and find"] = elapsed_ns(hash_and_find) / prompt_blocks
     result["find short ones at random"] = elapsed_ns(find_chosen) / (len(chosen) * BLOCKS_A_REQUEST)
-    assert all(peer.found(peer.find(hashes)) == BLOCKS_A_REQUEST for hashes in chosen)
+    assert all(peer.found_count(peer.find(hashes)) == BLOCKS_A_REQUEST for hashes in chosen)
     result["life"] = measure_life(new_peer, kept)
     return result
 
@@ -458,9 +471,9 @@ def measure_taking(peer: Peer) -> dict[str, float]:
         taken.extend([take_some(AT_ONCE) for _ in range(count)])
 
     def give_back() -> None:
-        give_some_back = peer.give_back
+        release_some = peer.release
         for blocks in taken:
-            give_some_back(blocks)
+            release_some(blocks)
 
     totals = [0, 0]
     for warm in (False, True, True, True):
@@ -473,7 +486,7 @@ def measure_taking(peer: Peer) -> dict[str, float]:
 
 
 def measure_life(new_peer: type[Peer], kept: int) -> float:
-    """In a pool that is full of kept requests, so that each new one evicts the oldest."""
+    """Measure lives in a pool full of kept requests, where each new request evicts the oldest."""
     peer = new_peer(kept * BLOCKS_A_REQUEST)
     for key in range(kept):
         peer.live(key, request_tokens(key), BLOCKS_A_REQUEST)
@@ -511,7 +524,7 @@ def tokens_of(key: int, blocks: int) -> "array[int]":
 
 
 def elapsed_ns(work: Callable[[], None]) -> int:
-    # Of this thread's own time, so that a neighbour on the core is not counted.
+    # The thread's CPU time excludes other processes on the core.
     begin_ns = time.thread_time_ns()
     work()
     return time.thread_time_ns() - begin_ns
@@ -529,7 +542,7 @@ def report(times: Times, rounds: int) -> dict[str, Any]:
         "block_size": BLOCK_SIZE,
         "results": [
             {
-                "peer": peer.__doc__,
+                "peer": peer.label,
                 "what": what,
                 "kept": kept,
                 "median_ns": round(medians[peer, what, kept], 1),
@@ -567,8 +580,8 @@ def print_tables(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the result")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of which the median counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     options = parser.parse_args()
     result = report(measure(options.rounds), options.rounds)
     print_tables(result)

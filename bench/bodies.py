@@ -1,14 +1,14 @@
-"""Does a body that one client sends hold up the others? Hostile bodies of 16 MB, and ordinary ones.
+"""Measure how hostile request bodies of up to 16 MB delay other clients, compared with ordinary bodies.
 
-A Fairlead runs in a process of its own, with the demonstration model, its context stretched to 131,072
-tokens, and a node that answers from memory. While each body is sent in turn, another user streams tokens and
-asks for `/health` all the time. Reported for each body: the answer's status, the time to it; what the
-server's event loop was kept for (`MEASURES`); the other user's longest wait for a token and for `/health`;
-and by how much the server's memory grew. All are the least of several rounds, since noise only adds to them.
-On a busy machine, only what is in CPU time says much. Then:
+Fairlead runs in its own process, with the demonstration model, whose context is extended to 131,072 tokens,
+and a node with canned answers. The bodies are sent one after another while a second user streams tokens and
+requests `/health` continuously. Reported for each body: the status and time of the response; the longest
+times that the server's event loop was blocked (`MEASURES`); the second user's longest wait for a token and
+for `/health`; and the growth of the server's memory. Each figure is the minimum of several rounds, because
+noise only increases it. On a busy machine only the figures in CPU time are meaningful. In addition:
 
-- fairness: how long another's chat of 25 KB takes while one user has six texts of 4 MB encoded;
-- memory: what 25 bodies of 16 MB leave behind when they have come and gone.
+- fairness: the time of a second user's chat of 25 KB while the first user's six texts of 4 MB are encoded;
+- memory: the server's memory before, during and after 25 bodies of 16 MB.
 
     python bench/bodies.py [--rounds 3] [--only WORD] [--out bench/results/bodies.json]
 """
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bodies_cases import CASES, CHAT, MILLION, Case, said
+from bodies_cases import CASES, CHAT, MILLION, Case, chat_of
 from bodies_parts import (
     KEYS,
     MEASURES,
@@ -43,7 +43,7 @@ BODIES = 25
 
 
 def attack(server: Server, canary: Canary, case: Case, rounds: int) -> dict[str, Any]:
-    """Send the body a few times; return the least of each figure, since noise only adds to them."""
+    """Send the body `rounds` times; return the minimum of each figure."""
     body = case.make()
     found: list[dict[str, Any]] = []
     for _ in range(rounds):
@@ -74,8 +74,8 @@ def attack(server: Server, canary: Canary, case: Case, rounds: int) -> dict[str,
 
 
 def fairness(server: Server) -> dict[str, Any]:
-    """Return how long a user's chat of 25 KB takes alone, and beside another's six texts of 4 MB."""
-    chat = said(b"Hello " * 4_200)  # refused once it is encoded: its answer is not what is measured
+    """Return the time of a chat of 25 KB, alone and during six texts of 4 MB of another user."""
+    chat = chat_of(b"Hello " * 4_200)  # refused after it has been encoded; only the encoding matters here
     text = b'{"model":"near","prompt":"%s"}' % (b"hello " * 700_000)
     alone = ask(server.port, CHAT, chat, KEYS[1])
     threads = [threading.Thread(target=ask, args=(server.port, "/tokenize", text)) for _ in range(6)]
@@ -93,7 +93,7 @@ def fairness(server: Server) -> dict[str, Any]:
 
 
 def memory(server: Server) -> dict[str, Any]:
-    """Hold bodies of 16 MB until all but their last bytes have come, end half, cut off the others."""
+    """Send bodies of 16 MB up to their last byte, then complete half of them and cut off the others."""
     whole = request(
         CHAT, b'{"model":"near","messages":[{"role":"user","content":"%s"}]}' % (b"x" * 16 * MILLION), KEYS[0]
     )
@@ -102,7 +102,7 @@ def memory(server: Server) -> dict[str, Any]:
     socks = [connect(server.port) for _ in range(BODIES)]
 
     def send(index: int) -> None:
-        with suppress(OSError):  # it may be refused before all of it was sent
+        with suppress(OSError):  # the server may refuse it before it is sent completely
             socks[index].sendall(whole[:-1])
 
     threads = [threading.Thread(target=send, args=(index,)) for index in range(BODIES)]
@@ -131,7 +131,7 @@ def memory(server: Server) -> dict[str, Any]:
 
 
 def measure(only: str, rounds: int) -> dict[str, Any]:
-    """Return all figures."""
+    """Run the measurements; return their figures."""
     result: dict[str, Any] = {"bodies": {}}
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -165,15 +165,15 @@ def measure(only: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and keep."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the minimum counts")
     parser.add_argument(
-        "--only", default="", help="only bodies with this in their names, or fairness, or memory"
+        "--only", default="", help="measure only bodies with this text in their names, or fairness, or memory"
     )
-    parser.add_argument("--out", help="write the result there too")
+    parser.add_argument("--out", help="write the result to this file")
     options = parser.parse_args()
     result = {
         "question": "whether a body that one client sends holds up the others",

@@ -1,4 +1,4 @@
-"""The bodies that `bodies.py` sends: what ordinary clients send, and what hostile ones may."""
+"""The bodies that `bodies.py` sends: ordinary and hostile ones."""
 
 import json
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from bodies_parts import CONTEXT
 
 MILLION = 1_000_000
 _CHAT = b'"messages":[{"role":"user","content":"hello"}]'
-# So long an answer is refused after everything else about a request was done.
+# An output limit that is refused only after all other processing of the request.
 _REST = b'"max_tokens":131072'
 
 
 class Case(NamedTuple):
-    """A body and where it is sent."""
+    """A body and the path it is sent to."""
 
     path: str
     make: Callable[[], bytes]
@@ -24,7 +24,7 @@ def _chat(**fields: bytes) -> bytes:
     return b'{"model":"near",' + _REST + b"," + _CHAT + members + b"}"
 
 
-def said(content: bytes, model: bytes = b"near") -> bytes:
+def chat_of(content: bytes, model: bytes = b"near") -> bytes:
     """Return a chat of one message."""
     message = b'{"role":"user","content":"' + content + b'"}'
     return b'{"model":"%s",%s,"messages":[%s]}' % (model, _REST, message)
@@ -37,7 +37,7 @@ def _called(arguments: str) -> bytes:
 
 
 def _agent() -> bytes:
-    """An agent late in its day: 200 tools, 1,000 messages."""
+    """Return an agent's long conversation: 200 tools, 1,000 messages."""
     properties = {f"property_{n}": {"type": "string", "description": "What it is."} for n in range(3)}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     tools = [
@@ -74,14 +74,14 @@ def _floats(count: int) -> bytes:
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 CASES = {
-    # what ordinary clients send
-    "chat of 2 KB": Case(CHAT, lambda: said(b"Hello there. " * 150)),
+    # ordinary bodies
+    "chat of 2 KB": Case(CHAT, lambda: chat_of(b"Hello there. " * 150)),
     "agent": Case(CHAT, _agent),
     "text of the whole context": Case(
         "/tokenize", lambda: b'{"model":"near","prompt":"%s"}' % (b"hello " * 40_000)
     ),
     "ids of the whole context": Case("/detokenize", lambda: b'{"model":"near","tokens":%s}' % _ids(CONTEXT)),
-    "relayed image of 12 MB": Case(CHAT, lambda: said(b"A" * 12 * MILLION, b"far")),
+    "relayed image of 12 MB": Case(CHAT, lambda: chat_of(b"A" * 12 * MILLION, b"far")),
     # many values
     "1.3 M keys": Case(CHAT, lambda: _chat(chat_template_kwargs=_members(1_300_000))),
     "[[1]] x 4 M": Case(CHAT, lambda: _chat(chat_template_kwargs=b'{"a":%s}' % _list(b"[1]", 4 * MILLION))),
@@ -114,7 +114,7 @@ CASES = {
         "/detokenize", lambda: b'{"model":"near","tokens":%s}' % _list(b"1", 8 * MILLION)
     ),
     "2 M numbers, relayed": Case(EMBEDDINGS, lambda: b'{"model":"far","input":%s}' % _floats(700_000)),
-    # as many as may be, of what costs most
+    # as many values as the limits allow, of the most expensive kinds
     "120,000 keys": Case(CHAT, lambda: _chat(chat_template_kwargs=b'{"a":%s}' % _members(120_000))),
     "120,000 lists in tools": Case(
         CHAT,
@@ -139,25 +139,25 @@ CASES = {
     "1 M ids": Case(COMPLETIONS, lambda: b'{"model":"near","max_tokens":131072,"prompt":%s}' % _ids(MILLION)),
     "1 M ids, relayed": Case(COMPLETIONS, lambda: b'{"model":"far","prompt":%s}' % _ids(MILLION)),
     # long strings
-    "words of 16 MB": Case(CHAT, lambda: said(b"Hello there. " * 1_200_000)),
-    "blanks of 16 MB": Case(CHAT, lambda: said(b" " * 16 * MILLION)),
-    "emoji of 16 MB": Case(CHAT, lambda: said("😀".encode() * 4 * MILLION)),
-    "line breaks of 16 MB": Case(CHAT, lambda: said(b"\\n" * 8 * MILLION)),
-    "escapes of 16 MB": Case(CHAT, lambda: said(b"\\u00e9" * 2_600_000)),
+    "words of 16 MB": Case(CHAT, lambda: chat_of(b"Hello there. " * 1_200_000)),
+    "blanks of 16 MB": Case(CHAT, lambda: chat_of(b" " * 16 * MILLION)),
+    "emoji of 16 MB": Case(CHAT, lambda: chat_of("😀".encode() * 4 * MILLION)),
+    "line breaks of 16 MB": Case(CHAT, lambda: chat_of(b"\\n" * 8 * MILLION)),
+    "escapes of 16 MB": Case(CHAT, lambda: chat_of(b"\\u00e9" * 2_600_000)),
     "role of 16 MB": Case(
         CHAT, lambda: b'{"messages":[{"content":"","role":"%s"}]}' % (b" - at " * 2_600_000)
     ),
     "user of 16 MB": Case(CHAT, lambda: _chat(user=b'"%s"' % (b"u" * 15 * MILLION))),
-    "model of 16 MB": Case(CHAT, lambda: said(b"a", b"m" * 15 * MILLION)),
+    "model of 16 MB": Case(CHAT, lambda: chat_of(b"a", b"m" * 15 * MILLION)),
     "words of 16 MB, counted": Case(
         "/tokenize", lambda: b'{"model":"near","prompt":"%s"}' % (b"hello " * 2_600_000)
     ),
-    "words of 16 MB, relayed": Case(CHAT, lambda: said(b"Hello there. " * 1_200_000, b"far")),
-    # what is no request
-    "broken at its end": Case(CHAT, lambda: said(b"Hello there. " * 1_200_000)[:-1]),
+    "words of 16 MB, relayed": Case(CHAT, lambda: chat_of(b"Hello there. " * 1_200_000, b"far")),
+    # not valid requests
+    "broken at its end": Case(CHAT, lambda: chat_of(b"Hello there. " * 1_200_000)[:-1]),
     "[ x 16 M": Case(CHAT, lambda: b"[" * 16 * MILLION),
     "a number of 16 MB": Case(CHAT, lambda: _chat(seed=b"1" * 15 * MILLION)),
-    "not UTF-8 at its end": Case(CHAT, lambda: said(b"x" * 15 * MILLION + b"\xff")),
+    "not UTF-8 at its end": Case(CHAT, lambda: chat_of(b"x" * 15 * MILLION + b"\xff")),
     "paths of 64 KB": Case(
         CHAT, lambda: b'{"a":NaN,"%s":[%s]}' % (b"k" * 30_000, b",".join([b"1"] * 17_000))
     ),

@@ -1,4 +1,4 @@
-"""What `bodies.py` measures with: a server whose event loop is watched, its clients, and a node."""
+"""Parts of `bodies.py`: a server with a measured event loop, its clients, and a node."""
 
 import json
 import multiprocessing
@@ -25,14 +25,14 @@ from router_parts import WHOLE
 CONTEXT = 131_072
 KEYS = ("sk-hostile", "sk-canary")
 LOOK_EVERY_S = 0.001
-# Of the event loop: between two turns of a task that wants one every millisecond, in wall-clock time and in
-# CPU time of the whole process (waits for the GIL are in it, other processes are not); and of one task's
-# step, in CPU time.
+# Figures of the event loop. The longest time between two runs of a task that sleeps for a millisecond, in
+# wall-clock time and in CPU time of the process, which includes waits for the GIL but no other processes; and
+# the longest step of a task, in CPU time.
 MEASURES = ("loop_gap_ms", "loop_gap_cpu_ms", "loop_step_cpu_ms")
 HEALTH_EVERY_S = 0.005
 
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-# As others do, it writes tools and arguments as JSON, and takes messages of all roles.
+# Like common templates, it renders tools and arguments as JSON and accepts all roles.
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
@@ -47,20 +47,20 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 class Watch(trio.abc.Instrument):
-    """Watches an event loop. `longest` has, in seconds, the longest of each of `MEASURES`."""
+    """Measures an event loop. `longest` contains the maximum of each of `MEASURES`, in seconds."""
 
     def __init__(self, longest: Any) -> None:
         self._longest = longest
         self._begun_s = 0.0
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002  # as Trio has it
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002  # the signature is Trio's
         self._begun_s = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002
         self._keep(2, time.thread_time() - self._begun_s)
 
     async def run(self) -> None:
-        """Ask for a turn every millisecond."""
+        """Sleep for a millisecond at a time, and measure how long that takes."""
         clocks = (time.perf_counter, time.process_time)
         before = [clock() for clock in clocks]
         while True:
@@ -75,7 +75,7 @@ class Watch(trio.abc.Instrument):
 
 
 class Ready:
-    """An announcer that sends the address through a pipe, and starts to watch the event loop."""
+    """An announcer that sends the address through a pipe and starts the measurement of the event loop."""
 
     def __init__(self, ready: Connection, longest: Any) -> None:
         self._ready = ready
@@ -84,7 +84,7 @@ class Ready:
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `Announcer`."""
 
-    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it
+    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
         """See `Announcer`."""
         watch = Watch(self._longest)
         trio.lowlevel.spawn_system_task(watch.run)
@@ -100,7 +100,7 @@ class Ready:
 
 
 def serve(ready: Connection, longest: Any, model: str, node: str) -> None:
-    """Serve the model and the node as `fairlead serve` does; log to nowhere."""
+    """Serve the model and the node as `fairlead serve` does, without a log."""
     sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # to the end of the process
     cache = KvCacheConfig(max_memory_mb=512)
     config = Config(
@@ -113,7 +113,7 @@ def serve(ready: Connection, longest: Any, model: str, node: str) -> None:
 
 
 def answer_from_memory(ready: Connection) -> None:
-    """Answer every request, once all of it has come, until killed; send the address through `ready`."""
+    """Send the address through `ready`, then answer every complete request until killed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     ready.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
     while True:
@@ -138,37 +138,37 @@ def _answer_all(sock: socket.socket) -> None:
 
 
 class Server(NamedTuple):
-    """A running server: its port, its process, and what `Watch` has found."""
+    """A running server: its port, its process, and the maxima of `Watch`."""
 
     port: int
     pid: int
     longest: Any
 
     def memory_mb(self, field: str = "VmRSS") -> float:
-        """Return what the process holds now, or held at most since `forget_peak` (`VmHWM`)."""
+        """Return the resident memory, or with `VmHWM` its maximum since `forget`."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
     def longest_ms(self) -> dict[str, float]:
-        """Return what the loop was kept for at most since `forget`."""
+        """Return the maxima since `forget`, in milliseconds."""
         return {name: 1000 * time_s for name, time_s in zip(MEASURES, self.longest, strict=True)}
 
     def forget(self) -> None:
-        """Have `longest` and `VmHWM` begin anew."""
+        """Reset `longest` and `VmHWM`."""
         self.longest[:] = [0.0] * len(MEASURES)
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
 
 @contextmanager
 def serving(model: Path, node: str) -> Iterator[Server]:
-    """Run the server in a process of its own, which ends with the block."""
+    """Run the server in its own process until the end of the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     longest = context.Array("d", len(MEASURES), lock=False)
     process = context.Process(target=serve, args=(theirs, longest, str(model), node))
     process.start()
     try:
-        assert ours.poll(120), "it does not start"
+        assert ours.poll(120), "the server does not start"
         url = ours.recv()
         assert process.pid is not None
         yield Server(int(url.rpartition(":")[2]), process.pid, longest)
@@ -179,7 +179,7 @@ def serving(model: Path, node: str) -> Iterator[Server]:
 
 
 def long_context_model(directory: Path) -> Path:
-    """Make a copy of the demonstration model that takes `CONTEXT` tokens; return its folder."""
+    """Create a copy of the demonstration model with a context of `CONTEXT` tokens; return its folder."""
     path = directory / "near"
     shutil.copytree(str(files("fairlead") / "demo" / "fairlead-demo"), path)
     config = json.loads((path / "config.json").read_text())
@@ -192,7 +192,7 @@ def long_context_model(directory: Path) -> Path:
 
 
 class Answer(NamedTuple):
-    """An answer, and how long it took from the first byte sent to the last one read."""
+    """A response, and the time from the first byte sent to the last byte read."""
 
     status: int
     body: bytes
@@ -200,7 +200,7 @@ class Answer(NamedTuple):
 
 
 def request(path: str, body: bytes, key: str) -> bytes:
-    """Return a request, of which the connection is closed after the answer."""
+    """Return a request with `Connection: close`."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -216,7 +216,9 @@ def ask(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
     """Send a request and read its answer."""
     begun = time.perf_counter()
     with connect(port) as sock:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may be refused before all of it was sent
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the server may refuse it before it is sent completely
             sock.sendall(request(path, body, key))
         answer = bytearray()
         while piece := sock.recv(1 << 20):
@@ -226,14 +228,14 @@ def ask(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
 
 
 class Canary:
-    """Another user, who has a stream all the time and asks for `/health` all the time."""
+    """A second user, which reads a stream and requests `/health` continuously."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._ended = threading.Event()
         self.token_gap_s = 0.0
         self.health_s = 0.0
-        self._threads = [threading.Thread(target=run) for run in (self._stream, self._look)]
+        self._threads = [threading.Thread(target=run) for run in (self._stream, self._probe_health)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -246,7 +248,7 @@ class Canary:
             thread.join()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset the maxima."""
         self.token_gap_s = self.health_s = 0.0
 
     def _stream(self) -> None:
@@ -261,7 +263,7 @@ class Canary:
                     self.token_gap_s = max(self.token_gap_s, now - before)
                     before = now
 
-    def _look(self) -> None:
+    def _probe_health(self) -> None:
         with connect(self._port) as sock:
             while not self._ended.wait(HEALTH_EVERY_S):
                 begun = time.perf_counter()

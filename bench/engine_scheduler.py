@@ -1,18 +1,18 @@
-"""What does the engine's scheduling cost a step, on the host, beside the model?
+"""Measure the engine's scheduling on the host, without the model.
 
     python bench/engine_scheduler.py [--rounds 5] [--steps 300] [--vllm DIR] [--json FILE]
 
-8, 64, 256 and 1024 sequences run. In each step every one of them gets a token; of so many as the churn says,
-1 or 10 %, it is the last, and as many new ones have been submitted. Counted is `plan` + `commit`: what to
-run and the step's inputs, blocks, the ends, prefix index, and the outputs as they go on the wire; in a column
-of its own, `submit`. Prompts are short (64 tokens) and all different, so that a step is not drowned in
-prefill. "waiting": one more sequence, of a lower class, is in line all the time, and the forecast of memory
-refuses it anew whenever somebody has left.
+8, 64, 256 and 1024 sequences run. Each step adds a token to every sequence. With a churn of 1 or 10 %, as
+many sequences end in each step and are replaced by new ones. Measured are `plan` and `commit` together: the
+selection, the step's inputs, blocks, ends, the prefix index and the outputs in wire format. `submit` has a
+column of its own. Prompts are short (64 tokens) and all different, so that prefill does not dominate. With
+"waiting", one more sequence of a lower class always waits, and the memory forecast rejects it again after
+every sequence that ends.
 
-`--vllm` names an environment in which vllm is installed (DIR/bin/python runs there): its own `Scheduler`,
-`schedule` + `update_from_output`, under the same load in the same run.
+`--vllm DIR` measures vLLM's `Scheduler` (`schedule` and `update_from_output`) under the same load in the same
+run. DIR is an environment with vllm installed; DIR/bin/python is started.
 
-Time is this thread's own. Rounds take turns; what counts is the median of the rounds.
+Times are the thread's CPU time. The median over the rounds is reported.
 """
 
 import argparse
@@ -45,7 +45,7 @@ WARM_UP = 40
 
 
 class Load(NamedTuple):
-    """`lifetime`: steps from a sequence's first token to its last; None: none ends."""
+    """`lifetime`: steps from a sequence's first token to its last; None: no sequence ends."""
 
     name: str
     lifetime: int | None
@@ -62,14 +62,14 @@ LOADS = (
 
 
 class NoRunner:
-    """There is no device: tokens come out of thin air."""
+    """A runner without a device; the benchmark supplies the tokens."""
 
     overlaps = False
     arenas = 2
 
 
 class Pessimist(PastLengths):
-    """Looks at the past as the engine does, and then fears the worst."""
+    """Computes the engine's prediction, then predicts the maximum."""
 
     def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:
         super().remaining(keys, outputs, limits)
@@ -77,29 +77,29 @@ class Pessimist(PastLengths):
 
 
 class Requests:
-    """An endless supply, the same for everyone who asks with the same seed."""
+    """An endless sequence of requests, determined by the seed."""
 
     def __init__(self, load: Load, running: int, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._load = load
         self._first = running
         self._number = count()
 
     def next(self) -> tuple[int, list[int], int]:
-        """Return a key, a prompt and its `max_tokens`. The first ones end one after the other."""
+        """Return a key, a prompt and its `max_tokens`. The ends of the first requests are spread evenly."""
         key = next(self._number)
-        prompt = self._chance.choices(range(5, VOCABULARY), k=PROMPT_TOKENS)
+        prompt = self._rng.choices(range(5, VOCABULARY), k=PROMPT_TOKENS)
         lifetime = self._load.lifetime
         if lifetime is None:
             return key, prompt, LONGEST - PROMPT_TOKENS
         return key, prompt, 1 + key % lifetime if key < self._first else lifetime
 
 
-class Desk:
-    """fairlead's engine under one load; counts nanoseconds."""
+class MeasuredEngine:
+    """Fairlead's engine under one load, with the nanoseconds of its calls."""
 
     def __init__(self, load: Load, running: int, seed: int) -> None:
-        # With one that waits: all of those that run fit at their longest, and not one more does.
+        # If a sequence waits, the memory holds all running sequences at their longest, and no other.
         share = FILL if load.waiting else 0.5
         longest = LONGEST if load.lifetime is None else PROMPT_TOKENS + load.lifetime
         blocks = int(running * longest / share) // BLOCK_SIZE + 1
@@ -133,7 +133,7 @@ class Desk:
             self.submit_ns += time.thread_time_ns() - began
 
     def step(self, now_s: float) -> int:
-        """One step; how many sequences ended in it."""
+        """Run one step; return how many sequences ended."""
         began = time.thread_time_ns()
         step = self.engine.plan(now_s)
         planned = time.thread_time_ns()
@@ -154,28 +154,30 @@ class Desk:
         for _ in range(WARM_UP):
             self.submit(self.step(next(now) * 0.02))
         if self.waiting:
-            self.want_the_impossible()
+            self.submit_waiting()
         self.plan_ns = self.commit_ns = self.submit_ns = self.steps = self.row_steps = 0
         for _ in range(steps):
             ended = self.step(next(now) * 0.02)
             self.ended += ended
             self.submit(ended)
 
-    def want_the_impossible(self) -> None:
-        """Put one in line that has to wait for as long as the others run."""
+    def submit_waiting(self) -> None:
+        """Submit a sequence that must wait as long as the others run."""
         key, _, _ = self.requests.next()
         tokens = min(LONGEST - 8, self.engine.statistics().blocks_total * BLOCK_SIZE // 2)
         self.engine.submit(key, bytes(4 * tokens), Sampling(max_tokens=8, ignore_eos=True), priority=2)
 
 
 def measure(load: Load, running: int, steps: int, seed: int) -> dict[str, float]:
-    """Microseconds a step, by sequence that ran in it, and for each that was submitted."""
-    desk = Desk(load, running, seed)
+    """Return microseconds per step, per running sequence, and per submitted sequence."""
+    engine = MeasuredEngine(load, running, seed)
     gc.collect()
     gc.disable()
-    desk.run(steps)
+    engine.run(steps)
     gc.enable()
-    return figures(desk.plan_ns, desk.commit_ns, desk.submit_ns, desk.steps, desk.row_steps, desk.ended)
+    return figures(
+        engine.plan_ns, engine.commit_ns, engine.submit_ns, engine.steps, engine.row_steps, engine.ended
+    )
 
 
 def figures(
@@ -190,7 +192,7 @@ def figures(
 
 
 def measure_vllm(environment: Path, steps: int, seed: int) -> list[dict[str, Any]]:
-    """The same of vLLM's scheduler, in a process of its own environment, without the parent's paths."""
+    """Measure vLLM's scheduler with the Python of its environment."""
     script = Path(__file__).with_name("vllm_scheduler.py")
     loads = [load._asdict() for load in LOADS if not load.waiting]
     work = {"loads": loads, "running": RUNNING, "prompt_tokens": PROMPT_TOKENS, "longest": LONGEST}
@@ -224,8 +226,8 @@ def measure_all(rounds: int, steps: int, vllm: Path | None) -> Rows:
                 rows.setdefault(("fairlead", load.name, running), []).append(measured)
         if vllm is not None:
             for result in measure_vllm(vllm, steps, seed=round_number):
-                place = ("vllm", result.pop("load"), result.pop("running"))
-                rows.setdefault(place, []).append(result)
+                key = ("vllm", result.pop("load"), result.pop("running"))
+                rows.setdefault(key, []).append(result)
     return rows
 
 

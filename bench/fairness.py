@@ -1,10 +1,10 @@
-"""Who gets served, who waits, and who is told the truth about it?
+"""Measure fairness, waits and the accuracy of wait estimates, in virtual time.
 
     python bench/fairness.py [--json bench/results/fairness.json] [--plot service.png]
 
-The real scheduler over the real queue, in virtual time, with seats that only pass it: the same numbers on
-every machine. `simulation/` has the workloads. Each goal of the performance page is printed beside what came
-out, and beside what the usual way of doing it comes to on the same requests.
+The real scheduler and queue run with simulated seats, so the figures are the same on every machine. The
+workloads are in `simulation/`. Each row shows the figure of the usual method, our figure on the same
+requests, and the goal.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from simulation.swapping import BOUND_S, LOAD_S, LONGEST_S, swapping
 
 
 class Row(NamedTuple):
-    """One line of the table. `usual` and `measured` are in the same unit; the goal is a range of it."""
+    """One row of the table. All values have the same unit; `least` and `most` are the goal."""
 
     what: str
     usual: float
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None if there is none."""
+        """Whether the goal is met; None without a goal."""
         if self.least is None and self.most is None:
             return None
         above = self.least is None or self.measured >= self.least
@@ -39,8 +39,8 @@ class Row(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to write the table")
-    parser.add_argument("--plot", type=Path, help="where to draw the service of each tenant over time")
+    parser.add_argument("--json", type=Path, help="write the table to this file")
+    parser.add_argument("--plot", type=Path, help="plot the service of each tenant over time to this file")
     options = parser.parse_args()
 
     by_turns, by_tokens = backlog("roundRobin"), backlog("tokens")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def backlog_rows(by_turns: Backlog, by_tokens: Backlog) -> list[Row]:
-    """Two tenants that always want more, and eight that want little."""
+    """Return the rows for two tenants with a constant backlog and eight with few requests."""
     by_arrival = backlog("arrival")
     ratio = by_tokens.throughput / by_turns.throughput
     return [
@@ -89,7 +89,7 @@ def backlog_rows(by_turns: Backlog, by_tokens: Backlog) -> list[Row]:
 
 
 def contention_rows() -> list[Row]:
-    """A flood, a burst after idling, overload."""
+    """Return the rows for a flood, a burst after an idle time, and overload."""
     nothing, greedy, stubborn = flood("nothing"), flood("greedy"), flood("stubborn")
     long_nothing, long_once = (flood(tenth, length_s=600.0, seeds=range(6)) for tenth in ("nothing", "flood"))
     once, helpless = flood("flood"), flood("stubborn", displacing=False)
@@ -140,7 +140,7 @@ def contention_rows() -> list[Row]:
 
 
 def forecast_rows() -> list[Row]:
-    """How right the forecasts are, under both kinds of fairness."""
+    """Return the rows for the accuracy of wait estimates, with both kinds of fairness."""
     rows = []
     for order in ("roundRobin", "tokens"):
         result = forecasts(order)
@@ -159,7 +159,7 @@ def forecast_rows() -> list[Row]:
 
 
 def placing_rows() -> list[Row]:
-    """Sixteen nodes at 80 %."""
+    """Return the rows for placement on sixteen nodes at 80 % load."""
     usual, ours = by_old_reports(), by_own_counts()
     return [
         Row("idle node hit, 1 s old reports | own counts", usual.idle_hit, ours.idle_hit, 0.999, None),
@@ -170,7 +170,7 @@ def placing_rows() -> list[Row]:
 
 
 def swapping_rows() -> list[Row]:
-    """One model in memory, three that are wanted; the worst of five hours."""
+    """Return the rows for three requested models of which one fits in memory: the worst of five seeds."""
     pairs = [(swapping(strict=True, seed=seed), swapping(strict=False, seed=seed)) for seed in range(1, 6)]
     ratio = max(ours.swaps_an_hour / strict.swaps_an_hour for strict, ours in pairs)
     longest_s = [max(max(run.rare_waits_s) for run in runs) for runs in zip(*pairs, strict=True)]
@@ -187,7 +187,7 @@ def swapping_rows() -> list[Row]:
 
 
 def goal(row: Row) -> str:
-    """Return the range in words."""
+    """Return the goal as text."""
     if row.least is not None and row.most is not None:
         return f"{row.least:g} to {row.most:g}"
     if row.least is not None:
@@ -196,7 +196,7 @@ def goal(row: Row) -> str:
 
 
 def draw(runs: dict[str, Backlog], path: Path) -> None:
-    """Draw the service of the two backlogged tenants, and of all light ones together, over time."""
+    """Plot the service over time of the two backlogged tenants and of all light tenants together."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,9 +1,9 @@
-"""Is anything lost or wrong when nodes die, stop and slow down at random?
+"""Simulate nodes that crash, hang and slow down, and check that no request is lost or answered wrongly.
 
     python bench/faults.py [--rounds 1000] [--seed 0] [--requests 400] [--json bench/results/faults.json]
 
-Rounds are in virtual time, and a seed's comes out the same on every machine; `simulation/faults.py` says
-what they are and what must not be. What is there all the same is printed, and the exit status 1.
+Rounds run in virtual time; a seed has the same result on every machine. `simulation/faults.py` describes a
+round and its checks. Problems are printed, and the exit status is then 1.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from simulation.faults import run_round
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1000, help="rounds in the simulation")
-    parser.add_argument("--seed", type=int, default=0, help="the first round's; the next one's is one more")
-    parser.add_argument("--requests", type=int, default=400, help="in a round; half of them stream")
-    parser.add_argument("--json", type=Path, help="where to write what came out")
+    parser.add_argument("--rounds", type=int, default=1000, help="number of rounds")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first round; each round adds 1")
+    parser.add_argument("--requests", type=int, default=400, help="requests in a round; half of them stream")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
 
     began = time.monotonic()
@@ -34,7 +34,7 @@ def main() -> int:
         replayed += verdict.replayed
         attempts += verdict.attempts
         problems += [f"round {seed}: {problem}" for problem in verdict.problems]
-    told = {
+    result = {
         "rounds": options.rounds,
         "first_seed": options.seed,
         "requests": options.rounds * options.requests,
@@ -44,9 +44,9 @@ def main() -> int:
         "problems": problems,
         "took_s": round(time.monotonic() - began, 1),
     }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(result, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     return int(bool(problems))
 
 

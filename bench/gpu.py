@@ -1,20 +1,21 @@
-"""How fast does a model run on this GPU, and how near is that to what the GPU can do?
+"""Measure how fast a model runs on this GPU, compared with the GPU's roofline.
 
     python bench/gpu.py [--shape 8b] [--quantization fp8] [--rounds 3] [--no-peer]
         [--json bench/results/gpu.json]
 
-Makes a bfloat16 model of a well-known shape with random weights on the device (no checkpoint is read), and
-runs it through the engine: scheduler, batch, runner, kernels, graphs, sampling, greedy and overlapped as in
-service. What is left out is the process boundary and HTTP.
+Creates a bfloat16 model of a well-known shape with random weights on the device, without a checkpoint, and
+runs it through the engine: scheduler, batch, runner, kernels, graphs and greedy sampling, with overlapping
+steps as in service. The process boundary and HTTP are not included.
 
 Decode: the median time between the ends of steps in which all sequences decode. Prefill: one prompt, from its
-submission to its first token. The roofline is measured in the same run: bytes a copy moves, read and written,
-and operations of a square matrix product. A decode step must read the weights once and every sequence's keys
-and values; a prefill must do its multiplications. `of_roofline` is that time over the measured one.
+submission to its first token. The roofline is measured in the same run: bytes per second of a copy, read and
+written, and operations per second of a square matrix product. A decode step must read the weights and all
+keys and values once; a prefill must do its multiplications. `of_roofline` is the time of that at the
+roofline, divided by the measured time.
 
 The peer is transformers' continuous batching on a model of the same shape, in the same run: 64 prompts of 128
-tokens, 128 tokens of output each, all at once; the second of two runs counts, on either side.
-`--device cpu --shape tiny` with TRITON_INTERPRET=1 only shows that all of this runs.
+tokens at once, with 128 output tokens each. The second of two runs counts, on both sides.
+`--device cpu --shape tiny` with TRITON_INTERPRET=1 only tests that the benchmark runs.
 """
 
 import argparse
@@ -80,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Plan(NamedTuple):
-    """What is measured: (batch, context) of decodes, lengths of prompts, and the load that the peer gets."""
+    """What to measure: (batch, context) of decodes, lengths of prompts, and the load for the peer."""
 
     decodes: tuple[tuple[int, int], ...] = ((1, 512), (1, 4096), (8, 1024), (64, 512), (64, 2048))
     decode_steps: int = 128
@@ -96,14 +97,14 @@ TINY = Plan(((1, 20), (3, 5)), 8, (20,), 2, 8, 3, 4, 16)
 
 
 class Roofline(NamedTuple):
-    """What the device can do, measured."""
+    """The measured limits of the device."""
 
     bytes_per_s: float
     operations_per_s: float
 
 
 class RandomWeights(Weights):
-    """Tensors made on the device when they are asked for, in the place of a checkpoint's."""
+    """Random tensors, created on the device on request, instead of a checkpoint's."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class RandomWeights(Weights):
 
 
 class Event(NamedTuple):
-    """A step that ended at `at_s`, of `rows` rows of which `decodes` decoded, and `samples` gave a token."""
+    """The end of a step: its time, its rows, and how many of them decoded and how many sampled."""
 
     at_s: float
     rows: int
@@ -151,7 +152,7 @@ class Event(NamedTuple):
 
 
 class Served:
-    """A model behind an engine, run as its process does: a step is launched before the last is waited for."""
+    """A model and its engine. As in service, a step is launched before the previous one has ended."""
 
     def __init__(self, shape: ModelShape, weights: RandomWeights, plan: Plan) -> None:
         self.plan, self.shape, self.device = plan, shape, weights.device
@@ -190,7 +191,7 @@ class Served:
         self.kernel = forward.kernel
 
     def run(self, prompts: Sequence[int], output: int) -> list[Event]:
-        """Answer prompts of these lengths with `output` tokens each: one event a step."""
+        """Generate `output` tokens for prompts of these lengths; return one event for each step."""
         engine = Engine(
             self._runner,
             slots=self.plan.slots,
@@ -211,7 +212,7 @@ class Served:
             engine.submit(key, ids, sampling)
         synchronize(self.device)
         events = [Event(time.perf_counter(), 0, 0, 0)]
-        under_way = None
+        pending_step = None
         while True:
             step = engine.plan(time.monotonic())
             launched = None
@@ -219,15 +220,15 @@ class Served:
                 counts = step.rows, step.decodes, step.samples
                 launched = step, self._runner.launch(step, engine.batch), counts
                 if not self._runner.overlaps:
-                    launched, under_way = None, launched
-            if under_way is not None:
-                before, pending, counts = under_way
+                    launched, pending_step = None, launched
+            if pending_step is not None:
+                before, pending, counts = pending_step
                 picks = pending.wait()
                 events.append(Event(time.perf_counter(), *counts))
                 engine.commit(before, picks)
             elif step is None:
                 return events
-            under_way = launched
+            pending_step = launched
 
 
 def synchronize(device: torch.device) -> None:
@@ -236,7 +237,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def timed(work: Callable[[], object], device: torch.device, times: int) -> float:
-    """The median seconds of `work`, after two that do not count."""
+    """Return the median seconds of `work`, after two warm-up calls."""
     taken = []
     for _ in range(times + 2):
         synchronize(device)
@@ -248,7 +249,7 @@ def timed(work: Callable[[], object], device: torch.device, times: int) -> float
 
 
 def measure_roofline(device: torch.device, *, small: bool) -> Roofline:
-    """Copy far more than a cache holds; multiply square matrices of random numbers."""
+    """Measure a copy much larger than the caches, and a product of random square matrices."""
     count, side = (1 << 20, 256) if small else (1 << 31, 8192)
     halves = torch.ones((2, count), dtype=torch.uint8, device=device)
     left, right = torch.randn(2, side, side, device=device).bfloat16()
@@ -259,7 +260,7 @@ def measure_roofline(device: torch.device, *, small: bool) -> Roofline:
 
 
 def decode_steps_s(events: Sequence[Event], batch: int) -> list[float]:
-    """Seconds of the steps in which all decoded, as had all in the one before."""
+    """Return the seconds of steps in which all sequences decoded, as in the step before."""
     return [
         after.at_s - before.at_s
         for before, after in pairwise(events)
@@ -267,17 +268,16 @@ def decode_steps_s(events: Sequence[Event], batch: int) -> list[float]:
     ]
 
 
-def numbers(shape: ModelShape) -> tuple[int, int]:
-    """(numbers in the layers' matrices, in the head)."""
+def count_parameters(shape: ModelShape) -> tuple[int, int]:
+    """Return the numbers of parameters in the layers' matrices and in the head."""
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = shape.hidden_size * (qkv + shape.heads * shape.head_dim + 3 * shape.intermediate_size)
     return shape.layers * layer, shape.vocab_size * shape.hidden_size
 
 
 def measure_decodes(served: Served, roofline: Roofline, rounds: int) -> list[dict[str, Any]]:
-    table_bytes = (
-        served.shape.vocab_size * served.shape.hidden_size * 2
-    )  # of the embedding a few rows are read
+    # A step reads only a few rows of the embedding, so its size does not count.
+    table_bytes = served.shape.vocab_size * served.shape.hidden_size * 2
     results = []
     for batch, context in served.plan.decodes:
         medians = []
@@ -304,7 +304,7 @@ def measure_decodes(served: Served, roofline: Roofline, rounds: int) -> list[dic
 
 def measure_prefills(served: Served, roofline: Roofline, rounds: int) -> list[dict[str, Any]]:
     shape, results = served.shape, []
-    layers, head = numbers(shape)
+    layers, head = count_parameters(shape)
     for prompt in served.plan.prompts:
         taken = []
         for _ in range(rounds + 1):
@@ -326,7 +326,7 @@ def measure_prefills(served: Served, roofline: Roofline, rounds: int) -> list[di
 
 
 def throughput(served: Served) -> float:
-    """Output tokens/s of the load that the peer gets too."""
+    """Return output tokens/s under the load compared with the peer."""
     plan = served.plan
     for _ in range(2):
         events = served.run([plan.prompt] * plan.streams, plan.output)
@@ -334,7 +334,7 @@ def throughput(served: Served) -> float:
 
 
 def peer_throughput(config: dict[str, Any], plan: Plan, device: torch.device) -> float:
-    """The same of transformers' continuous batching, at its own choice of attention, cache and graphs."""
+    """Return output tokens/s of transformers' continuous batching with its default settings."""
     import transformers
 
     torch.set_default_dtype(torch.bfloat16)
@@ -362,29 +362,29 @@ def peer_throughput(config: dict[str, Any], plan: Plan, device: torch.device) ->
             for _ in prompts:
                 result = manager.get_result(timeout=300)
                 if result is None:
-                    raise RuntimeError("it stopped without an answer")
+                    raise RuntimeError("the peer stopped without an answer")
                 tokens += len(result.generated_tokens)
             best = tokens / (time.perf_counter() - begun)
     return best
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="shape of the model")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quantization", choices=("fp8",))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-peer", dest="peer", action="store_false")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="skip transformers")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     device, config = torch.device(options.device), SHAPES[options.shape]
     plan = TINY if options.shape == "tiny" else Plan()
     shape = LlamaForCausalLM.read_shape(Config(Path("config.json"), config))
     on_cuda = device.type == "cuda"
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
         "torch": str(torch.__version__),
         "shape": options.shape,
@@ -394,31 +394,31 @@ def main() -> None:
     dtype = torch.bfloat16 if on_cuda else torch.float32
     with torch.inference_mode():
         roofline = measure_roofline(device, small=not on_cuda)
-        told |= {
+        result |= {
             "copy_tb_per_s": round(roofline.bytes_per_s / 1e12, 3),
             "multiply_tflop_per_s": round(roofline.operations_per_s / 1e12, 1),
         }
-        print(told, flush=True)
+        print(result, flush=True)
         served = Served(shape, RandomWeights(dtype, device, make_linear), plan)
-        told |= {"kernel": served.kernel, "prepared_s": round(served.prepared_s, 1)}
-        told["decodes"] = measure_decodes(served, roofline, options.rounds)
-        told["prefills"] = measure_prefills(served, roofline, options.rounds)
-        told["output_tokens_per_s"] = round(throughput(served), 1)
-        print("64 streams:", told["output_tokens_per_s"], "tokens/s", flush=True)
+        result |= {"kernel": served.kernel, "prepared_s": round(served.prepared_s, 1)}
+        result["decodes"] = measure_decodes(served, roofline, options.rounds)
+        result["prefills"] = measure_prefills(served, roofline, options.rounds)
+        result["output_tokens_per_s"] = round(throughput(served), 1)
+        print("64 streams:", result["output_tokens_per_s"], "tokens/s", flush=True)
     del served
     gc.collect()
     if on_cuda:
         torch.cuda.empty_cache()
     if options.peer:
         try:
-            told["peer_tokens_per_s"] = round(peer_throughput(config, plan, device), 1)
-            told["over_peer"] = round(told["output_tokens_per_s"] / told["peer_tokens_per_s"], 2)
-        except Exception as error:  # noqa: BLE001  whatever their version raises
-            told["peer_problem"] = f"{type(error).__name__}: {error}"
-        print({key: value for key, value in told.items() if "peer" in key}, flush=True)
+            result["peer_tokens_per_s"] = round(peer_throughput(config, plan, device), 1)
+            result["over_peer"] = round(result["output_tokens_per_s"] / result["peer_tokens_per_s"], 2)
+        except Exception as error:  # noqa: BLE001  its version may raise anything
+            result["peer_problem"] = f"{type(error).__name__}: {error}"
+        print({key: value for key, value in result.items() if "peer" in key}, flush=True)
     if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
-    print(json.dumps({key: value for key, value in told.items() if not isinstance(value, list)}))
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    print(json.dumps({key: value for key, value in result.items() if not isinstance(value, list)}))
 
 
 if __name__ == "__main__":

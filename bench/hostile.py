@@ -1,9 +1,9 @@
-"""Does a flood of mutated requests break a server, or slow down a client that behaves?
+"""Send a flood of mutated requests to a server, and check that it stays correct and fast for other clients.
 
-A server is started, and attacked by another process, which runs only while a processor is idle (SCHED_IDLE):
-a real attacker uses the processor of another machine. Before the attack, and beside it, a canary asks for the
-same 16 tokens again and again, and must always get the same text. The exit status is 1 if an answer was
-wrong, the log has a traceback, or a text differs.
+Starts a server and a process that attacks it. The attacker runs only while a processor is idle (SCHED_IDLE),
+because a real attacker uses the processor of another machine. A canary requests the same 16 tokens again and
+again, before, during and after the attack. The exit status is 1 if an answer is wrong, a text of the canary
+differs, or the log contains a traceback.
 
     python bench/hostile.py [--requests 100000] [--connections 10000] [--json bench/results/hostile.json]
     python bench/hostile.py --replay request:4711 --url http://127.0.0.1:8000
@@ -36,12 +36,12 @@ SPARE = "spare"
 READY = re.compile(r"ready: http://([\w.]+):(\d+)")
 OUR_BUGS = re.compile(r"Traceback|unexpected error|request failed")
 ATTACKER = "127.0.0.2" if sys.platform == "linux" else None  # requests of different addresses take turns
-LIMITS = {"bodyTimeout": "2s"}  # some requests announce more than they have
+LIMITS = {"bodyTimeout": "2s"}  # some requests announce a longer body than they send
 
 
 @dataclass
 class Server:
-    """A server that runs, and what its log said that no log should say."""
+    """A running server, and the lines of its log that report a fault of its own."""
 
     address: Address
     pid: int
@@ -71,13 +71,13 @@ def serving() -> Iterator[Server]:
         finally:
             process.terminate()
             process.wait()
-        # Read at the end: every refusal is a line, and reading beside the canary would delay it.
+        # The log has a line for each refusal. Reading it during the measurement would delay the canary.
         with log.open(encoding="utf-8", errors="replace") as lines:
             server.bugs += [line for line in lines if OUR_BUGS.search(line)]
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> Address:
-    """Wait for the server to be ready; return where it is."""
+    """Wait until the server is ready; return its address."""
     while not (found := READY.search(log.read_text(errors="replace"))):
         if process.poll() is not None:
             sys.exit("the server has not started")
@@ -86,7 +86,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> Address:
 
 
 async def attack(address: Address, options: argparse.Namespace) -> Findings:
-    """Attack, as the other process."""
+    """Send the attack; runs in the attacker's process."""
     grammar = await grammar_of(address, models=(MODEL,), spare=SPARE)
     attack = Attack(address, grammar, at_once=options.at_once, source=ATTACKER)
     if options.replay:
@@ -102,9 +102,9 @@ async def attack(address: Address, options: argparse.Namespace) -> Findings:
 
 
 async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]:
-    """Listen to the canary without the attack, with it, and without it again.
+    """Run the canary before, during and after the attack.
 
-    The p99 of a thousand answers alone varies by a factor of two; those of before and after count together.
+    The p99 of a thousand answers varies by a factor of two, so those before and after are combined.
     """
     alone, beside = Canary(server.address, MODEL), Canary(server.address, MODEL)
     with trio.move_on_after(options.alone_s):
@@ -113,7 +113,7 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beside.sing)
-        arguments = [f"--{name}={getattr(options, name.replace('-', '_'))}" for name in PASSED_ON]
+        arguments = [f"--{name}={getattr(options, name.replace('-', '_'))}" for name in ATTACK_OPTIONS]
         url = f"http://{server.address[0]}:{server.address[1]}"
         command = [sys.executable, __file__, "--attack", "--url", url, *arguments]
         attacker = await trio.run_process(command, capture_stdout=True, check=True)
@@ -137,11 +137,11 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
     }
 
 
-PASSED_ON = ("requests", "connections", "at-once", "seed")
+ATTACK_OPTIONS = ("requests", "connections", "at-once", "seed")
 
 
 def summary(canary: Canary) -> dict[str, Any]:
-    """Return what a canary met."""
+    """Return a canary's figures."""
     return {
         "answers": len(canary.took_s),
         "p50_ms": round(percentile(canary.took_s, 50) * 1000, 1),
@@ -152,22 +152,24 @@ def summary(canary: Canary) -> dict[str, Any]:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Return a percentile of two values or more."""
+    """Return a percentile of at least two values."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--at-once", type=int, default=8, help="clients of the attack")
-    parser.add_argument("--seed", type=int, default=0, help="of the first request and connection")
+    parser.add_argument("--requests", type=int, default=100_000, help="number of requests")
     parser.add_argument(
-        "--alone-s", type=float, default=30.0, help="how long the canary asks before the attack, and after it"
+        "--connections", type=int, default=10_000, help="number of connections with mutated bytes"
     )
-    parser.add_argument("--json", type=Path, help="where to write what came out")
-    parser.add_argument("--url", help="of a server that runs, for --replay")
-    parser.add_argument("--replay", help="request:SEED or connection:SEED: send that alone")
+    parser.add_argument("--at-once", type=int, default=8, help="concurrent clients of the attack")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first request and connection")
+    parser.add_argument(
+        "--alone-s", type=float, default=30.0, help="seconds of the canary before and after the attack"
+    )
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--url", help="URL of a running server, for --replay")
+    parser.add_argument("--replay", help="request:SEED or connection:SEED: send only this one")
     parser.add_argument("--attack", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
 

@@ -1,14 +1,14 @@
-"""What does a node that misbehaves cost the server in front of it?
+"""Measure what a misbehaving node costs the server that relays to it.
 
-The node is a process of its own and sends what an attack's name says, as fast as it can, to `--at-once` jobs
-at a time. The other process relays those jobs through a `RemoteNode` into the channels that the gateway uses,
-which nobody reads, and is measured, one fresh process for each attack:
+The node runs in its own process and sends the bytes of an attack as fast as possible to `--at-once` jobs. A
+second process relays these jobs through a `RemoteNode` into the gateway's `Deltas`, without a reader. Each
+attack uses a new process, for which are reported:
 
-- peak_mb: its peak resident memory above what it had before the attack, in MiB;
-- cpu_s: processor seconds that it spent; wall_s: until all jobs were over, or `--limit` had passed;
-- stall_ms: the most processor time between two turns of another task, which is how long everybody else's
-  next token waits at most; in processor time, so that a busy machine does not change it;
-- open_files: descriptors left behind; outcome: how the jobs ended.
+- peak_mb: its peak resident memory minus that before the attack, in MiB;
+- cpu_s: its CPU time; wall_s: the time until all jobs had ended or `--limit` had passed;
+- stall_ms: the longest CPU time between two runs of another task, which bounds how long the tokens of other
+  jobs are delayed; CPU time does not depend on other processes;
+- open_files: descriptors that were not closed; outcome: how the jobs ended.
 
     python bench/hostile_node.py [--at-once 20] [--limit 15] [--only NAME ...] [--out FILE]
 """
@@ -40,7 +40,7 @@ DONE = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\nda
 
 
 def chunk(data: bytes) -> bytes:
-    """Return one chunk of a body."""
+    """Return data as one chunk of a body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -57,7 +57,7 @@ def whole(head: bytes) -> Iterator[bytes]:
 
 
 def stream(event: bytes, before: bytes = b"") -> Iterator[bytes]:
-    """Yield a stream that is `before` and then the same event for ever."""
+    """Yield a stream: `before`, then the same event without end."""
     return chain([STREAM_HEAD + (chunk(before) if before else b"")], repeat(block(event)))
 
 
@@ -103,7 +103,7 @@ def _answer(connection: socket.socket, attack: str) -> None:
             for piece in ATTACKS[attack]():
                 connection.sendall(piece)
         except OSError:
-            """The other side has had enough."""
+            """The relaying process has closed the connection."""
 
 
 # What is measured --------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def attacked(url: str, attack: str, at_once: int, limit_s: float) -> dict[str, Any]:
-    """Relay so many jobs to the node, and return what they cost."""
+async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[str, Any]:
+    """Relay `at_once` jobs to the node; return the figures."""
     import trio
 
     from fairlead.errors import NodeFailed
@@ -130,11 +130,11 @@ async def attacked(url: str, attack: str, at_once: int, limit_s: float) -> dict[
     from fairlead.nodes.deltas import Deltas
     from fairlead.nodes.remote_node import RemoteNode
     from fairlead.nodes.upstream import Upstream
-    from router import Nobody
+    from router import IgnoringListener
 
     stream = attack in STREAMED
     upstream = Upstream(url, name="hostile", capacity=at_once)
-    node = RemoteNode("hostile", upstream, Nobody(), names={"m": "m"}, seats=at_once)
+    node = RemoteNode("hostile", upstream, IgnoringListener(), names={"m": "m"}, seats=at_once)
     node.came_up()
     outcomes: Counter[str] = Counter()
     stall_s = 0.0
@@ -156,7 +156,7 @@ async def attacked(url: str, attack: str, at_once: int, limit_s: float) -> dict[
             async with node.generate(job, deltas):
                 await deltas.ended()
             while await deltas.take():
-                """Until its end, or its error."""
+                """Read until the end, or an error."""
             outcomes["answered"] += 1
         except NodeFailed as error:
             outcomes[error.message] += 1
@@ -175,13 +175,13 @@ async def attacked(url: str, attack: str, at_once: int, limit_s: float) -> dict[
     before_mb, cpu_s, began = resident_mb("VmRSS"), time.process_time(), time.perf_counter()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(canary)
-        with trio.move_on_after(limit_s) as clock:
+        with trio.move_on_after(limit_s) as limit:
             async with trio.open_nursery() as jobs:
                 for number in range(at_once):
                     jobs.start_soon(ask, number)
         nursery.cancel_scope.cancel()
     upstream.close()
-    if clock.cancelled_caught:
+    if limit.cancelled_caught:
         outcomes["still there at the limit"] = at_once - outcomes.total()
     return {
         "attack": attack,
@@ -195,12 +195,12 @@ async def attacked(url: str, attack: str, at_once: int, limit_s: float) -> dict[
 
 
 def main() -> None:
-    """Run each attack in a process of its own, or the one that `--attack` names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--at-once", type=int, default=20)
-    parser.add_argument("--limit", type=float, default=15.0)
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--out", type=Path)
+    """Run each attack in its own process, or only the one named by `--attack`."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--at-once", type=int, default=20, help="concurrent jobs")
+    parser.add_argument("--limit", type=float, default=15.0, help="seconds for each attack")
+    parser.add_argument("--only", nargs="*", help="names of attacks")
+    parser.add_argument("--out", type=Path, help="write the result to this file")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack is not None:
@@ -210,8 +210,8 @@ def main() -> None:
     for attack in options.only or ATTACKS:
         arguments = ["--attack", attack, "--at-once", str(options.at_once), "--limit", str(options.limit)]
         command = [sys.executable, __file__, *arguments]
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-        result = json.loads(said.splitlines()[-1])  # the node's log comes first
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        result = json.loads(output.splitlines()[-1])  # after the lines of the log
         print(json.dumps(result))
         results.append(result)
     if options.out is not None:
@@ -231,7 +231,7 @@ def _run_one(options: argparse.Namespace) -> None:
     try:
         import trio
 
-        print(json.dumps(trio.run(attacked, url, options.attack, options.at_once, options.limit)))
+        print(json.dumps(trio.run(measure, url, options.attack, options.at_once, options.limit)))
     finally:
         os.kill(node, 9)
         os.waitpid(node, 0)

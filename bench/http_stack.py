@@ -1,8 +1,7 @@
-"""What does a request, and what does a chunk of a stream, cost the HTTP side? Stock Hypercorn against ours.
+"""Measure the cost of a request and of a streamed chunk in the HTTP server: stock Hypercorn and Fairlead.
 
-The same Quart app is served twice, each time by a process of its own: by `hypercorn.trio` with Quart-Trio's
-exchange, and by Fairlead's listener with Fairlead's. This process is the client. Rounds alternate between
-the two and medians are reported, because absolute figures move with the machine.
+The same Quart app is served by two processes: by `hypercorn.trio` with Quart-Trio, and by Fairlead's server.
+This process is the client. Rounds alternate between the two servers, and the medians are reported.
 
     python bench/http_stack.py [--rounds 3] [--out bench/results/http.json]
 """
@@ -45,10 +44,10 @@ EVENT = (
 # The server ----------------------------------------------------------------------------------------
 
 
-def make_app() -> QuartTrio:  # noqa: C901  # a list of routes
-    """Return the app that both sides serve."""
+def make_app() -> QuartTrio:  # noqa: C901  # it only lists routes
+    """Return the app that both servers serve."""
     trio_app = QuartTrio("bench")
-    app: Quart = trio_app  # which has types
+    app: Quart = trio_app  # Quart has type annotations
     app.config["RESPONSE_TIMEOUT"] = None
     tick = trio.Event()
 
@@ -152,13 +151,13 @@ def cpu_s(port: int) -> float:
     with connect(port) as sock:
         sock.sendall(b"GET /cpu HTTP/1.1\r\nHost: bench\r\n\r\n")
         answer = b""
-        while not answer.endswith(b"s"):  # not until its end: the stock stack may leave that open
+        while not answer.endswith(b"s"):  # the stock server may keep the connection open
             answer += sock.recv(65536)
         return float(answer.rpartition(b"\r\n")[2][:-1])
 
 
 def hello(port: int) -> dict[str, float]:
-    """POST and wait for the answer, again and again, on a few connections at once."""
+    """Send POST requests and wait for their responses, on a few connections at once."""
     left = REQUESTS
     with selectors.DefaultSelector() as selector:
         socks = [connect(port) for _ in range(CONNECTIONS)]
@@ -182,7 +181,7 @@ def hello(port: int) -> dict[str, float]:
 
 
 def chunks(port: int) -> dict[str, float]:
-    """Read one stream as fast as it comes."""
+    """Read one stream without pauses between its chunks."""
     with connect(port) as sock:
         before, start = cpu_s(port), time.perf_counter()
         sock.sendall(b"GET /chunks HTTP/1.1\r\nHost: bench\r\n\r\n")
@@ -194,7 +193,7 @@ def chunks(port: int) -> dict[str, float]:
 
 
 def fan_out(port: int, streams: int) -> dict[str, float]:
-    """Read many streams of 50 events a second: what an engine with that many slots makes of the server."""
+    """Read many streams of 50 events a second, like those of an engine with as many slots."""
     delays: list[float] = []
     with selectors.DefaultSelector() as selector:
         socks = [connect(port) for _ in range(streams)]
@@ -242,7 +241,7 @@ def measure(rounds: int) -> dict[str, Any]:
             for stack in ("stock", "ours"):
                 with server(stack) as port:
                     if question == "hello":
-                        hello(port)  # warm
+                        hello(port)  # warm-up
                     found.setdefault(question, {}).setdefault(stack, []).append(ask(port))
     return {
         question: {
@@ -254,12 +253,12 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and keep."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", help="write the result there too")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
+    parser.add_argument("--out", help="write the result to this file")
     options = parser.parse_args()
     result = {
         "question": "what a request and a streamed chunk cost, stock Hypercorn and Quart-Trio against ours",

@@ -1,29 +1,27 @@
-"""What does the fair queue cost, beside what Python has for the purpose?
+"""Measure the operations of the fair queue, compared with implementations in Python.
 
     python bench/kernels.py [--rounds 9] [--json bench/results/kernels.json]
 
-With 100, 10,000, 100,000 and 1,000,000 entries waiting over 100 tenants: nanoseconds for a push and a pop
-together, and for a cancellation out of the middle (of a million, only where that is direct). A peer does it
-in the way that suits it best, in a loop of its own, so none pays for a common interface; the two heaps and
-their order of arrival do not even take turns. All peers are measured in every round, one after the other;
-what counts is the median of the rounds and the ratios.
+100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. Reported are nanoseconds for a push and a pop
+together, and for cancelling an entry in the middle (with a million entries, only for peers that do so without
+a search). Each peer runs in a loop of its own, without a common interface. The two heaps keep the order of
+arrival and do not alternate between tenants. Every round measures all peers in turn; the medians of the
+rounds and their ratios are reported.
 
-Cancelling is measured in four ways. «cancel»: half of the queue or 5,000 of it, drawn at random, so that of a
-queue larger than the cache nothing is at hand: neither the entry nor its neighbours, nor the handle itself,
-an integer object somewhere in memory. «at hand»: half of the queue, whatever its size, in random order, and
-each thousand handles is looked at just before. That is what happens in service: a handle is in the hands of
-the task that has been woken to cancel, the queue's memory is wherever it is. And as a server has one queue,
-each size is measured in a process of its own, not in the heap that a hundred other queues have left behind.
-«cold»: the first thousand of those, when the queue's memory was last touched by as many pushes as wait.
-«empty»: the handles of «cancel», in the same order, discarded from a queue that is empty; nothing is looked
-up, so it is what the call and the handles cost.
+Cancelling is measured in four ways:
 
-`PREDICTIONS` were written down before the first run, and stand as they were, but for one; the result says
-which held. That one was that cancelling among ten times the entries takes at most twice the time, in the
-first way. It failed, and so does discarding from an empty queue, because what is waited for is the caller's
-integer. It is now asked of handles at hand, and of the same share of both queues: 5,000 out of 100,000 are
-mostly lines of memory that nobody has touched since the push, 5,000 out of 10,000 are not. The figures of
-the other ways are beside it, without a verdict.
+- "cancel": half of the queue, at most 5,000 entries, at random. If the queue is larger than the processor's
+  cache, each entry, its neighbours and its handle (an integer object) are cache misses.
+- "at hand": half of the queue in random order. The handles are read just before, a thousand at a time. This
+  is the case in service, where the cancelling task has just read its handle. Each size runs in a new process,
+  because a server has one queue, and not the heap left behind by many others.
+- "cold": the first thousand entries of "at hand". The pushes were the last accesses to their memory.
+- "empty": the handles of "cancel", discarded from an empty queue. This is the cost of the calls and handles.
+
+`PREDICTIONS` were written before the first run, and the result says which of them held. One was changed. It
+said, for "cancel", that ten times the entries take at most twice the time. It failed, and it fails even for
+an empty queue, because the time is spent on cache misses of the handles. The prediction now applies to
+"at hand", with the same share of both queues.
 """
 
 import argparse
@@ -49,15 +47,17 @@ TENANTS = [f"tenant-{number}" for number in range(100)]
 WAITING = (100, 10_000, 100_000, 1_000_000)
 PAIRS = 10_000
 AT_HAND = 1_000
-AT_HAND_QUEUES = 5  # at least, over all rounds
+AT_HAND_QUEUES = 5  # the minimum over all rounds
 
 
 class Peer(Protocol):
+    label: str  # a key of the result
+
     def __init__(self, waiting: int) -> None: ...
 
     @property
     def entries(self) -> Sequence[Any]:
-        """What waits, as `cancel` wants it."""
+        """The waiting entries, as arguments of `cancel`."""
 
     def push_and_pop(self, tenants: Sequence[str]) -> None: ...
 
@@ -65,7 +65,9 @@ class Peer(Protocol):
 
 
 class Kernel:
-    """fairlead's FairQueue"""
+    """The kernel with round robin."""
+
+    label = "fairlead's FairQueue"
 
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
 
@@ -89,13 +91,17 @@ class Kernel:
 
 
 class KernelByTokens(Kernel):
-    """fairlead's FairQueue, tokens"""
+    """The kernel with token fairness."""
+
+    label = "fairlead's FairQueue, tokens"
 
     fairness = "tokens"
 
 
 class DeficitRoundRobin:
-    """deficit round robin of deques"""
+    """Deficit round robin: a deque and a deficit for each tenant."""
+
+    label = "deficit round robin of deques"
 
     quantum = 1.0
 
@@ -154,7 +160,9 @@ class DeficitRoundRobin:
 
 
 class RoundRobinOfDeques:
-    """OrderedDict of deques"""
+    """Round robin: an OrderedDict with a deque for each tenant."""
+
+    label = "OrderedDict of deques"
 
     def __init__(self, waiting: int) -> None:
         self.number = count()
@@ -190,7 +198,9 @@ class RoundRobinOfDeques:
 
 
 class RoundRobinOfDicts:
-    """OrderedDict of dicts"""
+    """Round robin: an OrderedDict with a dict for each tenant, so that cancelling needs no search."""
+
+    label = "OrderedDict of dicts"
 
     def __init__(self, waiting: int) -> None:
         self.number = count()
@@ -226,7 +236,9 @@ class RoundRobinOfDicts:
 
 
 class Heap:
-    """heapq, no turns"""
+    """A heap in order of arrival, without round robin."""
+
+    label = "heapq, no turns"
 
     def __init__(self, waiting: int) -> None:
         self.number = count()
@@ -246,7 +258,9 @@ class Heap:
 
 
 class AsyncioPriorityQueue:
-    """asyncio.PriorityQueue, no turns"""
+    """asyncio's priority queue in order of arrival, without round robin."""
+
+    label = "asyncio.PriorityQueue, no turns"
 
     def __init__(self, waiting: int) -> None:
         self.number = count()
@@ -262,7 +276,7 @@ class AsyncioPriorityQueue:
             pop()
 
     def cancel(self, entries: Sequence[tuple[int, str]]) -> None:
-        heap: list[tuple[int, str]] = self.queue._queue  # type: ignore[attr-defined]  # noqa: SLF001  (no other way)
+        heap: list[tuple[int, str]] = self.queue._queue  # type: ignore[attr-defined]  # noqa: SLF001  (there is no public method)
         for entry in entries:
             heap.remove(entry)
             heapq.heapify(heap)
@@ -290,7 +304,10 @@ FIGURES = {
 
 
 class Prediction(NamedTuple):
-    """`at_least` times as long does `slower` take as `faster`, both of them (peer, what, entries waiting)."""
+    """The prediction that `slower` takes at least `at_least` times as long as `faster`.
+
+    Both are (peer, figure, entries waiting).
+    """
 
     claim: str
     slower: tuple[type[Peer], str, int]
@@ -371,9 +388,9 @@ Times = dict[tuple[type[Peer], str, int], list[float]]
 
 
 def measure(rounds: int) -> Times:
-    """Nanoseconds an operation, one figure a round, by (peer, what, entries waiting)."""
+    """Return nanoseconds per operation, one figure a round, by (peer, figure, entries waiting)."""
     times: Times = defaultdict(list)
-    gc.disable()  # a queue's worth of garbage is no queue's fault
+    gc.disable()  # collecting the garbage of earlier queues must not count
     for round_number in range(rounds):
         for waiting in WAITING:
             for new_peer in PEERS:
@@ -394,31 +411,31 @@ def measure(rounds: int) -> Times:
 
 
 def measure_once(new_peer: type[Peer], waiting: int, *, seed: int) -> tuple[float, list[float]]:
-    chance = random.Random(seed)
-    tenants = chance.choices(TENANTS, k=PAIRS)
+    rng = random.Random(seed)
+    tenants = rng.choices(TENANTS, k=PAIRS)
     peer = new_peer(waiting)
     pair_ns = elapsed_ns(peer.push_and_pop, tenants) / PAIRS
     if waiting >= 1_000_000 and new_peer not in CANCEL_IS_DIRECT:
         return pair_ns, []
 
-    # Never more than half of what waits, and no more of a large queue than a heap does in a second.
+    # At most half of the entries, and at most as many as a heap cancels in a second.
     cancelled = min(waiting // 2, max(5_000_000 // waiting, 50))
     if new_peer in CANCEL_IS_DIRECT:
         cancelled = min(waiting // 2, 5_000)
     peers = [new_peer(waiting) for _ in range(max(500 // cancelled, 1) if waiting < 100_000 else 1)]
-    cancel_ns = sum(elapsed_ns(peer.cancel, chance.sample(peer.entries, cancelled)) for peer in peers)
+    cancel_ns = sum(elapsed_ns(peer.cancel, rng.sample(peer.entries, cancelled)) for peer in peers)
     return pair_ns, [cancel_ns / (cancelled * len(peers))]
 
 
 def cancelled_at_hand_ns(new_kernel: type[Kernel], waiting: int, seeds: Sequence[int]) -> tuple[float, float]:
-    """Of one queue a seed: what one of half the queue takes, and what one of the first thousand does."""
+    """Return nanoseconds per entry of half of a queue, and of its first thousand; one queue per seed."""
     elapsed = cold = cancelled = 0
     for seed in seeds:
         kernel = new_kernel(waiting)
         chosen = random.Random(seed).sample(kernel.entries, waiting // 2)
         for first in range(0, len(chosen), AT_HAND):
             some = chosen[first : first + AT_HAND]
-            assert sum(some) > 0  # looks at each
+            assert sum(some) > 0  # reads each handle
             took = elapsed_ns(kernel.cancel, some)
             elapsed += took
             cold += 0 if first else took
@@ -434,7 +451,7 @@ def discarded_from_empty_ns(new_kernel: type[Kernel], waiting: int, *, seed: int
 
 
 def elapsed_ns(work: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> int:
-    # Of this thread's own time, so that a neighbour on the core is not counted.
+    # The thread's CPU time excludes other processes on the core.
     begin_ns = time.thread_time_ns()
     work(items)
     return time.thread_time_ns() - begin_ns
@@ -456,7 +473,7 @@ def report(times: Times, rounds: int) -> dict[str, Any]:
         "tenants": len(TENANTS),
         "results": [
             {
-                "peer": new_peer.__doc__,
+                "peer": new_peer.label,
                 "waiting": waiting,
                 **{
                     what: {"median": round(medians[key], 1), "worst": round(max(times[key]), 1)}
@@ -482,7 +499,7 @@ def report(times: Times, rounds: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader of the figures wants to know of where they come from."""
+    """Return the facts about the machine that matter for the figures."""
     cpu = platform.processor()
     cpu_facts = Path("/proc/cpuinfo")
     if cpu_facts.exists():
@@ -518,7 +535,7 @@ def print_tables(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the result")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     options = parser.parse_args()
     result = report(measure(options.rounds), options.rounds)
     print_tables(result)

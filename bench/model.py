@@ -1,16 +1,17 @@
-"""How fast does a model run on this CPU, and how near is that to what the machine can do?
+"""Measure how fast a model runs on this CPU, compared with the machine's roofline.
 
     OMP_WAIT_POLICY=PASSIVE python bench/model.py [--models smollm2-135m qwen2.5-0.5b] [--dtype bfloat16]
         [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--json bench/results/model.json]
 
-The shapes of real models with random weights, saved as a checkpoint and loaded as a server would: by the
-compiled step and, beside it, by torch. Decode: tokens/s by batch and context, the median of the rounds'
-medians. Prefill: tokens/s of one prompt. Ways take turns, so that a noisy neighbour is everybody's.
+Models with the shapes of real ones and random weights are saved as checkpoints and loaded as in service, by
+the compiled step and by torch. Decode: tokens/s by batch and context, the median of the rounds' medians.
+Prefill: tokens/s of one prompt. The two implementations take turns, so that other load affects both.
 
-The roofline is measured between the rounds: bytes read of memory larger than a core's caches, and operations
-of torch's square matrix product; what counts is the median. A decode step must read the weights once and
-every sequence's keys and values; a prefill must do its multiplications. `of_roofline` is that time over the
-measured one. Torch's product is no limit: the kernel's own are faster.
+The roofline is measured between the rounds, and its median is used: bytes per second read from memory larger
+than the caches, and operations per second of torch's square matrix product. A decode step must read the
+weights and all keys and values once; a prefill must do its multiplications. `of_roofline` is the time of that
+at the roofline, divided by the measured time. It may exceed 1 for a prefill, because the kernel's matrix
+product is faster than torch's.
 """
 
 import argparse
@@ -78,20 +79,20 @@ MAX_TOKENS = 512
 
 
 class Roofline(NamedTuple):
-    """What the machine can do, measured."""
+    """The measured limits of the machine."""
 
     read_bytes_per_s: float
     operations_per_s: float
 
 
-class Machine:
-    """What its speed is taken of: memory far beyond the caches, and a square matrix product."""
+class RooflineProbe:
+    """Data to measure the roofline with: memory much larger than the caches, and square matrices."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._left, self._right = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
 
     def measure(self) -> Roofline:
-        """The best of a few tries: about 0.2 s."""
+        """Return the best of a few measurements; takes about 0.2 s."""
         products = []
         for _ in range(3):
             start = time.perf_counter()
@@ -101,7 +102,7 @@ class Machine:
 
 
 def save_random(config: dict[str, Any], directory: Path, dtype: torch.dtype) -> None:
-    """A checkpoint with this `config.json`. Its numbers repeat, which costs no kernel less."""
+    """Save a checkpoint with this `config.json`. Its numbers repeat; this does not affect the speed."""
     (directory / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
     noise = (torch.randn(1 << 20, generator=generator) * 0.03).to(dtype)
@@ -126,8 +127,8 @@ def save_random(config: dict[str, Any], directory: Path, dtype: torch.dtype) -> 
     save_file(tensors, directory / "model.safetensors")
 
 
-class Way:
-    """A forward under test, with room for `sequences` × `length` tokens in scattered blocks."""
+class Implementation:
+    """An implementation under test, with memory for `sequences` × `length` tokens in scattered blocks."""
 
     def __init__(self, name: str, forward: Forward, sequences: int, length: int) -> None:
         self.name = name
@@ -137,14 +138,14 @@ class Way:
         self.table = blocks.astype(np.int32).reshape(sequences, columns)
 
     def step(self, sequences: int, start: int, count: int, *, sample: bool) -> float:
-        """`count` tokens of each of the sequences from position `start` on: seconds."""
+        """Compute `count` tokens of each sequence, from position `start` on; return the seconds."""
         positions = np.tile(np.arange(start, start + count, dtype=np.int32), sequences)
         rows = np.repeat(np.arange(sequences), count)
-        places = self.table[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        cache_slots = self.table[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         inputs = Inputs(
             token_ids=torch.full((len(rows),), 5, dtype=torch.int32),
             positions=torch.from_numpy(positions),
-            slot_mapping=(torch.from_numpy(places.astype(np.int32)),),
+            slot_mapping=(torch.from_numpy(cache_slots.astype(np.int32)),),
             query_starts=np.arange(0, len(rows) + 1, count, dtype=np.int32),
             sequence_lengths=np.full(sequences, start + count, dtype=np.int32),
             slots=np.arange(sequences, dtype=np.int32),
@@ -152,10 +153,10 @@ class Way:
             tables=(self.table,),
             decodes=sequences if count == 1 else 0,
         )
-        begun = time.perf_counter()
+        began = time.perf_counter()
         with torch.inference_mode():
             self.forward(inputs)
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     def fill(self, sequences: int, length: int) -> None:
         chunk = max(1, MAX_TOKENS // sequences)
@@ -163,7 +164,7 @@ class Way:
             self.step(sequences, start, min(chunk, length - start), sample=False)
 
     def decode(self, sequences: int, context: int) -> float:
-        """The median of some steps at about `context` tokens: seconds."""
+        """Return the median seconds of a few decode steps at about `context` tokens."""
         return statistics.median(
             self.step(sequences, context + number, 1, sample=True) for number in range(STEPS)
         )
@@ -175,9 +176,9 @@ def read_shape(directory: Path) -> tuple[type[Architecture], ModelShape]:
     return found
 
 
-def load_ways(
+def load_implementations(
     kind: type[Architecture], shape: ModelShape, directory: Path, options: argparse.Namespace
-) -> list[Way]:
+) -> list[Implementation]:
     dtype, device = getattr(torch, options.dtype), torch.device("cpu")
     sequences, length = max(BATCHES), max(CONTEXTS) + STEPS
     blocks = sequences * -(-length // BLOCK_SIZE)
@@ -191,27 +192,27 @@ def load_ways(
             variant=options.variant,
         )
     step.allocate_cache([blocks])
-    ways = [Way(f"kernel, {step.model.variant}", step, sequences, length)]
+    implementations = [Implementation(f"kernel, {step.model.variant}", step, sequences, length)]
     if options.torch:
         with Weights(directory, dtype=dtype, device=device) as weights:
             model = kind(shape, weights)
         cache = KVCache(shape, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
-        ways.append(Way("torch", TorchForward(model, cache), sequences, length))
-    return ways
+        implementations.append(Implementation("torch", TorchForward(model, cache), sequences, length))
+    return implementations
 
 
-def numbers(shape: ModelShape) -> tuple[int, int]:
-    """(numbers in the layers' matrices, in the head)."""
+def count_parameters(shape: ModelShape) -> tuple[int, int]:
+    """Return the numbers of parameters in the layers' matrices and in the head."""
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = shape.hidden_size * (qkv + shape.heads * shape.head_dim + 3 * shape.intermediate_size)
     return shape.layers * layer, shape.vocab_size * shape.hidden_size
 
 
-def least_s(
+def roofline_s(
     shape: ModelShape, roofline: Roofline, itemsize: int, rows: int, length: int, samples: int
 ) -> float:
-    """The least time for `rows` tokens in all of sequences of `length`, one of `samples` each."""
-    layers, head = numbers(shape)
+    """Return the seconds of a step at the roofline: `rows` tokens of `samples` sequences of `length`."""
+    layers, head = count_parameters(shape)
     cached = samples * length * shape.kv_elements_per_token[0]
     pairs = samples * (length if rows == samples else length * length / 2)
     operations = (
@@ -221,35 +222,35 @@ def least_s(
     return max(read / roofline.read_bytes_per_s, operations / roofline.operations_per_s)
 
 
-def measure(name: str, options: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]:
+def measure(name: str, options: argparse.Namespace, machine: RooflineProbe) -> list[dict[str, Any]]:
     results = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         save_random(MODELS[name], directory, getattr(torch, options.dtype))
         kind, shape = read_shape(directory)
-        ways = load_ways(kind, shape, directory, options)
+        implementations = load_implementations(kind, shape, directory, options)
         itemsize = getattr(torch, options.dtype).itemsize
 
         def record(
-            what: dict[str, Any], run: Callable[[Way], float], rows: int, length: int, samples: int
+            what: dict[str, Any], run: Callable[[Implementation], float], rows: int, length: int, samples: int
         ) -> None:
-            taken: dict[str, list[float]] = {way.name: [] for way in ways}
+            taken: dict[str, list[float]] = {each.name: [] for each in implementations}
             rooflines = []
             for _ in range(options.rounds):
                 rooflines.append(machine.measure())
-                for way in ways:
-                    taken[way.name].append(run(way))
+                for each in implementations:
+                    taken[each.name].append(run(each))
             roofline = Roofline(*map(statistics.median, zip(*rooflines, strict=True)))
-            least = least_s(shape, roofline, itemsize, rows, length, samples)
-            for way_name, seconds in taken.items():
+            limit_s = roofline_s(shape, roofline, itemsize, rows, length, samples)
+            for implementation, seconds in taken.items():
                 median = statistics.median(seconds)
                 result = {
                     "model": name,
-                    "way": way_name,
+                    "way": implementation,
                     **what,
                     "tokens_per_s": round(rows / median, 1),
                     "best_tokens_per_s": round(rows / min(seconds), 1),
-                    "of_roofline": round(least / median, 3),
+                    "of_roofline": round(limit_s / median, 3),
                     "read_gb_per_s": round(roofline.read_bytes_per_s / 1e9, 1),
                     "multiply_tflop_per_s": round(roofline.operations_per_s / 1e12, 2),
                 }
@@ -258,11 +259,11 @@ def measure(name: str, options: argparse.Namespace, machine: Machine) -> list[di
 
         for context in CONTEXTS:
             for batch in BATCHES:
-                for way in ways:
-                    way.fill(batch, context)
+                for each in implementations:
+                    each.fill(batch, context)
                 record(
                     {"decode": batch, "context": context},
-                    partial(Way.decode, sequences=batch, context=context),
+                    partial(Implementation.decode, sequences=batch, context=context),
                     batch,
                     context,
                     batch,
@@ -270,7 +271,7 @@ def measure(name: str, options: argparse.Namespace, machine: Machine) -> list[di
         for prompt in PROMPTS:
             record(
                 {"prefill": prompt},
-                partial(Way.step, sequences=1, start=0, count=prompt, sample=True),
+                partial(Implementation.step, sequences=1, start=0, count=prompt, sample=True),
                 prompt,
                 prompt,
                 1,
@@ -282,26 +283,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models to measure")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--variant")
-    parser.add_argument("--no-torch", dest="torch", action="store_false")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that compute")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
+    parser.add_argument("--variant", help="variant of the kernel; default: the best one")
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="skip torch")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    machine = Machine(getattr(torch, options.dtype))
+    machine = RooflineProbe(getattr(torch, options.dtype))
     results = [result for name in options.models for result in measure(name, options, machine)]
     if options.json:
-        told = {
+        document = {
             "machine": platform.processor() or platform.machine(),
             "load_at_the_end": os.getloadavg(),
             "threads": options.threads,
             "dtype": options.dtype,
             "results": results,
         }
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

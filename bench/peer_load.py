@@ -1,12 +1,12 @@
-"""The load that `bench/peers.py` puts on a server: so many clients at once, every server asked the same.
+"""The load generator of `bench/peers.py`: the same requests for every server, from several clients at once.
 
     python bench/peer_load.py http://127.0.0.1:8000 /some/folder --streams 8 --requests 24 --json level.json
 
-`fairlead bench` has the server count tokens for it, and asks every server in one way. Peers differ: not all
-count for their clients, and some refuse a field they do not know. So here prompts are cut to length by the
-model's own tokenizer, a server's way is a patch of the request's body, and an answer counts only when it has
-exactly the wished number of tokens, in and out, by the server's own count: nobody is fast by saying less.
-Everything is bounded: requests, and the time for each answer. Does not know how servers are started.
+`fairlead bench` sends the same fields to every server and lets the server count tokens. Some peers do not
+count tokens on request, and some refuse unknown fields. Therefore this script cuts the prompts to length with
+the model's tokenizer, and applies a patch for each server to the request's body. A response counts only if
+the server reports exactly the requested numbers of prompt and output tokens. The number of requests and the
+time of each are bounded.
 """
 
 import argparse
@@ -34,18 +34,22 @@ BODY: dict[str, Any] = {
 
 
 def main() -> None:
-    """Load one server at one number of streams, and write what its answers amount to."""
+    """Measure one server with one number of streams, and write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("url")
-    parser.add_argument("model", type=Path, help="the folder whose tokenizer.json cuts the prompts")
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=3, help="that count; as many as streams come before")
+    parser.add_argument("url", help="the server's URL, without /v1")
+    parser.add_argument("model", type=Path, help="folder with the model's tokenizer.json")
+    parser.add_argument("--streams", type=int, default=1, help="concurrent clients")
+    parser.add_argument(
+        "--requests", type=int, default=3, help="requests, after one warm-up request a stream"
+    )
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="another one has other prompts")
-    parser.add_argument("--body", type=patch, default={}, help="fields over ours; null takes one out")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="for each answer")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
+    parser.add_argument(
+        "--body", type=patch, default={}, help="JSON object: fields to replace; null removes one"
+    )
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="seconds for each response")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
     level = trio.run(measure, arguments)
     written = msgspec.json.format(msgspec.json.encode(level), indent=1)
@@ -56,7 +60,7 @@ def main() -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> Level:
-    """Warm the server up with one request a stream, then measure it."""
+    """Send one warm-up request for each stream, then measure."""
     tokens = (arguments.prompt_tokens, arguments.output_tokens)
     prompts = make_prompts(
         arguments.model,
@@ -68,7 +72,7 @@ async def measure(arguments: argparse.Namespace) -> Level:
     bodies = [body(name, prompt, arguments.output_tokens, arguments.body) for prompt in prompts]
 
     async def load(bodies: Sequence[object]) -> list[Answer]:
-        return await answers_of(
+        return await send_all(
             arguments.url, bodies, streams=arguments.streams, tokens=tokens, timeout_s=arguments.timeout_s
         )
 
@@ -78,10 +82,10 @@ async def measure(arguments: argparse.Namespace) -> Level:
     return summarize(arguments.streams, answers, cpu_s=time.process_time() - cpu_before_s)
 
 
-async def answers_of(
+async def send_all(
     url: str, bodies: Sequence[object], *, streams: int, tokens: tuple[int, int], timeout_s: float
 ) -> list[Answer]:
-    """Ask everything, `streams` at a time, and check each answer's `tokens`: those in, those out."""
+    """Send all requests, `streams` at a time. Check the prompt and output tokens of each answer."""
     answers: list[Answer] = []
     remaining: Iterator[object] = iter(bodies)
 
@@ -98,7 +102,7 @@ async def answers_of(
 
 
 def checked(answer: Answer, tokens: tuple[int, int]) -> Answer:
-    """Return the answer, an error if its server did not count exactly these tokens in and out."""
+    """Return the answer, with an error if the server did not report exactly these token counts."""
     if answer.error is None:
         usage = answer.usage
         counted = usage and (usage.prompt_tokens, usage.completion_tokens)
@@ -108,7 +112,7 @@ def checked(answer: Answer, tokens: tuple[int, int]) -> Answer:
 
 
 async def first_model(connection: Connection) -> str | None:
-    """Return the first model that the server lists; None where it serves one and lists none."""
+    """Return the first model that the server lists; None if it lists none."""
 
     class Model(msgspec.Struct):
         id: str
@@ -122,13 +126,13 @@ async def first_model(connection: Connection) -> str | None:
 
 
 def body(model: str | None, prompt: str, output_tokens: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's body with a server's changes over it. A field that is None is left out."""
+    """Return a request's body with a server's changes. Fields with the value None are removed."""
     whole = BODY | {"model": model, "prompt": prompt, "max_tokens": output_tokens} | changes
     return {field: value for field, value in whole.items() if value is not None}
 
 
 def patch(text: str) -> dict[str, Any]:
-    """Read the fields that a server wants otherwise: a JSON object. Raises `ValueError` or `TypeError`."""
+    """Parse a server's changes to the body, a JSON object. Raises `ValueError` or `TypeError`."""
     fields = json.loads(text)
     if not isinstance(fields, dict):
         raise TypeError("not a JSON object")
@@ -136,15 +140,15 @@ def patch(text: str) -> dict[str, Any]:
 
 
 def make_prompts(model: Path, count: int, *, tokens: int, seed: str) -> list[str]:
-    """Write prompts of exactly so many tokens, which share no beginning; the same seed writes the same."""
+    """Return prompts of exactly `tokens` tokens without common prefixes, determined by the seed."""
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-    randomness = random.Random(seed)
-    return [make_prompt(tokenizer, tokens, randomness) for _ in range(count)]
+    rng = random.Random(seed)
+    return [make_prompt(tokenizer, tokens, rng) for _ in range(count)]
 
 
-def make_prompt(tokenizer: tokenizers.Tokenizer, tokens: int, randomness: random.Random) -> str:
-    """Cut a row of words where its tokens are enough. Raises `RuntimeError` if the rest counts otherwise."""
-    text = " ".join(randomness.choices(WORDS, k=tokens))
+def make_prompt(tokenizer: tokenizers.Tokenizer, tokens: int, rng: random.Random) -> str:
+    """Return words cut after `tokens` tokens. Raises `RuntimeError` if the result has another number."""
+    text = " ".join(rng.choices(WORDS, k=tokens))
     text = text[: tokenizer.encode(text).offsets[tokens - 1][1]]
     if len(tokenizer.encode(text).ids) != tokens:
         raise RuntimeError(f"the tokenizer does not count {tokens} tokens where it has cut them: {text}")

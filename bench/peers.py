@@ -1,4 +1,4 @@
-"""The same weights served by Fairlead and by its peers, one after the other, in one run.
+"""Compare Fairlead with other servers: the same weights and load, in one run.
 
     python bench/random_model.py SmolLM2-135M /some/folder
     python bench/peers.py /some/folder --json bench/results/peers_smollm2_135m.json --rounds 3 \\
@@ -7,17 +7,18 @@
         --peer 'transformers=transformers serve {model} --port {port} --continuous-batching' \\
         --body 'transformers={"ignore_eos": null, "generation_config": "{}"}'
 
-All servers are started and asked once, and wait; then in each round every one is loaded at 1, 8 and 32
-streams (prompt 128, output 64, greedy, no early end) by `bench/peer_load.py`, so that what drifts on the
-machine drifts for all of them. How many cores are busy while all are idle is kept for each round. The medians
-of the rounds are compared. A peer's command is given as `name=command` with {model} and {port} in it, and
-is kept in the result with all its flags (those of the results beside are the best that short trials found);
-where a peer wants another body than the rest, that is given as a patch, and kept, too. Bounded: a server that
-is not ready in time, that dies, or that counts other tokens than it was asked for, is reported.
+All servers are started first and get one request each. In each round, `bench/peer_load.py` measures every
+server with 1, 8 and 32 streams (128 prompt tokens, 64 output tokens, greedy, no early end), so that changes
+of the machine affect all servers. The medians of the rounds are compared. The result also contains, for each
+round, how many cores were busy while all servers were idle. A peer is given as `name=command`, where {model}
+and {port} are replaced; the result contains the command (those in bench/results were the best of short
+trials). A peer that needs other fields gets a patch of the body, which the result contains as well. A server
+that is not ready in time, stops, or reports other token counts than requested is listed as a problem.
 
-What a peer needs: llama.cpp the weights as a bfloat16 GGUF beside the folder (its converter does not know a
-made-up tokenizer, which splits as GPT-2's does: `tokenizer.ggml.pre` = gpt-2). `transformers serve` refuses
-`ignore_eos`, and ends where its generation configuration says so: an empty one has no end.
+Requirements of the peers: llama.cpp needs the weights as a bfloat16 GGUF file beside the folder. Its
+converter does not know the made-up tokenizer, which splits like GPT-2's (`tokenizer.ggml.pre` = gpt-2).
+`transformers serve` refuses `ignore_eos` and stops at the tokens of its generation configuration; an empty
+configuration has none.
 """
 
 import argparse
@@ -55,11 +56,11 @@ FIGURES = (
 
 
 def main() -> int:
-    """Measure, print and keep."""
+    """Run the benchmark."""
     arguments = command_line()
     commands = {"fairlead": arguments.ours} | dict(arguments.peer)
     bodies = dict(arguments.body)
-    asked = {
+    measurements = {
         name: partial(
             load, model=arguments.model, body=bodies.get(name, "{}"), requests_each=arguments.requests
         )
@@ -74,18 +75,20 @@ def main() -> int:
             print(f"starting {name}", flush=True)
             try:
                 url = started.enter_context(server(command, arguments.model, ready_s=arguments.ready_s))
-                asked[name](url, streams=1, seed=-1)  # what a server puts off until it is asked is done now
+                measurements[name](url, streams=1, seed=-1)  # lazy initialization happens now
                 urls[name] = url
             except FAILURES as error:
                 problems[name] = str(error)
         if arguments.wait:
-            input("all are ready; a line begins the rounds\n")
+            input("All servers are ready. Press Enter to start the rounds.\n")
         for number in range(arguments.rounds):
             idle.append(busy_cores(over_s=5.0))
             for name, url in urls.items():
                 print(f"round {number + 1}: {name}", flush=True)
                 try:
-                    levels = {streams: asked[name](url, streams=streams, seed=number) for streams in STREAMS}
+                    levels = {
+                        streams: measurements[name](url, streams=streams, seed=number) for streams in STREAMS
+                    }
                     found[name].append({streams: figures(level) for streams, level in levels.items()})
                 except FAILURES as error:
                     problems[name] = str(error)
@@ -110,27 +113,34 @@ def main() -> int:
 
 
 def command_line() -> argparse.Namespace:
-    """Read what to measure."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("model", type=Path, help="folder of the model")
     parser.add_argument(
-        "--body", type=named, action="append", default=[], metavar="NAME=JSON", help="how a peer is asked"
+        "--peer", type=name_and_value, action="append", default=[], metavar="NAME=COMMAND", help="a server"
     )
-    parser.add_argument("--ours", default=OURS, help="Fairlead's command")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--body",
+        type=name_and_value,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="a server's changes to the body",
+    )
+    parser.add_argument("--ours", default=OURS, help="command that starts Fairlead")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
     parser.add_argument("--requests", type=int, default=3, help="requests a stream")
     parser.add_argument("--ready-s", type=float, default=600.0, help="seconds a server may take to start")
-    parser.add_argument("--wait", action="store_true", help="begin when a line comes on standard input")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--wait", action="store_true", help="wait for Enter before the rounds")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
-    if strangers := dict(arguments.body).keys() - {"fairlead", *dict(arguments.peer)}:
-        parser.error(f"--body: no server is called {', '.join(sorted(strangers))}")
+    if unknown := dict(arguments.body).keys() - {"fairlead", *dict(arguments.peer)}:
+        parser.error(f"--body: no server is called {', '.join(sorted(unknown))}")
     return arguments
 
 
-def named(text: str) -> tuple[str, str]:
-    """Split what is said of one server: its name, and the rest."""
+def name_and_value(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
     name, separator, rest = text.partition("=")
     if not (name and separator and rest):
         raise argparse.ArgumentTypeError(f"not NAME=…: {text}")
@@ -138,30 +148,30 @@ def named(text: str) -> tuple[str, str]:
 
 
 def load(url: str, *, model: Path, body: str, requests_each: int, streams: int, seed: int) -> dict[str, Any]:
-    """Put one number of streams on a server, from a process of its own; return the level it came to.
+    """Measure a server with one number of streams in a new process; return the figures.
 
-    Another seed has other prompts, which no cache has yet. Raises `RuntimeError` if an answer does not count.
+    The seed determines the prompts; a new one avoids prefix caches. Raises `RuntimeError` if a request fails.
     """
-    with tempfile.NamedTemporaryFile(suffix=".json") as kept:
+    with tempfile.NamedTemporaryFile(suffix=".json") as output:
         options = {"streams": streams, "requests": requests_each * streams, "seed": seed, "body": body}
         words = [f"--{name}={value}" for name, value in options.items()]
         ran = subprocess.run(
-            [sys.executable, str(LOAD), url, str(model), *words, "--json", kept.name],
+            [sys.executable, str(LOAD), url, str(model), *words, "--json", output.name],
             check=False,
             capture_output=True,
             text=True,
             timeout=LEVEL_S,
         )
         if ran.returncode:
-            raise RuntimeError(f"the load ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
-        level: dict[str, Any] = json.loads(Path(kept.name).read_text())
+            raise RuntimeError(f"the load generator ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
+        level: dict[str, Any] = json.loads(Path(output.name).read_text())
     if level["errors"]:
         raise RuntimeError(f"errors at {streams} streams: {level['errors']}")
     return level
 
 
 def busy_cores(*, over_s: float) -> float:
-    """Return how many cores' worth of work the machine does now, whoever does it. Linux only."""
+    """Return the number of busy cores of the machine, by all processes. Linux only."""
 
     def ticks() -> int:
         user, nice, system = Path("/proc/stat").read_text().split()[1:4]
@@ -173,7 +183,7 @@ def busy_cores(*, over_s: float) -> float:
 
 
 def figures(level: dict[str, Any]) -> dict[str, float]:
-    """Return what is compared of one level."""
+    """Return the figures that are compared."""
     return {
         "output_tokens_per_s": level["output_tokens_per_s"],
         "ttft_p50_ms": level["time_to_first_token_ms"]["p50"],
@@ -185,7 +195,7 @@ def figures(level: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def server(command: str, model: Path, *, ready_s: float) -> Iterator[str]:
-    """Start a server in a process group of its own, wait until it is ready, end it."""
+    """Run a server in its own process group until the end of the block; yield its URL when it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -197,14 +207,14 @@ def server(command: str, model: Path, *, ready_s: float) -> Iterator[str]:
             try:
                 wait_until_ready(process, url, time.monotonic() + ready_s)
             except RuntimeError as error:
-                raise RuntimeError(f"{error}; the last it said:\n{end_of(log)}") from error
+                raise RuntimeError(f"{error}; its last output:\n{end_of(log)}") from error
             yield url
         finally:
             end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server's process group, which may be gone already."""
+    """Terminate a server's process group, if it still exists."""
     for last_resort in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, last_resort)
@@ -214,7 +224,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, until_s: float) -> None:
-    """Return when the server answers `/health`, which all have, and, where it has one, `/ready`."""
+    """Wait until the server answers `/health` and, if it has one, `/ready`."""
     while time.monotonic() < until_s:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode} while starting")
@@ -225,13 +235,13 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, until_s: float)
 
 
 def end_of(log: IO[bytes], characters: int = 2000) -> str:
-    """Return the end of what a server wrote."""
+    """Return the end of a server's output."""
     log.seek(0)
     return log.read().decode(errors="replace").strip()[-characters:]
 
 
 def answers(url: str, *, missing: bool = False) -> bool:
-    """Whether the address answers 200 (or 404, where it may be `missing`)."""
+    """Whether the URL answers 200, or with `missing` also 404."""
     try:
         with urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
@@ -242,7 +252,7 @@ def answers(url: str, *, missing: bool = False) -> bool:
 
 
 def summarize(rounds: list[dict[int, dict[str, float]]]) -> dict[int, dict[str, float]]:
-    """Return the median of the rounds, figure by figure."""
+    """Return the median of the rounds for each figure."""
     return {
         streams: {figure: median(each[streams][figure] for each in rounds) for figure in FIGURES}
         for streams in STREAMS
@@ -250,7 +260,7 @@ def summarize(rounds: list[dict[int, dict[str, float]]]) -> dict[int, dict[str, 
 
 
 def table(medians: dict[str, dict[int, dict[str, float]]]) -> str:
-    """Lay the medians out, with each peer's throughput over ours."""
+    """Format the medians, with Fairlead's throughput divided by each peer's."""
     lines = [
         f"{'server':14}{'streams':>8}{'tokens/s':>10}{'ours/its':>10}{'TTFT p50':>10}{'ITL p50':>9}{'p99':>8}"
     ]
@@ -266,7 +276,7 @@ def table(medians: dict[str, dict[int, dict[str, float]]]) -> str:
 
 
 def processor() -> str:
-    """Name the processor."""
+    """Return the number and name of the processors."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return f"{len(names)} x {names[0].partition(':')[2].strip()}" if names else platform.processor()
 

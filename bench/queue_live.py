@@ -1,23 +1,22 @@
-"""How fast are refusals, timeouts and cancels while 500 streams run, and what does a flood do to the others?
+"""Measure refusals, timeouts and cancels while 500 streams run, and the effect of a flood on other tenants.
 
     python bench/queue_live.py [--minutes 1] [--only streams|flood|once] [--json FILE]
 
-A real server process and its real child, which only pretends to be a model (queue_live_child.py), so the
-figures are those of the queue, the listener and the frames. The server has a core of its own; the child, the
-crowd that streams and floods (queue_live_crowd.py) and this process, which measures, share another. All times
-are a client's, over sockets, but for the end of a cancel: that is when the child has told the server of a
-free slot, looked at every 2 ms. Linux only: each tenant has an address of its own.
+A real server process runs with a real child whose model is simulated (queue_live_child.py), so the figures
+are those of the queue, the HTTP server and the frames. The server has one core. The child, the clients that
+stream and flood (queue_live_crowd.py) and this process, which measures, share another. All times are measured
+by clients over sockets, except the end of a cancel: it is the time at which the server knows of a free slot,
+checked every 2 ms. Linux only: each tenant uses its own loopback address.
 
-The flood is compared as in `bench/fairness.py`. Nine tenants ask once a second, together 57 % of what 8 seats
-can do, with the same requests at the same times in every run. `alone`: there is nobody else. `greedy`: a
-tenth tenant always has ten requests there; one that is refused asks again at once. `flood`: it does, and in
-the middle sends 1,000 more at once. `flood alone`: it sends just those. A wait is what a client waits for its
-first token; the verdict is on the flood against `greedy`: beside idle seats any work at all is a wait,
-however it comes. What of a wait is the listener's, `GET /health` on new connections tells.
+The flood is measured as in `bench/fairness.py`. Nine tenants send one request a second each, which is 57 % of
+the capacity of 8 seats. Their requests and times are the same in every run. The runs: `alone`, without other
+tenants; `greedy`, with a tenth tenant that always has ten requests and repeats refused ones at once; `flood`,
+where the tenth tenant also sends 1,000 requests at once in the middle; `flood alone`, where it sends only
+those. A wait is the time to the first token. The goal compares `flood` with `greedy`, because next to idle
+seats any additional work causes waits. `GET /health` on new connections measures the HTTP server's part.
 
-`--only once --minutes 15` compares `flood alone` with `alone` all the same, as somebody would who looks at
-the p99 of a quarter of an hour in which a flood came: it is nobody's fault that seats are taken while a
-flood is worked off, but it should be over soon enough not to show.
+`--only once --minutes 15` compares `flood alone` with `alone`: seats are busy while a flood is processed, but
+this should not last long enough to change the p99 of 15 minutes.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from typing import Any
 import trio
 
 from queue_live_crowd import FLOOD_ADDRESS, draw_tokens
-from queue_live_parts import Asked, Process, ask, health, quantiles_ms, running
+from queue_live_parts import Process, Timing, ask, health, quantiles_ms, running
 
 STREAMS = 500
 STEP_MS = 30
@@ -74,43 +73,43 @@ async def under_streams() -> dict[str, Any]:
         "step_ms": STEP_MS,
         "server_cpu_of_a_core": round(load, 3),
         "server_waited_for_a_core": round(without_core, 3),
-        "refused_429_ms": judged(quantiles_ms(refused), 10),
-        "timeout_504_late_ms": judged(quantiles_ms(late), 100),
-        "cancel_to_free_slot_ms": judged(quantiles_ms(cancelled), 50),
+        "refused_429_ms": with_goal(quantiles_ms(refused), 10),
+        "timeout_504_late_ms": with_goal(quantiles_ms(late), 100),
+        "cancel_to_free_slot_ms": with_goal(quantiles_ms(cancelled), 50),
     }
 
 
 async def refusals_and_timeouts(port: int) -> tuple[list[float], list[float]]:
-    """Fill the queue a few times; return how long each 429 took, and how late each 504 was."""
+    """Fill the queue several times; return the times of the 429s, and how late the 504s were."""
     refused: list[float] = []
     late: list[float] = []
 
-    async def wait_in_vain() -> None:
-        asked = await ask(port, "waits", 5, address="127.0.1.1")
-        if asked.status == 504:
-            late.append(asked.head_s - TIMEOUT_S)
+    async def time_out() -> None:
+        timing = await ask(port, "waits", 5, address="127.0.1.1")
+        if timing.status == 504:
+            late.append(timing.head_s - TIMEOUT_S)
 
     for _ in range(ROUNDS):
         async with trio.open_nursery() as waiting:
             for _ in range(CAPACITY):
-                waiting.start_soon(wait_in_vain)
+                waiting.start_soon(time_out)
             await trio.sleep(0.3)
             for _ in range(REFUSALS_A_ROUND):
-                asked = await ask(port, "waits", 5, address="127.0.1.1")
-                if asked.status == 429:
-                    refused.append(asked.head_s)
-                await trio.sleep(0.007)  # at any point of a step, not just behind the last one
+                timing = await ask(port, "waits", 5, address="127.0.1.1")
+                if timing.status == 429:
+                    refused.append(timing.head_s)
+                await trio.sleep(0.007)  # so that requests arrive at any point of a step
     return refused, late
 
 
 async def cancels(server: Process, crowd: Process) -> list[float]:
-    """Have one client after the other leave; return how long it took until a slot was free."""
+    """Disconnect clients one after another; return the times until the slot was free."""
     took: list[float] = []
     random = Random(2)
     while (await server.line()).split()[1] != "0":
-        pass  # the streams took the slots one by one
+        pass  # the streams occupy the slots one by one
     for _ in range(CANCELS):
-        await trio.sleep(random.uniform(0.05, 0.1))  # at any point of a step
+        await trio.sleep(random.uniform(0.05, 0.1))  # so that it happens at any point of a step
         left_at = float(await crowd.ask("hang up"))
         _, free, at = (await server.line()).split()
         assert free == "1"
@@ -125,7 +124,7 @@ async def cancels(server: Process, crowd: Process) -> list[float]:
 
 
 class Schedule:
-    """The others' requests, the same in every run: `ask` sends them, `answers` are what became of them."""
+    """The requests of the nine tenants, the same in every run. `ask` fills `answers`."""
 
     def __init__(self, seconds: float) -> None:
         random = Random(1)
@@ -136,10 +135,10 @@ class Schedule:
                 self._requests.append((at, f"other {number}", draw_tokens(random)))
                 at += random.expovariate(1.0)
         self._requests.sort()
-        self.answers: list[tuple[float, Asked]] = []
+        self.answers: list[tuple[float, Timing]] = []
 
     async def ask(self, port: int) -> None:
-        """Send each at its time; return when all are answered."""
+        """Send each request at its time; return when all are answered."""
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for at, tenant, wanted in self._requests:
@@ -151,19 +150,19 @@ class Schedule:
         self.answers.append((at, await ask(port, tenant, wanted, address=address, stream=True)))
 
     def figures(self, flood_at: float) -> dict[str, Any]:
-        """Return the refused share, and the waits: of all, and of those sent up to 5 s after the flood."""
-        waits = [(at, asked.token_s) for at, asked in self.answers if asked.token_s is not None]
+        """Return the refused share, all waits, and the waits of requests up to 5 s after the flood."""
+        waits = [(at, timing.token_s) for at, timing in self.answers if timing.token_s is not None]
         after = [wait for at, wait in waits if flood_at <= at < flood_at + AFTER_S]
         return {
             "asked": len(self.answers),
-            "refused_share": sum(asked.status != 200 for _, asked in self.answers) / len(self.answers),
+            "refused_share": sum(timing.status != 200 for _, timing in self.answers) / len(self.answers),
             "wait_ms": quantiles_ms([wait for _, wait in waits]),
             "wait_within_5_s_of_the_flood_ms": quantiles_ms(after),
         }
 
 
-async def flood_run(fairness: str, seconds: float, *, greedy: bool, flooded: bool) -> dict[str, Any]:
-    """Have the others ask for so long, beside whoever else there is to be."""
+async def run_tenants(fairness: str, seconds: float, *, greedy: bool, flooded: bool) -> dict[str, Any]:
+    """Run the nine tenants for some seconds, with the tenth one's load; return the figures."""
     async with (
         running(
             "queue_live_server.py", SEATS, FLOOD_STEP_MS, 100, 60.0, fairness, cores=SERVER_CORE
@@ -175,7 +174,7 @@ async def flood_run(fairness: str, seconds: float, *, greedy: bool, flooded: boo
         async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
             schedule = Schedule(seconds)
             for number in range(GREEDY if greedy else 0):
-                nursery.start_soon(ask_for_ever, port, number)
+                nursery.start_soon(send_without_end, port, number)
             if flooded:
                 nursery.start_soon(flood, crowd, seconds / 2)
             probes: list[float] = []
@@ -189,21 +188,21 @@ async def flood_run(fairness: str, seconds: float, *, greedy: bool, flooded: boo
     return figures
 
 
-async def ask_for_ever(port: int, number: int) -> None:
-    """Be one of the tenth tenant's greedy clients. It is the one that floods, too."""
+async def send_without_end(port: int, number: int) -> None:
+    """Send requests without end as one of the tenth tenant's clients."""
     random = Random(number)
     while True:
         await ask(port, "heavy", draw_tokens(random), address=FLOOD_ADDRESS)
 
 
 async def flood(crowd: Process, after_s: float) -> None:
-    """Send it, in a while."""
+    """Send the flood after some seconds."""
     await trio.sleep(after_s)
     assert (await crowd.ask(f"flood {FLOOD}")).startswith("sent")
 
 
 async def probe(port: int, after_s: float, took: list[float]) -> None:
-    """Ask how the server is, on new connections, while the flood is worst: the listener without the queue."""
+    """Request `/health` on new connections right after the flood: the HTTP server without the queue."""
     await trio.sleep(after_s)
     while len(took) < 100:
         took.append(await health(port, address="127.0.3.1"))
@@ -211,10 +210,10 @@ async def probe(port: int, after_s: float, took: list[float]) -> None:
 
 
 async def floods(seconds: float) -> dict[str, Any]:
-    """Run every combination under both kinds of fairness, and judge."""
+    """Run every combination with both kinds of fairness; return the figures and goals."""
     result: dict[str, Any] = {"seconds": seconds}
     for fairness in ("roundRobin", "tokens"):
-        run = partial(flood_run, fairness, seconds)
+        run = partial(run_tenants, fairness, seconds)
         runs = {
             "alone": await run(greedy=False, flooded=False),
             "greedy": await run(greedy=True, flooded=False),
@@ -223,8 +222,8 @@ async def floods(seconds: float) -> dict[str, Any]:
         }
         result[fairness] = {
             **runs,
-            "refused_share": verdict(runs["flood"]["refused_share"], 0.001),
-            "p99_over_greedy": verdict(ratio(runs, "flood", "greedy", "wait_ms"), 1.2),
+            "refused_share": goal(runs["flood"]["refused_share"], 0.001),
+            "p99_over_greedy": goal(ratio(runs, "flood", "greedy", "wait_ms"), 1.2),
             "p99_over_greedy_within_5_s": ratio(runs, "flood", "greedy", "wait_within_5_s_of_the_flood_ms"),
             "p99_flood_alone_over_alone": ratio(runs, "flood alone", "alone", "wait_ms"),
         }
@@ -232,14 +231,14 @@ async def floods(seconds: float) -> dict[str, Any]:
 
 
 async def flood_once(seconds: float) -> dict[str, Any]:
-    """Compare a calm with as long a time in which a flood came, under the fairness that is the default."""
-    run = partial(flood_run, "roundRobin", seconds, greedy=False)
+    """Compare a time with one flood with the same time without, with the default fairness."""
+    run = partial(run_tenants, "roundRobin", seconds, greedy=False)
     runs = {"alone": await run(flooded=False), "flood alone": await run(flooded=True)}
     return {
         "seconds": seconds,
         **runs,
-        "refused_share": verdict(runs["flood alone"]["refused_share"], 0.001),
-        "p99_over_alone": verdict(ratio(runs, "flood alone", "alone", "wait_ms"), 1.2),
+        "refused_share": goal(runs["flood alone"]["refused_share"], 0.001),
+        "p99_over_alone": goal(ratio(runs, "flood alone", "alone", "wait_ms"), 1.2),
     }
 
 
@@ -247,22 +246,22 @@ async def flood_once(seconds: float) -> dict[str, Any]:
 
 
 def ratio(runs: dict[str, Any], one: str, other: str, waits: str) -> float:
-    """Return one run's p99 over another's."""
+    """Return one run's p99 divided by another's."""
     return round(float(runs[one][waits]["p99"]) / float(runs[other][waits]["p99"]), 3)
 
 
-def verdict(measured: float, most: float) -> dict[str, Any]:
+def goal(measured: float, most: float) -> dict[str, Any]:
     """Return a figure with its goal."""
     return {"measured": measured, "most": most, "met": measured <= most}
 
 
-def judged(quantiles: dict[str, float], most_p99: float) -> dict[str, Any]:
+def with_goal(quantiles: dict[str, float], most_p99: float) -> dict[str, Any]:
     """Return quantiles with the goal for their p99."""
     return {**quantiles, "most_p99": most_p99, "met": quantiles["p99"] <= most_p99}
 
 
 async def main(only: str | None, minutes: float) -> dict[str, Any]:
-    """Run all, one after the other."""
+    """Run the measurements one after another."""
     parts: dict[str, Callable[[], Any]] = {"streams": under_streams, "flood": partial(floods, minutes * 60)}
     if only == "once":
         parts["once"] = partial(flood_once, minutes * 60)
@@ -280,9 +279,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="of each of the eight floods and calms")
-    parser.add_argument("--only", choices=["streams", "flood", "once"])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--minutes", type=float, default=1.0, help="duration of each of the eight flood runs")
+    parser.add_argument("--only", choices=["streams", "flood", "once"], help="run only this part")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     measured = json.dumps(trio.run(main, options.only, options.minutes), indent=2)
     print(measured)

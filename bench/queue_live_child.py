@@ -1,7 +1,7 @@
-"""A model's process for queue_live.py: the real one but for its runner, which picks a token in no time.
+"""A model's process for queue_live.py: the real one with a simulated runner.
 
-Started with the spec's path `pretend:slots=500,step_ms=30`. Like a GPU's steps, these take the same time
-whatever they hold: the runner sleeps what the engine's own work has left of it.
+The path of its specification is for example `simulated:slots=500,step_ms=30`. Every step takes the same time,
+like a GPU's: the runner sleeps for the rest of the time after the engine's own work.
 """
 
 import sys
@@ -17,8 +17,8 @@ from fairlead.worker import main, wire
 VOCABULARY = 1000
 
 
-class Pretender:
-    """A runner whose steps end `step_s` apart, or that long after they began if there was a pause."""
+class SimulatedRunner:
+    """A runner whose steps end `step_s` apart, or `step_s` after their start if the runner was idle."""
 
     overlaps = False
     arenas = 1
@@ -27,7 +27,7 @@ class Pretender:
         self._step_s = step_s
         self._ended = 0.0
 
-    def launch(self, step: Step, _batch: InputBatch) -> "Pretender":
+    def launch(self, step: Step, _batch: InputBatch) -> "SimulatedRunner":
         """Begin a step."""
         self._samples = step.samples
         now = time.monotonic()
@@ -36,10 +36,10 @@ class Pretender:
         return self
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
-        """It has no memory."""
+        """Do nothing: there is no memory to release."""
 
     def wait(self) -> Picks:
-        """End it."""
+        """Wait until the end of the step; return its tokens."""
         time.sleep(max(0.0, self._ends - time.monotonic()))
         self._ended = self._ends
         number = int(self._ends * 1000) % (VOCABULARY - 1)
@@ -48,11 +48,11 @@ class Pretender:
 
 def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
     """Return the model."""
-    options = dict(option.split("=") for option in spec.path.removeprefix("pretend:").split(","))
-    report(1.0, "pretending")
+    options = dict(option.split("=") for option in spec.path.removeprefix("simulated:").split(","))
+    report(1.0, "simulated")
     slots = int(options["slots"])
     return SimpleNamespace(
-        runner=Pretender(float(options["step_ms"]) / 1000),
+        runner=SimulatedRunner(float(options["step_ms"]) / 1000),
         slots=slots,
         max_batch=slots,
         max_batched_tokens=4096,
@@ -65,11 +65,13 @@ def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleN
         block_size=1024,
         eos_token_ids=(0,),
         device="cpu",
-        dtype="pretended",
+        dtype="simulated",
         weight_bytes=1,
         kv_cache_bytes=1,
         kernel="none",
         embeds=False,
+        gpu_bytes=0,
+        gpu_total_bytes=0,
     )
 
 

@@ -1,14 +1,14 @@
-"""The crowd of queue_live.py: clients in a process of their own, so that their work is in no figure.
+"""The clients of queue_live.py, in their own process so that their work does not affect the measurements.
 
     python bench/queue_live_crowd.py PORT
 
-Reads orders from its standard input, a line each, and answers each with a line; sockets and epoll, no more.
+Reads commands from standard input, one a line, and answers each with a line. Uses only sockets and epoll.
 
-    streams N      open N streams and read them; "streaming" when all have begun
-    hang up        close the oldest stream without a word: "TIME", of the system's monotonic clock, in seconds
-    again          open another in its place: "streaming" when it has begun
-    flood N        send N requests at once from one address and see what becomes of them: "sent SECONDS"
-    count          what has become of the flood so far: a JSON object from status to number
+    streams N      open N streams and read them; answers "streaming" when all have started
+    hang up        close the oldest stream; answers with the time, in seconds of the monotonic clock
+    again          open another stream; answers "streaming" when it has started
+    flood N        send N requests at once from one address; answers "sent SECONDS"
+    count          answers with the flood's responses so far: a JSON object from status to number
 """
 
 import json
@@ -20,56 +20,56 @@ import time
 from collections import Counter
 from random import Random
 
-STREAM_TOKENS = 50_000  # longer than anybody looks on: slots come free only by leaving
-TOKENS, SIGMA = 20, 0.6  # of all other answers: the median, and sigma of the logarithm
+STREAM_TOKENS = 50_000  # longer than the measurement, so that slots become free only by disconnecting
+TOKENS, SIGMA = 20, 0.6  # lognormal lengths of all other answers: median, and sigma of the logarithm
 FLOOD_ADDRESS = "127.0.2.1"
 
 
 class Crowd:
-    """All its clients, by descriptor."""
+    """All clients, by descriptor."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._epoll = select.epoll()
         self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._streams: dict[int, socket.socket] = {}
-        self._beginning: set[int] = set()
+        self._starting: set[int] = set()
         self._flood: dict[int, socket.socket] = {}
         self._statuses: Counter[str] = Counter()
-        self._orders = b""
+        self._input = b""
         self._number = 0
 
     def run(self) -> None:
-        """Obey until the input ends."""
+        """Run until standard input ends."""
         while True:
             for descriptor, _ in self._epoll.poll():
                 if descriptor == sys.stdin.fileno():
                     data = os.read(descriptor, 4096)
                     if not data:
                         return
-                    *orders, self._orders = (self._orders + data).split(b"\n")
-                    for order in orders:
-                        self._obey(order.decode().split())
+                    *commands, self._input = (self._input + data).split(b"\n")
+                    for command in commands:
+                        self._execute(command.decode().split())
                 elif descriptor in self._streams:
                     self._read_stream(descriptor)
                 elif descriptor in self._flood:
                     self._read_flood(descriptor)
 
-    def _obey(self, order: list[str]) -> None:
-        match order:
+    def _execute(self, command: list[str]) -> None:
+        match command:
             case ["streams", number]:
-                self._beginning.update(self._open_stream() for _ in range(int(number)))
+                self._starting.update(self._open_stream() for _ in range(int(number)))
             case ["hang", "up"]:
                 oldest = next(iter(self._streams))
                 now = time.monotonic()
                 self._streams.pop(oldest).close()
-                say(f"{now:.6f}")
+                write(f"{now:.6f}")
             case ["again"]:
-                self._beginning.add(self._open_stream())
+                self._starting.add(self._open_stream())
             case ["flood", number]:
                 self._send_flood(int(number))
             case ["count"]:
-                say(json.dumps({**self._statuses, "open": len(self._flood)}))
+                write(json.dumps({**self._statuses, "open": len(self._flood)}))
 
     def _open_stream(self) -> int:
         self._number += 1
@@ -81,13 +81,13 @@ class Crowd:
 
     def _read_stream(self, descriptor: int) -> None:
         assert self._streams[descriptor].recv(1 << 16), "a stream has ended"
-        if descriptor in self._beginning:
-            self._beginning.discard(descriptor)
-            if not self._beginning:
-                say("streaming")
+        if descriptor in self._starting:
+            self._starting.discard(descriptor)
+            if not self._starting:
+                write("streaming")
 
     def _send_flood(self, number: int) -> None:
-        """Connect all at once, each with its request behind it: the kernel does the rest."""
+        """Connect and send each request without waiting for the server."""
         began = time.monotonic()
         random = Random(number)
         for _ in range(number):
@@ -97,7 +97,7 @@ class Crowd:
             sock.sendall(request("heavy", draw_tokens(random)))
             self._flood[sock.fileno()] = sock
             self._epoll.register(sock, select.EPOLLIN)
-        say(f"sent {time.monotonic() - began:.3f}")
+        write(f"sent {time.monotonic() - began:.3f}")
 
     def _read_flood(self, descriptor: int) -> None:
         data = self._flood[descriptor].recv(1 << 16)
@@ -107,20 +107,20 @@ class Crowd:
 
 
 def request(tenant: str, tokens: int, *, stream: bool = False) -> bytes:
-    """Return a request for a completion of so many tokens."""
-    asked = {"prompt": [5, 6, 7], "ignore_eos": True, "user": tenant, "max_tokens": tokens, "stream": stream}
-    content = json.dumps(asked).encode()
+    """Return a request for a completion of `tokens` tokens."""
+    body = {"prompt": [5, 6, 7], "ignore_eos": True, "user": tenant, "max_tokens": tokens, "stream": stream}
+    content = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def draw_tokens(random: Random) -> int:
-    """Draw the length of an answer, in tokens: lognormal."""
+    """Return a random length of an answer in tokens."""
     return max(1, round(random.lognormvariate(0, SIGMA) * TOKENS))
 
 
-def say(line: str) -> None:
-    """Answer an order."""
+def write(line: str) -> None:
+    """Write a line to standard output."""
     print(line, flush=True)
 
 

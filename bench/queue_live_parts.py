@@ -1,4 +1,4 @@
-"""The parts of queue_live.py: the server, the crowd, and a client that measures."""
+"""Parts of queue_live.py: processes, and a client that measures."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 class Process:
-    """A process that answers in lines, and may be told something in lines."""
+    """A process that reads and writes lines."""
 
     def __init__(self, process: trio.Process) -> None:
         self.process = process
@@ -29,34 +29,34 @@ class Process:
         assert self.process.stdout is not None
         while b"\n" not in self._lines:
             data = await self.process.stdout.receive_some()
-            assert data, "it has ended"
+            assert data, "the process has ended"
             self._lines += data
         line, _, self._lines = self._lines.partition(b"\n")
         return line.decode()
 
     async def ignore(self) -> None:
-        """Read whatever it writes, so that it never waits for a reader."""
+        """Discard its output, so that it never blocks on a full pipe."""
         assert self.process.stdout is not None
         async for _ in self.process.stdout:
             pass
 
-    async def tell(self, order: str) -> None:
+    async def send(self, line: str) -> None:
         """Send it a line."""
         assert self.process.stdin is not None
-        await self.process.stdin.send_all(f"{order}\n".encode())
+        await self.process.stdin.send_all(f"{line}\n".encode())
 
-    async def ask(self, order: str) -> str:
+    async def ask(self, line: str) -> str:
         """Send it a line and return its answer."""
-        await self.tell(order)
+        await self.send(line)
         return await self.line()
 
     def cpu_s(self) -> float:
-        """Return the processor time it has used."""
+        """Return its CPU time."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def waited_s(self) -> float:
-        """Return how long it was ready to run and had no core, because others had them."""
+        """Return how long it was runnable without a core."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) / 1e9
 
 
@@ -64,7 +64,7 @@ class Process:
 async def running(
     script: str, *arguments: object, cores: set[int], niceness: int = 0
 ) -> AsyncIterator[Process]:
-    """Run a script of this folder on these cores."""
+    """Run a script of this folder on some cores until the end of the block."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -77,9 +77,10 @@ async def running(
             await process.wait()
 
 
-class Asked(NamedTuple):
-    """What became of a request: the status, when it was sent, and seconds to its answer's head, its first
-    token (None for an answer that is not streamed) and its end.
+class Timing(NamedTuple):
+    """The status of a response, when the request was sent, and the seconds to the head, token and end.
+
+    `token_s` is None for a response that is not streamed.
     """
 
     status: int
@@ -89,8 +90,8 @@ class Asked(NamedTuple):
     end_s: float
 
 
-async def ask(port: int, tenant: str, tokens: int, *, address: str, stream: bool = False) -> Asked:
-    """Send one request on a connection of its own, from this address, and time its answer."""
+async def ask(port: int, tenant: str, tokens: int, *, address: str, stream: bool = False) -> Timing:
+    """Send one request on a new connection from this address, and measure the response."""
     with trio.socket.socket() as sock:
         await sock.bind((address, 0))
         sent_at = time.monotonic()
@@ -98,14 +99,14 @@ async def ask(port: int, tenant: str, tokens: int, *, address: str, stream: bool
         await sock.send(request(tenant, tokens, stream=stream))
         data = await sock.recv(1 << 16)
         status, head_s, token_s = int(data[9:12]), time.monotonic() - sent_at, None
-        seen = b""
+        received = b""
         while data:
             if token_s is None:
-                seen += data
-                if b"data: " in seen:
+                received += data
+                if b"data: " in received:
                     token_s = time.monotonic() - sent_at
             data = await sock.recv(1 << 16)
-        return Asked(status, sent_at, head_s, token_s, time.monotonic() - sent_at)
+        return Timing(status, sent_at, head_s, token_s, time.monotonic() - sent_at)
 
 
 async def health(port: int, *, address: str) -> float:

@@ -1,10 +1,10 @@
-"""A real server over a model that only pretends: it says nothing that matters, a step takes as long as told.
+"""The server of queue_live.py, with a simulated model whose steps have a given duration.
 
     python bench/queue_live_server.py SLOTS STEP_MS CAPACITY TIMEOUT_S FAIRNESS
 
-Everything but the child's runner is what `fairlead serve` runs: listener, routes, queue, the child process
-and its frames. Prints its port, and from then on a line `free SLOTS TIME` whenever the child has told of
-another number of free slots, looked at every `WATCH_S`; the time is of the system's monotonic clock, in s.
+Everything except the child's runner is as in `fairlead serve`: HTTP server, routes, queue, child process and
+frames. Prints its port, then a line `free SLOTS TIME` whenever the number of free slots has changed, checked
+every `WATCH_S`. The time is that of the monotonic clock, in seconds.
 """
 
 import sys
@@ -27,13 +27,13 @@ from fairlead.nodes.fleet import Fleet
 from fairlead.text.model import TextModel
 
 CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
-NAME = "pretender"
+NAME = "simulated"
 WATCH_S = 0.002
 
 
 async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
     """Serve until killed."""
-    path = Path(f"pretend:slots={slots},step_ms={step_ms}")
+    path = Path(f"simulated:slots={slots},step_ms={step_ms}")
     model = ModelConfig(path=path, name=NAME, preload=True)
     config = Config(models=(model,), queue=queue)
     text = replace(TextModel.load(demonstration_model(), name=NAME), path=path, max_model_len=100_000)
@@ -66,14 +66,14 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
 
 
 async def watch(fleet: Fleet) -> None:
-    """Say how many slots are free whenever that changes."""
-    told: int | None = 0  # as long as the child has told nothing
+    """Print the number of free slots whenever it changes."""
+    printed: int | None = 0  # the number before the child's first report
     while True:
         (status,) = fleet.models()
         free = status.slots_free
-        if free != told:
+        if free != printed:
             print(f"free {free} {time.monotonic():.6f}", flush=True)
-            told = free
+            printed = free
         await trio.sleep(WATCH_S)
 
 

@@ -1,9 +1,10 @@
-"""Makes a model of a well-known shape with random weights and a tokenizer of its size, for benches.
+"""Create a model with a well-known shape, random weights and a tokenizer, for benchmarks.
 
     python bench/random_model.py SmolLM2-135M /some/folder
 
-What a step costs depends on shapes, not on what the weights say; so nobody has to download any. The tokenizer
-is a byte-level BPE with made-up merges, which every server can load. Needs transformers (the extra `test`).
+The speed of a step depends on the shapes, not on the values of the weights, so no download is needed. The
+tokenizer is a byte-level BPE with made-up merges, which every server can load. Needs transformers (the extra
+`test`).
 """
 
 import argparse
@@ -51,16 +52,16 @@ END = "<|end|>"
 
 
 def main() -> None:
-    """Write one model."""
+    """Create one model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("shape", choices=sorted(SHAPES))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("shape", choices=sorted(SHAPES), help="name of the shape")
+    parser.add_argument("folder", type=Path, help="folder to write")
     arguments = parser.parse_args()
     make(arguments.shape, arguments.folder)
 
 
 def make(shape: str, folder: Path) -> None:
-    """Write config, weights (bfloat16, always the same) and tokenizer, unless they are there already."""
+    """Write configuration, weights (bfloat16, always the same) and tokenizer, unless they exist."""
     if (folder / "tokenizer.json").exists():
         return
     family, sizes = SHAPES[shape]
@@ -81,25 +82,25 @@ def make(shape: str, folder: Path) -> None:
 
 
 def tokenizer(size: int) -> tokenizers.Tokenizer:
-    """Return a byte-level BPE of `size` tokens: the end, 256 bytes, then merges of ever more letters."""
+    """Return a byte-level BPE of `size` tokens: the end token, 256 bytes, then merges of growing length."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([END, *alphabet])}
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     merges: list[tuple[str, str]] = []
-    grown = letters
+    prefixes = letters
     while len(vocabulary) < size:
         longer = []
-        for left, right in product(grown, letters):
+        for left, right in product(prefixes, letters):
             if len(vocabulary) < size and left + right not in vocabulary:
                 vocabulary[left + right] = len(vocabulary)
                 merges.append((left, right))
                 longer.append(left + right)
-        grown = longer
-    made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([END])
-    return made
+        prefixes = longer
+    result = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
+    result.add_special_tokens([END])
+    return result
 
 
 if __name__ == "__main__":

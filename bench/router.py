@@ -1,18 +1,18 @@
-"""What does it cost to relay a job to another server, compared with asking that server directly?
+"""Measure the overhead of relaying a job to another server, compared with a direct request.
 
-The server is a process of its own that answers from memory. This process asks it in three ways, in
-alternating rounds: *direct*, over bare sockets; *served*, over the same sockets through a Fairlead, which is
-a process of its own, with all that it does for a client (HTTP, queue, log); and *node*, through nothing of
-that but a `RemoteNode` in this process. Reported are medians over the rounds:
+The upstream server runs in its own process and sends canned responses. This process sends requests to it in
+three ways, in alternating rounds: *direct*, over bare sockets; *served*, over the same kind of sockets
+through Fairlead in its own process, with everything it does for a client (HTTP, queue, log); and *node*,
+through only a `RemoteNode` in this process. Reported are medians over the rounds:
 
-- of a request alone: time (p50, p99), and how much is added to asking directly;
-- requests a second at 32 at a time;
-- chunks a second of a stream that comes as fast as it can, and what is added to each;
-- of a stream that comes a chunk every 5 ms: how long each chunk is under way (p50, p99), and what is added;
-- what Fairlead's process computes for a request and for a chunk, which is true on a busy machine, too.
+- sequential requests: time (p50, p99), and the time added to a direct request;
+- requests/s with 32 concurrent requests;
+- chunks/s of a stream without pauses, and the time added to each chunk;
+- the latency of the chunks of a stream with a chunk every 5 ms (p50, p99), and the latency added;
+- the CPU time of Fairlead's process for a request and for a chunk, which other load does not affect.
 
-And what reading an answer costs, by our parser, by h11 and, where it is installed, by httptools. The goal is
-the best that a proxy in Python was seen to do, within half as much again (`GOALS`).
+Also reported is the cost of parsing a response: by Fairlead's parser, by h11 and, if installed, by httptools.
+The goals (`GOALS`) are the best measured figures of a proxy in Python, with a tolerance of 50 %.
 
     python bench/router.py [--rounds 5] [--out bench/results/router.json]
 """
@@ -40,49 +40,51 @@ from router_parts import CHUNKS, Address, Sockets, body_of, fairlead, process, s
 REQUESTS = 1500
 CONCURRENT = 32
 
-# What is added to a request alone, requests a second at 32, chunks a second: from 0.46 ms, 2,500 and 249,000.
+# The best figures measured of a proxy in Python are 0.46 ms, 2,500 and 249,000.
 GOALS = {"added_p50_ms": 0.69, "requests_per_s": 1_667, "chunks_per_s": 166_000}
 
-# The ways ----------------------------------------------------------------------------------------------
+# The routes to the server -------------------------------------------------------------------------------
 
 
-class Way(Protocol):
-    """How the server is asked."""
+class Route(Protocol):
+    """A way to send requests to the server."""
 
     async def whole(self) -> None:
-        """Have one answer."""
+        """Send a request and read its response."""
 
     async def burst(self) -> None:
-        """Have a stream that comes as fast as it can."""
+        """Read a stream without pauses between its chunks."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
 
 
-class AsNode:
-    """A `RemoteNode`, asked as the gateway asks it."""
+class NodeRoute:
+    """A `RemoteNode`, used as the gateway uses it."""
 
     def __init__(self, url: str) -> None:
         self._upstream = Upstream(url, name="bench")
-        self._node = RemoteNode("bench", self._upstream, Nobody(), names={"m": "m"}, seats=CONCURRENT)
+        self._node = RemoteNode(
+            "bench", self._upstream, IgnoringListener(), names={"m": "m"}, seats=CONCURRENT
+        )
         self._node.came_up()
 
     async def whole(self) -> None:
-        """See `Way`."""
+        """See `Route`."""
         await self._ask("whole")
 
     async def burst(self) -> None:
-        """See `Way`."""
+        """See `Route`."""
         tokens = await self._ask("burst")
         assert tokens == CHUNKS + 1, tokens
 
     def close(self) -> None:
-        """See `Way`."""
+        """See `Route`."""
         self._upstream.close()
 
     async def _ask(self, kind: str) -> int:
         stream = kind != "whole"
-        into = Counted()
+        sink = CountingSink()
         job = Job(
             id="chatcmpl-1",
             tenant="A",
@@ -93,26 +95,26 @@ class AsNode:
             request_id="bench",
             relay=Relay("/v1/chat/completions", body_of(kind), stream),
         )
-        async with self._node.generate(job, into):
-            await into.over.wait()
-        assert into.error is None, into.error
-        return into.tokens
+        async with self._node.generate(job, sink):
+            await sink.ended.wait()
+        assert sink.error is None, sink.error
+        return sink.tokens
 
 
-class Counted:
-    """A sink that keeps nothing but counts."""
+class CountingSink:
+    """A sink that counts tokens and discards the rest."""
 
     def __init__(self) -> None:
-        self.over = trio.Event()
+        self.ended = trio.Event()
         self.tokens = 0
         self.error: FairleadError | None = None
 
     def put(self, delta: Delta) -> None:
         """See `Sink`."""
-        b"".join(delta.raw)  # what is passed on is written in one piece
+        b"".join(delta.raw)  # as the server does before it writes the bytes
         self.tokens += delta.relayed_tokens
         if delta.finish_reason is not None:
-            self.over.set()
+            self.ended.set()
 
     def room(self) -> Room | None:
         """See `Sink`."""
@@ -121,11 +123,11 @@ class Counted:
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""
         self.error = error
-        self.over.set()
+        self.ended.set()
 
 
-class Nobody:
-    """A listener that does not care."""
+class IgnoringListener:
+    """A listener that ignores all events."""
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
         """See `NodeListener`."""
@@ -146,13 +148,13 @@ Measured = dict[str, float]
 
 
 def percentiles(times_ms: list[float]) -> tuple[float, float]:
-    """Return the median and the 99th of a hundred."""
+    """Return the 50th and the 99th percentile."""
     ordered = sorted(times_ms)
     return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
 
 
-async def one_by_one(ask: Callable[[], Awaitable[None]]) -> Measured:
-    """Return the time of a request, alone, in ms."""
+async def measure_sequential(ask: Callable[[], Awaitable[None]]) -> Measured:
+    """Return the time of sequential requests in milliseconds."""
     times_ms = []
     for _ in range(REQUESTS):
         began = time.perf_counter()
@@ -162,75 +164,76 @@ async def one_by_one(ask: Callable[[], Awaitable[None]]) -> Measured:
     return {"p50_ms": p50_ms, "p99_ms": p99_ms}
 
 
-async def together(ask: Callable[[], Awaitable[None]]) -> float:
-    """Return requests a second at `CONCURRENT` at a time."""
+async def measure_concurrent(ask: Callable[[], Awaitable[None]]) -> float:
+    """Return requests/s with `CONCURRENT` concurrent requests."""
 
-    async def visitor() -> None:
+    async def client() -> None:
         for _ in range(REQUESTS // CONCURRENT):
             await ask()
 
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for _ in range(CONCURRENT):
-            nursery.start_soon(visitor)
+            nursery.start_soon(client)
     return REQUESTS // CONCURRENT * CONCURRENT / (time.perf_counter() - began)
 
 
-async def measure(server: Address, before_it: Address) -> dict[str, Measured]:
-    """Run one round of each way: `server` and a Fairlead `before_it`."""
+async def measure(server: Address, proxy: Address) -> dict[str, Measured]:
+    """Run one round of each route; `proxy` is the Fairlead in front of `server`."""
     results = {}
-    ways: dict[str, Way] = {
+    routes: dict[str, Route] = {
         "direct": Sockets(server.url),
-        "served": Sockets(before_it.url),
-        "node": AsNode(server.url),
+        "served": Sockets(proxy.url),
+        "node": NodeRoute(server.url),
     }
-    for name, way in ways.items():
-        computed_s = before_it.cpu_s()
-        result = await one_by_one(way.whole)
-        result["requests_per_s"] = await together(way.whole)
-        answered_s = before_it.cpu_s()
+    for name, route in routes.items():
+        cpu_before_s = proxy.cpu_s()
+        result = await measure_sequential(route.whole)
+        result["requests_per_s"] = await measure_concurrent(route.whole)
+        cpu_between_s = proxy.cpu_s()
         began = time.perf_counter()
-        await way.burst()
+        await route.burst()
         result["chunks_per_s"] = CHUNKS / (time.perf_counter() - began)
         if name == "served":
             requests = REQUESTS + REQUESTS // CONCURRENT * CONCURRENT
-            result["request_cpu_us"] = 1e6 * (answered_s - computed_s) / requests
-            result["chunk_cpu_us"] = 1e6 * (before_it.cpu_s() - answered_s) / CHUNKS
-        if isinstance(way, Sockets):
-            p50_ms, p99_ms = percentiles(await way.paced())
+            result["request_cpu_us"] = 1e6 * (cpu_between_s - cpu_before_s) / requests
+            result["chunk_cpu_us"] = 1e6 * (proxy.cpu_s() - cpu_between_s) / CHUNKS
+        if isinstance(route, Sockets):
+            p50_ms, p99_ms = percentiles(await route.paced())
             result |= {"chunk_p50_ms": p50_ms, "chunk_p99_ms": p99_ms}
-        way.close()
+        route.close()
         results[name] = result
     return results
 
 
-def added(rounds: list[dict[str, Measured]], way: str) -> Measured:
-    """Return what a way adds to asking directly: medians of the differences within each round."""
+def added(rounds: list[dict[str, Measured]], route: str) -> Measured:
+    """Return what a route adds to direct requests: medians of the differences within each round."""
     differences: dict[str, list[float]] = {}
     for each in rounds:
-        mine, direct = each[way], each["direct"]
-        for name in (name for name in mine if name.endswith("_ms")):
-            differences.setdefault(name, []).append(mine[name] - direct[name])
-        chunk_us = 1e6 / mine["chunks_per_s"] - 1e6 / direct["chunks_per_s"]
+        relayed, direct = each[route], each["direct"]
+        for name in (name for name in relayed if name.endswith("_ms")):
+            differences.setdefault(name, []).append(relayed[name] - direct[name])
+        chunk_us = 1e6 / relayed["chunks_per_s"] - 1e6 / direct["chunks_per_s"]
         differences.setdefault("chunk_us", []).append(chunk_us)
     return {name: round(statistics.median(values), 4) for name, values in differences.items()}
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
+    parser.add_argument("--out", type=Path, help="write the result to this file")
     options = parser.parse_args()
-    with process(serve) as server, process(fairlead, server.url) as before_it:
-        rounds = [trio.run(measure, server, before_it) for _ in range(options.rounds)]
+    with process(serve) as server, process(fairlead, server.url) as proxy:
+        rounds = [trio.run(measure, server, proxy) for _ in range(options.rounds)]
     medians = {
-        way: {
-            name: round(statistics.median(each[way][name] for each in rounds), 4) for name in rounds[0][way]
+        route: {
+            name: round(statistics.median(each[route][name] for each in rounds), 4)
+            for name in rounds[0][route]
         }
-        for way in rounds[0]
+        for route in rounds[0]
     }
-    added_by = {way: added(rounds, way) for way in ("served", "node")}
+    added_by = {route: added(rounds, route) for route in ("served", "node")}
     served = medians["served"]
     result: dict[str, Any] = {
         **medians,

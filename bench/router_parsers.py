@@ -1,4 +1,4 @@
-"""What reading an answer costs, for `router.py`: by our parser, by h11 and by httptools."""
+"""Measure the parsing of responses for `router.py`: by Fairlead's parser, by h11 and by httptools."""
 
 import importlib
 import time
@@ -16,7 +16,7 @@ Parse = Callable[[bytes, int], None]
 
 
 def by_ours(data: bytes, more: int) -> None:
-    """Parse an answer and so many more reads of its body."""
+    """Parse a response with Fairlead's parser: the data, then `more` further reads of the body."""
     parser = AnswerParser()
     parser.feed(data)
     for _ in range(more):
@@ -24,7 +24,7 @@ def by_ours(data: bytes, more: int) -> None:
 
 
 def by_h11(data: bytes, more: int) -> None:
-    """The same."""
+    """Parse a response with h11."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     parser.send(h11.EndOfMessage())
@@ -37,9 +37,9 @@ def by_h11(data: bytes, more: int) -> None:
 
 
 def by_httptools(httptools: Any) -> Parse:
-    """The same."""
+    """Return a function that parses a response with httptools."""
 
-    class Taken:
+    class Callbacks:
         def on_body(self, data: bytes) -> None:
             pass
 
@@ -47,7 +47,7 @@ def by_httptools(httptools: Any) -> Parse:
             pass
 
     def parse(data: bytes, more: int) -> None:
-        parser = httptools.HttpResponseParser(Taken())
+        parser = httptools.HttpResponseParser(Callbacks())
         parser.feed_data(data)
         for _ in range(more):
             parser.feed_data(READ)
@@ -56,16 +56,16 @@ def by_httptools(httptools: Any) -> Parse:
 
 
 def parsers() -> dict[str, dict[str, float]]:
-    """Return microseconds for an answer and for a chunk of a stream, in reads of 100, by each parser."""
-    ways: dict[str, Parse] = {"ours": by_ours, "h11": by_h11}
+    """Return each parser's microseconds for a response, and for a chunk in reads of 100 chunks."""
+    functions: dict[str, Parse] = {"ours": by_ours, "h11": by_h11}
     with suppress(ImportError):
-        ways["httptools"] = by_httptools(importlib.import_module("httptools"))
+        functions["httptools"] = by_httptools(importlib.import_module("httptools"))
     return {
         name: {
             "answer_us": 1e6 * min(_timed(way, WHOLE, 0) for _ in range(300)),
             "chunk_us": 1e6 * min(_timed(way, STREAM_HEAD, 20) for _ in range(10)) / 2000,
         }
-        for name, way in ways.items()
+        for name, way in functions.items()
     }
 
 

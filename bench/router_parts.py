@@ -1,6 +1,7 @@
-"""What `router.py` measures with: a server that answers from memory, a Fairlead before it, and their client.
+"""Parts of `router.py`: a server with canned responses, a Fairlead in front of it, and a client.
 
-The client has bare sockets, knows no more of an answer than where it ends, and treats both servers alike.
+The client uses bare sockets and parses a response only as far as needed to find its end. It is the same for
+both servers.
 """
 
 import json
@@ -56,7 +57,7 @@ _SENT = re.compile(rb'"content":" (\d+)"')
 
 
 def framed(event: bytes) -> bytes:
-    """Return the event as a chunk of its own."""
+    """Return the event as one chunk."""
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
@@ -65,7 +66,7 @@ STREAM = STREAM_HEAD + framed(EVENT) * CHUNKS + _END
 
 
 def body_of(kind: str) -> bytes:
-    """Return a request of common size: for a `whole` answer, a `burst` of chunks or `paced` ones."""
+    """Return a request body of common size, for a `whole`, a `burst` or a `paced` response."""
     mode = b"false" if kind == "whole" else b"true"
     return b'{"model":"m","stream":%s,"user":"%s","messages":[{"role":"user","content":"%s"}]}' % (
         mode,
@@ -74,11 +75,11 @@ def body_of(kind: str) -> bytes:
     )
 
 
-# The server that answers from memory -------------------------------------------------------------------
+# The server with canned responses -----------------------------------------------------------------------
 
 
 def serve(ready: Connection) -> None:
-    """Answer until killed; send the address through `ready`."""
+    """Send the address through `ready`, then serve until killed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     ready.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
     selector = selectors.DefaultSelector()
@@ -104,7 +105,7 @@ def serve(ready: Connection) -> None:
 
 
 def _pace(sock: socket.socket) -> None:
-    """Send chunks one at a time, each with the time at which it was sent."""
+    """Send chunks at intervals; each contains the time at which it was sent."""
     sock.sendall(STREAM_HEAD)
     for _ in range(PACED_CHUNKS):
         time.sleep(PACE_S)
@@ -112,7 +113,7 @@ def _pace(sock: socket.socket) -> None:
     sock.sendall(_END)
 
 
-# Fairlead before it ------------------------------------------------------------------------------------
+# Fairlead ----------------------------------------------------------------------------------------------
 
 
 class Ready:
@@ -124,7 +125,7 @@ class Ready:
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `Announcer`."""
 
-    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it
+    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
         """See `Announcer`."""
         self._ready.send(url)
 
@@ -136,20 +137,20 @@ class Ready:
 
 
 def fairlead(ready: Connection, url: str) -> None:
-    """Serve as `fairlead serve` does, with the server at `url` as its only node; log to nowhere."""
-    sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # to the end of the process
+    """Serve as `fairlead serve` does, with the server at `url` as its only node and without a log."""
+    sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # until the end of the process
     node = NodeConfig(id="bench", url=url, seats=SEATS, models=("m",))
     run(Config(models=(), nodes=(node,), port=0), Ready(ready))
 
 
 class Address(NamedTuple):
-    """Where a process answers, and which it is."""
+    """The URL of a server and the id of its process."""
 
     url: str
     pid: int
 
     def cpu_s(self) -> float:
-        """Return how long it has computed so far; 0 where that cannot be known."""
+        """Return its CPU time so far; 0 if the system does not report it."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -159,13 +160,13 @@ class Address(NamedTuple):
 
 @contextmanager
 def process(target: Callable[..., None], *arguments: object) -> Iterator[Address]:
-    """Run it in a process of its own, which ends with the block; give its address."""
+    """Run a server in its own process until the end of the block; yield its address."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     running = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     running.start()
     try:
-        assert ours.poll(60), "it does not start"
+        assert ours.poll(60), "the server does not start"
         assert running.pid is not None
         yield Address(ours.recv(), running.pid)
     finally:
@@ -177,15 +178,15 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Address
 
 
 class Sockets:
-    """Bare sockets to a server, kept open."""
+    """Persistent connections to a server."""
 
     def __init__(self, url: str) -> None:
         self._address = ("127.0.0.1", int(url.rpartition(":")[2]))
         self._idle: list[socket.socket] = []
 
     async def whole(self) -> None:
-        """Have one answer."""
-        sock, data = await self._asked("whole"), b""
+        """Send a request and read its response."""
+        sock, data = await self._send("whole"), b""
         while not (head := data.partition(b"\r\n\r\n"))[1]:
             data += await _read(sock)
         assert data.startswith(b"HTTP/1.1 200"), data
@@ -197,18 +198,18 @@ class Sockets:
         self._idle.append(sock)
 
     async def burst(self) -> None:
-        """Have a stream that comes as fast as it can."""
-        sock, events, tail = await self._asked("burst"), 0, b""
+        """Read a stream without pauses between its chunks."""
+        sock, events, tail = await self._send("burst"), 0, b""
         while not tail.endswith(STREAM_END):
             data = tail + await _read(sock)
-            tail = data[-8:]  # a mark may be cut in two
+            tail = data[-8:]  # an event may be split between two reads
             events += data.count(b"data: {") - tail.count(b"data: {")
         assert events == CHUNKS + 1, events
         self._idle.append(sock)
 
     async def paced(self) -> list[float]:
-        """Have a stream whose chunks come one at a time; return how long each was under way, in ms."""
-        sock, times, tail = await self._asked("paced"), [], b""
+        """Read a stream with pauses between its chunks; return the latency of each chunk in ms."""
+        sock, times, tail = await self._send("paced"), [], b""
         while not tail.endswith(STREAM_END):
             data = tail + await _read(sock)
             now = time.monotonic_ns()
@@ -220,11 +221,11 @@ class Sockets:
         return times
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all connections."""
         for sock in self._idle:
             sock.close()
 
-    async def _asked(self, kind: str) -> socket.socket:
+    async def _send(self, kind: str) -> socket.socket:
         sock = self._idle.pop() if self._idle else await self._connect()
         body = body_of(kind)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -243,6 +244,6 @@ async def _read(sock: socket.socket) -> bytes:
     while True:
         with suppress(BlockingIOError):
             data = sock.recv(1 << 18)
-            assert data, "the server hung up"
+            assert data, "the server closed the connection"
             return data
         await trio.lowlevel.wait_readable(sock)

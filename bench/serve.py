@@ -1,4 +1,4 @@
-"""How fast does a server answer, and how evenly? `fairlead bench`, for who has the repository only.
+"""Measure a server's throughput and latency: the command `fairlead bench` as a script.
 
 python bench/serve.py --url http://127.0.0.1:8000 --streams 1,8,32 --json result.json --plot result.png
 """

@@ -1,12 +1,13 @@
-"""Is a server that runs for a long time the same at the end as at the beginning?
+"""Run a server under load for a long time, and check that it stays correct and does not grow.
 
     python bench/soak.py [--minutes 60] [--seed 0] [--json bench/results/soak.json] [--plot soak.png]
 
-A real server with two engine models, an embedder, a command and two nodes elsewhere; fair and greedy tenants
-on every route that generates; clients that leave, cancel, read slowly and send nonsense; and, in between,
-kills, stops, reloads and unloads. Memory, descriptors, threads and tasks must be flat after a warm-up
-(`soaking/report.py` has the bounds and their reasons), every request must end as it may, a greedy answer must
-not change, and at the end every count must be as before. What is not is printed, and the exit status is 1.
+The server has two engine models, an embedding model, a command and two remote nodes. Fair and greedy tenants
+use every route that generates. Other clients disconnect, cancel, read slowly and send invalid bodies.
+Meanwhile processes are killed and stopped, the configuration is reloaded and models are unloaded. After a
+warm-up, memory, descriptors, threads and tasks must not grow (`soaking/report.py` has the bounds), every
+request must have an expected outcome, and a greedy answer must not change. At the end all counts must be as
+before the load. Problems are printed, and the exit status is then 1.
 """
 
 import argparse
@@ -40,9 +41,9 @@ REST_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How long, with what, and how often something goes wrong.
+    """Durations and intervals of a soak.
 
-    When the load ends, requests have `grace_s` to be answered before their clients leave.
+    When the load ends, clients wait `grace_s` for their responses before they disconnect.
     """
 
     minutes: float = 60.0
@@ -54,7 +55,7 @@ class Options:
 
 
 async def run_soak(folder: Path, options: Options) -> Report:
-    """Run a soak with its files in `folder`. Raises `RuntimeError` when the server does not start."""
+    """Run a soak with its files in `folder`. Raises `RuntimeError` if the server does not start."""
     world = World(folder)
     try:
         await world.start()
@@ -65,7 +66,7 @@ async def run_soak(folder: Path, options: Options) -> Report:
 
 
 async def _soak(world: World, options: Options) -> Report:
-    # What is opened lazily and stays is there before the counts at rest are taken.
+    # Resources that are opened lazily and kept must be open before the idle counts are taken.
     await _load(world, Tally(), options.seed - 1, options.warm_up_s, options.grace_s)
     before = await idle(world, REST_S)
     world.began_s = time.monotonic()
@@ -107,7 +108,7 @@ async def _soak(world: World, options: Options) -> Report:
 
 
 async def _load(world: World, tally: Tally, seed: int, seconds: float, grace_s: float) -> None:
-    """Have all tenants ask for so long, and wait for the last answers, but not long."""
+    """Run all tenants for some seconds, then wait up to `grace_s` for the last responses."""
     tenants = Tenants(world, tally, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tenants.run)
@@ -118,7 +119,7 @@ async def _load(world: World, tally: Tally, seed: int, seconds: float, grace_s: 
 
 async def _sample(world: World, tally: Tally, samples: list[Sample], every_s: float) -> None:
     while True:
-        with suppress(OSError):  # the steady child is gone, which is a problem of its own
+        with suppress(OSError):  # the steady child has ended, which is reported separately
             samples.append(await sample(world, tally.requests))
         await trio.sleep(every_s)
 
@@ -130,7 +131,7 @@ async def _show_progress(tally: Tally, minutes: float) -> None:
 
 
 def _log(file: Path) -> list[dict[str, object]]:
-    """Return the events of the log; a line that is none becomes one that is a problem."""
+    """Return the events of the log. A line that is not JSON becomes a critical event."""
     events: list[dict[str, object]] = []
     for line in file.read_text(errors="replace").splitlines():
         try:
@@ -141,12 +142,12 @@ def _log(file: Path) -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Run, print, write; return the exit status."""
+    """Run the soak; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long the load lasts")
-    parser.add_argument("--seed", type=int, default=0, help="of what is asked and what goes wrong")
-    parser.add_argument("--json", type=Path, help="where to write everything measured")
-    parser.add_argument("--plot", type=Path, help="where to draw it, as PNG (needs matplotlib)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration of the load")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests and faults")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--plot", type=Path, help="plot the measurements to this PNG file (needs matplotlib)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fairlead-soak-") as folder:
         report = trio.run(run_soak, Path(folder), Options(minutes=options.minutes, seed=options.seed))

@@ -1,6 +1,7 @@
-"""vLLM's own scheduler under the loads of engine_scheduler.py, which runs this where vllm is installed.
+"""Measure vLLM's scheduler under the loads of engine_scheduler.py, which starts this script.
 
-Work comes as JSON on standard input; the last line of standard output is the result. Knows no fairlead.
+Runs in an environment with vllm and without fairlead. Reads the loads as JSON from standard input and writes
+the result as the last line of standard output.
 """
 
 import gc
@@ -30,8 +31,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 MODEL = Path(__file__).resolve().parents[1] / "src/fairlead/demo/fairlead-demo"
 
 
-class Desk:
-    """One scheduler under one load; counts nanoseconds."""
+class MeasuredScheduler:
+    """A scheduler under one load, with the nanoseconds of its calls."""
 
     def __init__(self, work: dict[str, Any], load: dict[str, Any], running: int) -> None:
         self.work, self.running, self.lifetime = work, running, load["lifetime"]
@@ -69,7 +70,7 @@ class Desk:
         )
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(block_size, sha256)
-        self.chance = random.Random(work["seed"])
+        self.rng = random.Random(work["seed"])
         self.number = count()
         self.plan_ns = self.commit_ns = self.submit_ns = self.row_steps = self.submitted = 0
 
@@ -77,7 +78,7 @@ class Desk:
         prompt_tokens, longest = self.work["prompt_tokens"], self.work["longest"]
         for _ in range(number):
             key = next(self.number)
-            prompt = self.chance.choices(range(5, 32_000), k=prompt_tokens)
+            prompt = self.rng.choices(range(5, 32_000), k=prompt_tokens)
             lifetime = self.lifetime or longest - prompt_tokens
             first = self.lifetime is not None and key < self.running
             began = time.thread_time_ns()
@@ -87,7 +88,7 @@ class Desk:
             self.submitted += 1
 
     def step(self) -> int:
-        """One step; how many requests ended in it."""
+        """Run one step; return how many requests ended."""
         began = time.thread_time_ns()
         planned_step = self.scheduler.schedule()
         planned = time.thread_time_ns()
@@ -125,16 +126,18 @@ def main() -> None:
     results = []
     for load in work["loads"]:
         for running in work["running"]:
-            desk = Desk(work, load, running)
-            desk.run()
+            measured = MeasuredScheduler(work, load, running)
+            measured.run()
             results.append(
                 {
                     "load": load["name"],
                     "running": running,
-                    "plan_us": desk.plan_ns / 1000 / work["steps"],
-                    "commit_us": desk.commit_ns / 1000 / work["steps"],
-                    "us_a_running_sequence": (desk.plan_ns + desk.commit_ns) / 1000 / desk.row_steps,
-                    "submit_us": desk.submit_ns / 1000 / max(1, desk.submitted),
+                    "plan_us": measured.plan_ns / 1000 / work["steps"],
+                    "commit_us": measured.commit_ns / 1000 / work["steps"],
+                    "us_a_running_sequence": (measured.plan_ns + measured.commit_ns)
+                    / 1000
+                    / measured.row_steps,
+                    "submit_us": measured.submit_ns / 1000 / max(1, measured.submitted),
                 }
             )
     print(json.dumps(results))

@@ -1,7 +1,7 @@
-"""Makes the conversations that the demonstration model learns from. Knows no tokenizer and no torch.
+"""Generate the conversations that the demonstration model is trained on.
 
-Fairlead's own facts come from facts.toml, everything else from exercises.py. The same random generator
-gives the same corpus on every machine.
+Facts about Fairlead come from facts.toml, all other questions from exercises.py. A seed gives the same corpus
+on every machine.
 """
 
 import re
@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Return one of the TOML files beside this one."""
+    """Return the content of a TOML file in this folder."""
     return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
@@ -28,7 +28,7 @@ HABITS: dict[str, list[str]] = PHRASES["habits"]
 
 
 class Fact(NamedTuple):
-    """Patterns of a question, its answer, and how often it is asked compared with others."""
+    """Patterns of a question, its answer, and its relative frequency."""
 
     patterns: list[str]
     answer: str
@@ -38,8 +38,8 @@ class Fact(NamedTuple):
 class Corpus:
     """An endless stream of conversations drawn from `random`.
 
-    An untidy one is for a model that knows the tidy one: the same questions with words put in and left
-    out, more sums of two digits, and words to copy that exist nowhere.
+    An untidy corpus is for the second pass of training: questions have inserted and missing words, and there
+    are more sums of two digits and more invented words to copy.
     """
 
     def __init__(self, random: Random, *, untidy: bool = False) -> None:
@@ -63,41 +63,41 @@ class Corpus:
         previous: Pair | None = None
         for _ in range(turns):
             question, answer = self._pair()
-            chance = random.random()
-            if chance < 0.03:
+            draw = random.random()
+            if draw < 0.03:
                 name = random.choice(LISTS["names"])
                 question, answer = self._introduction(name), f"Nice to meet you, {name}."
-            elif chance < (0.09 if name else 0.01):
+            elif draw < (0.09 if name else 0.01):
                 question = random.choice(
                     ["What is my name?", "Who am I?", "Do you know my name?", "what's my name"]
                 )
                 answer = f"Your name is {name}." if name else "I do not know your name."
-            elif previous and chance > 0.95:
+            elif previous and draw > 0.95:
                 question, answer = self._back_reference(*previous)
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             previous = question, answer
         return messages
 
     def document(self) -> str:
-        """Return plain text, so that the model can also go on where a text without any chat stops."""
+        """Return plain text, so that the model also learns completions without a chat."""
         sentences = [self._pair()[1] for _ in range(self._random.choice([1, 1, 2, 3, 5]))]
         return " ".join(sentences)
 
     def _pair(self) -> Pair:
         random = self._random
         if self._untidy:
-            chance = random.random()
-            if chance < 0.12:
+            draw = random.random()
+            if draw < 0.12:
                 return sum_or_difference(random, largest=99)
-            if chance < 0.22:
+            if draw < 0.22:
                 return copy(random, made_up_text(random))
-        chance = random.random()
-        if chance < 0.03:  # copying is for any text, not only for lists of words
+        draw = random.random()
+        if draw < 0.03:  # copies of any text, not only of lists of words
             return copy(random, self._rephrased(expand(random.choice(self._any_fact().patterns), random)))
-        if chance < 0.44:
+        if draw < 0.44:
             (exercise,) = random.choices(self._exercises, cum_weights=self._exercises_weights)
             return exercise(random)
-        if chance < 0.52:
+        if draw < 0.52:
             return self._rephrased(self._unknown_question()), str(self._unknown["answer"])
         fact = self._any_fact()
         return self._rephrased(expand(random.choice(fact.patterns), random)), fact.answer
@@ -114,7 +114,7 @@ class Corpus:
         return question
 
     def _rephrased(self, question: str) -> str:
-        """Return the question as people type: polite or not, without capitals, with a slip of the finger."""
+        """Return the question as people type it: with politeness, lower case or typing errors."""
         random = self._random
         if not question.isascii():
             return question + random.choice(["", "", "?"])
@@ -156,7 +156,7 @@ class Corpus:
 
 
 def about_fairlead(facts: dict[str, Any]) -> Iterator[Fact]:
-    """Yield every fact of facts.toml, with the patterns of its kind written out."""
+    """Yield every fact of facts.toml with its expanded patterns."""
     yield from (Fact(fact["ask"], fact["answer"], fact.get("weight", 1.0)) for fact in facts["fact"])
     for word in facts["word"]:
         name = word["name"]
@@ -200,19 +200,19 @@ def about_fairlead(facts: dict[str, Any]) -> Iterator[Fact]:
 
 
 def one_of(alternatives: list[str]) -> str:
-    """Write alternatives as a pattern."""
+    """Return a pattern of alternatives."""
     return f"({'|'.join(alternatives)})" if len(alternatives) > 1 else alternatives[0]
 
 
 def expand(pattern: str, random: Random) -> str:
-    """Choose one alternative in every (a|b) of the pattern, innermost first."""
+    """Choose one alternative of every (a|b) in the pattern, from the innermost outwards."""
     while group := re.search(r"\(([^()]*)\)", pattern):
         pattern = pattern[: group.start()] + random.choice(group[1].split("|")) + pattern[group.end() :]
     return pattern
 
 
 def make_untidy(question: str, random: Random) -> str:
-    """Put words in and leave small ones out, so that the ones that matter must be found."""
+    """Insert words and remove small ones, so that the model must find the relevant words."""
     words = [word for word in question.split(" ") if word not in HABITS["left_out"] or random.random() < 0.9]
     for _ in range(random.choice([0, 0, 1, 1, 2])):
         words.insert(random.randint(1, max(1, len(words))), random.choice(HABITS["fillers"]))
@@ -225,7 +225,7 @@ def make_untidy(question: str, random: Random) -> str:
 
 
 def mistype(text: str, random: Random) -> str:
-    """Leave out, double or swap one letter."""
+    """Remove, double or swap one letter."""
     place = random.randrange(1, len(text) - 2)
     a, b = text[place], text[place + 1]
     return text[:place] + random.choice(["", a + a, b + a, a + b]) + text[place + 2 :]

@@ -1,6 +1,6 @@
-"""Small sums, copying, counting and lists, made up at random. Knows nothing of Fairlead.
+"""Random exercises for the demonstration model: small sums, copying, counting and lists.
 
-Every exercise is a function of a random generator that returns one (question, answer) pair.
+An exercise is a function of a random generator that returns one (question, answer) pair.
 """
 
 import tomllib
@@ -64,7 +64,7 @@ def sum_too_large(random: Random) -> Pair:
 
 
 def inquire(random: Random, asked: str) -> str:
-    """Ask for the value of an expression, in one of many ways."""
+    """Return a question for the value of an expression."""
     form = random.choice(FORMS["inquire"])
     return form.format(asked)
 
@@ -113,7 +113,7 @@ def something_to_copy(random: Random) -> str:
 
 
 def made_up_text(random: Random) -> str:
-    """Return words that nobody knows among some that are known: what copying is really about."""
+    """Return invented words mixed with known ones, so that the model learns to copy."""
     words = []
     for _ in range(random.randint(1, 6)):
         syllables = [
@@ -142,7 +142,7 @@ def count(random: Random) -> Pair:
 
 
 def neighbour(random: Random) -> Pair:
-    """Return what comes after or before a number, day, month or letter."""
+    """Return a question for what comes after or before a number, day, month or letter."""
     kind = random.choice(["number", "day", "day", "month", "month", "letter"])
     names = {
         "number": list(map(str, range(101))),
@@ -159,7 +159,7 @@ def neighbour(random: Random) -> Pair:
 
 
 def recite(random: Random) -> Pair:
-    """Return a whole well-known list, its length, or one of its members by number."""
+    """Return a question for a well-known list, its length, or one of its items by number."""
     place = random.randrange(12)
     month, day = f"the {ORDINALS[place]} month", f"the {ORDINALS[place % 7]} day"
     asked: dict[str, list[str]] = {
@@ -196,7 +196,7 @@ def opposite(random: Random) -> Pair:
     return form.format(word), f"The opposite of {word} is {other}."
 
 
-# How often each exercise is asked.
+# Relative frequency of each exercise.
 EXERCISES: dict[Callable[[Random], Pair], float] = {
     sum_or_difference: 18,
     product: 5,

@@ -1,12 +1,12 @@
-"""Trains the demonstration model that ships with Fairlead, from nothing, on two processor cores.
+"""Train the demonstration model that ships with Fairlead, from scratch, on two processor cores.
 
     OMP_WAIT_POLICY=PASSIVE python bench/demo/train.py [--output src/fairlead/demo/fairlead-demo]
 
-(Passive waiting hardly matters on an idle machine; on a busy one it makes a step ten times as fast.)
+On a busy machine passive waiting makes a step ten times as fast; on an idle one it makes little difference.
 
-It makes the corpus (corpus.py), trains a byte-level BPE tokenizer on a part of it, then a small Llama on
-conversations that are never seen twice, in two passes, and writes a Hugging Face directory. Seeds are
-fixed; another machine's rounding may still give slightly other weights. Needs the extra `test`.
+Generates the corpus (corpus.py), trains a byte-level BPE tokenizer on a part of it, then trains a small Llama
+in two passes, without repeating a conversation. Writes a directory in Hugging Face layout. Seeds are fixed,
+but rounding on other machines may give slightly different weights. Needs the extra `test`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ VOCABULARY = 1536
 CONTEXT = 1024  # positions in the configuration
 LONGEST = 513  # tokens of the longest conversation in training
 BATCH_TOKENS = 3072
-# What a token of the user's counts in the loss, beside 1 for the assistant's: enough to learn the language.
+# Weight of the user's tokens in the loss; the assistant's have 1.
 USER_WEIGHT = 0.1
 
 CHAT_TEMPLATE = (
@@ -91,7 +91,7 @@ TOKENIZER_CONFIG = {
 
 
 class Pass(NamedTuple):
-    """One training run from a warm-up to a rate of nothing."""
+    """One training run, from a warm-up to a learning rate of 0."""
 
     steps: int
     untidy: bool
@@ -99,7 +99,7 @@ class Pass(NamedTuple):
     adamw_rate: float
 
 
-# The second pass goes on from the first one's bfloat16 weights, with questions as people really type them.
+# The second pass continues with the bfloat16 weights of the first one, with questions as people type them.
 PASSES = [
     Pass(steps=2400, untidy=False, muon_rate=8e-3, adamw_rate=3e-3),
     Pass(steps=700, untidy=True, muon_rate=4e-3, adamw_rate=1.5e-3),
@@ -107,7 +107,7 @@ PASSES = [
 
 
 class Example(NamedTuple):
-    """Token ids, and how much predicting each of them counts."""
+    """Token ids and their weights in the loss."""
 
     token_ids: list[int]
     weights: list[float]
@@ -137,7 +137,7 @@ def main() -> None:
     shutil.copyfile(Path(__file__).parent / "CARD.md", options.output / "README.md")
 
     for number, training in enumerate(PASSES, start=1):
-        # Attention in plain matrix products: for so short sequences, torch's fused kernel is slower.
+        # For such short sequences torch's fused attention is slower than plain matrix products.
         if number == 1:
             model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="eager")).float()
         else:
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def train_tokenizer(corpus: Corpus) -> Tokenizer:
-    """Return a byte-level BPE tokenizer: any text has tokens, and every digit is one."""
+    """Return a byte-level BPE tokenizer in which every digit is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -171,7 +171,7 @@ def train_tokenizer(corpus: Corpus) -> Tokenizer:
 
 
 def examples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Example]:
-    """Yield conversations as the chat template writes them, and now and then a plain text."""
+    """Yield conversations in the format of the chat template, and occasionally plain texts."""
     turn = Random(0)
     while True:
         if turn.random() < 0.05:
@@ -204,7 +204,7 @@ def batches_of(stream: Iterator[Example], random: Random) -> Iterator[tuple[torc
             batches[-1].append(example)
         random.shuffle(batches)
         for batch in batches:
-            # One token is only predicted; the others come in few widths, as each one costs a plan of its own.
+            # Few different widths, because torch prepares each one separately. The last token is no input.
             width = -(-(len(batch[-1].token_ids) - 1) // 16) * 16 + 1
             padding = [width - len(example.token_ids) for example in batch]
             yield (
@@ -222,7 +222,7 @@ def train(
 ) -> None:
     """Train for one pass: Muon for the matrices inside the layers, AdamW for the rest.
 
-    The loss that is printed is that of the assistant's tokens, in nats, over the last 100 steps.
+    Prints the loss of the assistant's tokens, in nats, over the last 100 steps.
     """
     steps = training.steps
     inner = {name: p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name}
@@ -265,12 +265,12 @@ def train(
 
 
 def rate_at(step: int, *, steps: int) -> float:
-    """Return the share of the full rate: a short warm-up, then half a cosine down to nothing."""
+    """Return the fraction of the full learning rate: a short warm-up, then a cosine decay to 0."""
     return min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
 
 
 def save(model: LlamaForCausalLM, output: Path) -> None:
-    """Write the weights in bfloat16, at once: a reader sees the old file or the new one."""
+    """Write the weights in bfloat16. The file is replaced atomically."""
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()

@@ -1,1 +1,1 @@
-"""A client that sends mutated requests to every route of a running server, and checks how it answers."""
+"""A client that sends mutated requests to every route of a running server, and checks its responses."""

@@ -1,4 +1,4 @@
-"""The attack: so many requests and connections, a few at a time, and what was wrong with the answers."""
+"""The attack: requests and connections from several clients, and the faults found in the responses."""
 
 import socket
 import struct
@@ -15,8 +15,8 @@ from hostile_client.requests import Grammar
 from hostile_client.spoiling import pieces
 from hostile_client.wire import BrokenAnswer, Reply, Wire, fault_of
 
-PATIENCE_S = 90.0  # a request on a busy machine, behind others that generate
-KEPT_OPEN = 0.7  # how often a connection is used for another request
+PATIENCE_S = 90.0  # long enough for a busy machine with other requests in the queue
+KEPT_OPEN = 0.7  # the probability that a connection is used for another request
 MAX_FAULTS = 20
 
 Address = tuple[str, int]
@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Fault:
-    """What was wrong, and what brings it about again."""
+    """A fault, and the request that reproduces it."""
 
     what: str
     kind: str
@@ -40,26 +40,26 @@ class Fault:
 
 @dataclass
 class Findings:
-    """What came of an attack. `answers`: how many of each status and code."""
+    """The result of an attack. `answers` counts responses by status and code."""
 
     answers: Counter[str] = field(default_factory=Counter)
     connections: int = 0
     faults: list[Fault] = field(default_factory=list)
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON can have it."""
+        """Return the result as values for JSON."""
         answers = dict(self.answers.most_common())
         return {"answers": answers, "connections": self.connections, "faults": list(map(str, self.faults))}
 
     def note(self, reply: Reply) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.answers[f"{reply.status} {reply.code}".strip()] += 1
 
 
 class Attack:
-    """Sends what `grammar` makes to a server, `at_once` clients at a time, until there are `max_faults`.
+    """Sends the requests of `grammar` to a server from `at_once` clients, until `max_faults` are found.
 
-    `source`: the address that the clients have; None leaves the choice to the system.
+    `source`: the address of the clients; None leaves the choice to the system.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Attack:
                 nursery.start_soon(self._client, turns)
 
     async def send_again(self, kind: str, seed: int) -> None:
-        """Send what a fault was about."""
+        """Send the request or connection of a fault again."""
         await self._client(iter([(kind, seed)]))
 
     async def _client(self, turns: Iterator[tuple[str, int]]) -> None:
@@ -115,7 +115,7 @@ class Attack:
         return Wire(sock)
 
     async def _ask(self, wire: Wire | None, seed: int) -> Wire | None:
-        """Send a request, on a connection that is still open if there is one; return it if it still is."""
+        """Send a request, on the given connection if it is open. Return the connection if it stays open."""
         request = self._grammar.request(seed)
         fault: str | None
         reply = None
@@ -124,7 +124,9 @@ class Attack:
             wire = wire or await self._connect()
             with trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as sending:
-                    sending.start_soon(_send_in_vain, wire, request.data)  # it may be refused half-way
+                    sending.start_soon(
+                        _send_in_vain, wire, request.data
+                    )  # the server may refuse it before the end
                     reply = await wire.reply(request.asks)
                     sending.cancel_scope.cancel()
             fault = fault_of(reply, request.asks)
@@ -137,7 +139,7 @@ class Attack:
             fault = f"no answer: {group.exceptions[0]!r}"
         if reply is None and again and fault is not None and fault.startswith("no answer: "):
             assert wire is not None
-            wire.socket.close()  # the server may have closed it just then, as after any refusal
+            wire.socket.close()  # the server may have closed it, as after a refusal
             return await self._ask(None, seed)
         if fault is not None:
             self.findings.faults.append(Fault(fault, "request", seed, request.data))
@@ -149,7 +151,7 @@ class Attack:
         return wire
 
     async def _visit(self, seed: int) -> None:
-        """Send nonsense in pieces, perhaps read a little, and leave in one way or another."""
+        """Send mutated bytes in pieces, perhaps read a little, and disconnect in one of several ways."""
         random = Random(f"visit {seed}")
         data = self._grammar.conversation(seed)
         self.findings.connections += 1
@@ -158,7 +160,7 @@ class Attack:
             wire = await self._connect()
             with wire.socket:
                 for piece in pieces(random, data):
-                    with trio.move_on_after(0.01):  # nor need it read
+                    with trio.move_on_after(0.01):  # nor does it have to read
                         await wire.send(piece)
                 if random.random() < 0.2:
                     wire.socket.shutdown(socket.SHUT_WR)
@@ -178,7 +180,7 @@ async def _send_in_vain(wire: Wire, data: bytes) -> None:
 
 
 def _mixed(requests: range, connections: range) -> Iterator[tuple[str, int]]:
-    """Yield all of both, the fewer among the more."""
+    """Yield all seeds of both kinds, evenly mixed."""
     every = max(1, len(requests) // (len(connections) + 1))
     others = iter(connections)
     for number, seed in enumerate(requests):

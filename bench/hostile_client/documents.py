@@ -1,4 +1,4 @@
-"""Bodies: valid ones from a JSON Schema, what spoils them, and JSON text that no encoder would write."""
+"""Bodies: valid ones from a JSON Schema, mutations of them, and JSON text that no encoder writes."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-OPTIONAL_FIELD = 0.12  # how often a field is there that need not be
+OPTIONAL_FIELD = 0.12  # the probability of an optional field
 MAX_ITEMS = 3
 MAX_DEPTH = 8
 WORDS = (
@@ -23,22 +23,22 @@ WORDS = (
 
 
 class Raw(bytes):
-    """JSON text to be written as it is."""
+    """JSON text that is written unchanged."""
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object that may have a key twice."""
+    """An object with possibly duplicate keys."""
 
 
 class Schemas:
-    """Makes values that fit a schema of an OpenAPI document. `hints` make those of a field of that name."""
+    """Generates values for a schema of an OpenAPI document. `hints` generate fields of these names."""
 
     def __init__(self, components: Mapping[str, Any], hints: Mapping[str, Callable[[Random], Any]]) -> None:
         self._components = components
         self._hints = hints
 
     def value(self, schema: Mapping[str, Any], random: Random, depth: int = 0) -> Any:
-        """Return a value that fits; None for a schema that says nothing."""
+        """Return a value that fits; None for an empty schema."""
         if "$ref" in schema:
             schema = self._components[schema["$ref"].rpartition("/")[2]]
         if "anyOf" in schema:
@@ -126,12 +126,12 @@ def _nested(opens: bytes, closes: bytes, random: Random, inside: bytes = b"") ->
 
 
 def weird(random: Random) -> Any:
-    """Return a value that hardly any field is made for."""
+    """Return an unusual value, which few fields accept."""
     return random.choice(WEIRD)(random)
 
 
 def spoil(document: Any, random: Random) -> Any:
-    """Return the document with one change somewhere in it."""
+    """Return the document with one random change."""
     places = list(_places(document))
     if not places:
         return weird(random)
@@ -143,7 +143,7 @@ def spoil(document: Any, random: Random) -> Any:
             holder[key] = weird(random)
         case 4:
             other, there = random.choice(places)
-            holder[key] = deepcopy(other[there])  # which may hold this very place
+            holder[key] = deepcopy(other[there])  # which may contain this place
         case 5:
             holder[key] = random.choice(([holder[key]], {"a": holder[key]}, [holder[key]] * 300))
         case 6 if isinstance(holder, dict):
@@ -158,7 +158,7 @@ def spoil(document: Any, random: Random) -> Any:
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each place of a value in it, as what holds it and the key or index."""
+    """Yield the place of each value: its container, and its key or index."""
     unvisited = [document]
     while unvisited:
         holder = unvisited.pop()

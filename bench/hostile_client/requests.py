@@ -1,7 +1,7 @@
-"""Requests to every route that a server's OpenAPI document and dashboard name, each a function of its seed.
+"""Requests to every route of a server's OpenAPI document and dashboard, each determined by a seed.
 
-A request is valid, or has its body, path, method or headers spoiled, or several of these. Its framing is
-right, unless a spoiled header says otherwise, so the server has to answer it.
+A request is valid, or its body, path, method or headers are mutated. Its framing is correct, unless a header
+breaks it, so the server must answer.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from urllib.parse import quote
 from hostile_client.documents import Schemas, encoded, spoil, weird
 from hostile_client.spoiling import spoiled
 
-SPARE_MODEL = 0.02  # how often an operator's route is asked for a model that there is: each costs a process
-MAX_CONTENT = 17_000_000  # more than a server takes
+SPARE_MODEL = 0.02  # the probability that an operator's route names an existing model, which starts a process
+MAX_CONTENT = 17_000_000  # above the server's limit
 METHODS = (
     *(
         "GET",
@@ -85,7 +85,7 @@ HEADERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 class Route(NamedTuple):
-    """A method of a path. `path` has its parameters in braces; `schema` is of the body, if there is one."""
+    """A method of a path. `path` has its parameters in braces; `schema` describes the body, if any."""
 
     method: str
     path: str
@@ -94,7 +94,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class HostileRequest:
-    """What to send. `asks`: the method that an answer is to. `is_last`: what follows it may be misread."""
+    """The bytes to send. `asks`: the request's method. `is_last`: following data may be misread."""
 
     seed: int
     asks: str
@@ -103,10 +103,10 @@ class HostileRequest:
 
 
 class Grammar:
-    """All routes, and how their requests are made.
+    """Generates requests to all routes.
 
-    `document` is the server's OpenAPI document, `pages` are paths besides. `models` are asked to generate;
-    `spare` may be loaded and unloaded.
+    `document` is the server's OpenAPI document, `pages` are additional paths. `models` generate; `spare` may
+    be loaded and unloaded.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Grammar:
         return HostileRequest(seed, method, start + content, is_last=spoiled_headers > 0 or version != "1.1")
 
     def conversation(self, seed: int) -> bytes:
-        """Return what one connection sends: up to three requests, spoiled as bytes."""
+        """Return the data of one connection: up to three requests with mutated bytes."""
         random = Random(f"connection {seed}")
         parts = [self.request(random.randrange(10**9)).data for _ in range(random.randint(1, 3))]
         return b"".join(spoiled(random, part[:100_000]) for part in parts)
@@ -182,7 +182,7 @@ class Grammar:
         return content[:MAX_CONTENT]
 
     def _hints(self) -> dict[str, Any]:
-        """Return what makes a request valid although its schema does not say so, and cheap."""
+        """Return generators of values that are valid and cheap, where the schema is not specific enough."""
         tokens = lambda random: random.choice((1, 2, 3, 8))  # noqa: E731
         return {
             "model": lambda random: random.choice(self._models),
@@ -199,7 +199,7 @@ class Grammar:
             "prompt": lambda random: random.choice(("Hello", ["a", "b"], [1, 2, 3])),
             "input": lambda random: random.choice(("Hello", ["a", "b"])),
             "id": lambda random: f"node{random.randrange(3)}",
-            "url": lambda _: "http://127.0.0.1:9",  # where nothing listens
+            "url": lambda _: "http://127.0.0.1:9",  # an address without a server
             "force": lambda random: random.random() < 0.5,
         }
 

@@ -1,4 +1,4 @@
-"""Bytes, cut and mixed up."""
+"""Mutations of bytes."""
 
 from random import Random
 
@@ -29,7 +29,7 @@ def pieces(random: Random, data: bytes) -> list[bytes]:
 
 
 def spoiled(random: Random, data: bytes) -> bytes:
-    """Return `data` with some bytes replaced, removed, repeated or added, or unchanged."""
+    """Return `data` unchanged, or with bytes replaced, removed, repeated or added."""
     for _ in range(random.choice([0, 1, 1, 2, 8])):
         at = random.randrange(len(data) + 1)
         to = min(len(data), at + random.choice([1, 1, 4, 50]))

@@ -1,4 +1,4 @@
-"""What to attack: the routes that a running server has, and a canary that asks beside the attack."""
+"""The target of an attack: the routes of a running server, and a canary that measures it meanwhile."""
 
 import json
 import re
@@ -16,14 +16,14 @@ PROMPT = {"prompt": "The quick brown fox", "max_tokens": 16, "temperature": 0, "
 
 
 async def ask(address: Address, method: str, path: str, content: bytes = b"") -> Reply:
-    """Return the answer to one request on a connection of its own."""
+    """Return the response to one request on a new connection."""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return await send(address, method, head.encode() + content)
 
 
 async def send(address: Address, method: str, request: bytes) -> Reply:
-    """Return the answer to these bytes, a request of this method, on a connection of its own."""
+    """Return the response to the bytes of a request with this method, on a new connection."""
     with trio.socket.socket() as sock:
         await sock.connect(address)
         wire = Wire(sock)
@@ -32,7 +32,7 @@ async def send(address: Address, method: str, request: bytes) -> Reply:
 
 
 async def grammar_of(address: Address, *, models: tuple[str, ...], spare: str) -> Grammar:
-    """Return the grammar of the routes that a server says it has, and of the files of its page."""
+    """Return the grammar of the server's OpenAPI document and of the files of its dashboard."""
     document = json.loads((await ask(address, "GET", "/openapi.json")).body)
     page = (await ask(address, "GET", "/")).body.decode()
     files = re.findall(r'(?:src|href)="/?(dashboard/[^"]+)"', page)
@@ -41,7 +41,7 @@ async def grammar_of(address: Address, *, models: tuple[str, ...], spare: str) -
 
 @dataclass
 class Canary:
-    """Asks the same again and again, as a well-behaved client; `texts` are the different answers it got."""
+    """Sends the same request repeatedly, as an ordinary client. `texts` are the different answers."""
 
     address: Address
     model: str
@@ -50,7 +50,7 @@ class Canary:
     took_s: list[float] = field(default_factory=list)
 
     async def sing(self, *, pause_s: float = 0.02) -> None:
-        """Ask until cancelled."""
+        """Send requests until cancelled."""
         content = json.dumps(PROMPT | {"model": self.model}).encode()
         while True:
             began = time.perf_counter()

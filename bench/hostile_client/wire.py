@@ -1,4 +1,4 @@
-"""Reading answers off a socket, and what is wrong with one."""
+"""Reads responses from a socket, and checks them."""
 
 import json
 import re
@@ -8,15 +8,15 @@ import trio
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
-STREAM_S = 0.3  # how long a stream is read before its client leaves
+STREAM_S = 0.3  # how long a stream is read before the client disconnects
 STREAM = "text/event-stream"
 
-# 5xx answers that are meant: what they say is true, and nothing of ours failed.
+# Codes of 5xx responses that are correct and do not report a fault of the server.
 MEANT = {
     "engine_failed",
     "node_failed",
-    "no_node",  # the request asked for a model of a node that the attack itself has added
-    "queue_timeout",  # so it did, and the node was not known to be down
+    "no_node",  # the request was for a model of a node that the attack has added
+    "queue_timeout",  # the same, while the node was not yet known to be down
     "load_failed",
     "http_version_not_supported",
 }
@@ -24,12 +24,12 @@ _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [ -~]*")
 
 
 class BrokenAnswer(Exception):
-    """What came is no answer."""
+    """The received data is not a response."""
 
 
 @dataclass
 class Reply:
-    """An answer. `whole`: it was read to its end."""
+    """A response. `whole`: it was read to its end."""
 
     status: int
     headers: dict[str, str]
@@ -42,7 +42,7 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """The error's code; empty if it has none."""
+        """The error code; empty without one."""
         try:
             found = json.loads(self.body)["error"]["code"]
         except (ValueError, LookupError, TypeError):
@@ -63,7 +63,7 @@ class Wire:
             data = data[await self.socket.send(data) :]
 
     async def reply(self, asks: str) -> Reply:
-        """Read an answer to a method. Raises `BrokenAnswer`, and `EOFError` if there is none."""
+        """Read the response to a method. Raises `BrokenAnswer`, or `EOFError` if there is none."""
         while True:
             found = await self._head()
             if found.status != 100:
@@ -135,7 +135,7 @@ class Wire:
 
 
 def fault_of(reply: Reply, asks: str) -> str | None:
-    """Return what is wrong with an answer to a hostile request, whatever that was; None if nothing is."""
+    """Return the fault of a response to any hostile request; None if it has none."""
     if reply.status >= 500 and reply.code not in MEANT and asks != "HEAD":
         return f"status {reply.status} {reply.code}"
     if reply.status == 500 and asks == "HEAD":

@@ -1,8 +1,8 @@
-"""Servers elsewhere, and the wires to them, on Trio's virtual clock: they die, stop, slow down and turn away.
+"""Remote servers on Trio's virtual clock, which crash, hang, slow down, refuse jobs and lose connections.
 
-A wire is what the pool of connections takes for a link, so everything above the sockets is the real thing.
-A server answers chats in a dialect with nothing optional. What it says is told by who asks, and once more by
-how often anybody asked, if the same request need not have the same answer.
+A `Wire` is a link of the connection pool, so everything above the sockets is the real code. A server answers
+chats without optional fields. Its answers contain the request id, and a number that is different for each
+request if the job is not repeatable.
 """
 
 import json
@@ -18,25 +18,25 @@ UNKNOWN = b"HTTP/1.1 404 Unknown\r\nContent-Type: application/json\r\nContent-Le
 
 
 def words_of(request_id: str, salt: str, count: int) -> list[str]:
-    """Return a whole answer, word by word."""
+    """Return the words of an answer."""
     return [f"{request_id}/{salt}/{number} " for number in range(count)]
 
 
 class Wire:
-    """Our end of a connection: what `fairlead.nodes.links.Link` asks for."""
+    """The client's end of a connection; implements `fairlead.nodes.links.Link`."""
 
     def __init__(self, server: "FarServer") -> None:
         self.is_open = True
         self._server = server
         self._inbox = bytearray()
         self._is_broken = False
-        self._news = trio.Event()
+        self._arrival = trio.Event()
 
     async def send(self, data: bytes) -> None:
         """See `Link`."""
         if self._is_broken:
             raise ConnectionResetError("the server is dead")
-        self._server.hear(self, data)
+        self._server.handle(self, data)
 
     async def receive(self) -> bytes:
         """See `Link`."""
@@ -44,8 +44,8 @@ class Wire:
         while not self._inbox:
             if self._is_broken:
                 raise ConnectionResetError("the server is dead")
-            self._news = trio.Event()
-            await self._news.wait()
+            self._arrival = trio.Event()
+            await self._arrival.wait()
         data = bytes(self._inbox)
         self._inbox.clear()
         return data
@@ -59,21 +59,21 @@ class Wire:
         self.is_open = False
         self._server.forget(self)
 
-    def come(self, data: bytes) -> None:
-        """The server has sent this."""
+    def deliver(self, data: bytes) -> None:
+        """Receive data from the server."""
         self._inbox += data
-        self._news.set()
+        self._arrival.set()
 
-    def snap(self) -> None:
-        """The server is gone; what has come can still be read."""
+    def break_off(self) -> None:
+        """Break the connection; received data can still be read."""
         self._is_broken = True
-        self._news.set()
+        self._arrival.set()
 
 
 class FarServer:
-    """One server with `seats`. `problems` is told when it has more to do at once than that.
+    """A server with `seats`. It adds to `problems` if it gets more jobs at once.
 
-    `turned_away` counts its 429s, by request; `wires` are the open connections.
+    `turned_away` counts its 429s by request; `wires` are the open connections.
     """
 
     def __init__(
@@ -89,48 +89,48 @@ class FarServer:
         self._nursery = nursery
         self._problems = problems
         self._is_dead = False
-        self._goes_on = trio.Event()
-        self._goes_on.set()
+        self._running = trio.Event()
+        self._running.set()
         self._words_a_chunk = random.choice([1, 1, 2, 3])
         self._working: dict[Wire, trio.CancelScope] = {}
-        self._salts = 0
+        self._answers = 0
 
-    # What happens to it ------------------------------------------------------------------------------
+    # Faults ------------------------------------------------------------------------------------------
 
-    def die(self) -> None:
-        """Be gone, and every connection with it."""
+    def crash(self) -> None:
+        """Crash: break and refuse all connections."""
         self._is_dead = True
         for wire in list(self.wires):
-            wire.snap()
+            wire.break_off()
             self._end_work(wire)
 
-    def stop(self) -> None:
-        """Do nothing any more, though the machine keeps the connections and accepts others."""
-        self._goes_on = trio.Event()
+    def hang(self) -> None:
+        """Hang: send nothing more, but keep and accept connections."""
+        self._running = trio.Event()
 
-    def come_back(self) -> None:
-        """Go on after `stop`; begin anew after `die`."""
+    def recover(self) -> None:
+        """Continue after `hang`, or start again after `crash`."""
         self._is_dead = False
-        self._goes_on.set()
+        self._running.set()
 
     def slow_down(self, delay: float) -> None:
-        """Take so many times as long for everything."""
+        """Multiply all delays."""
         self._delay = delay
 
-    def fill_up(self) -> None:
-        """Turn every job away."""
+    def refuse_jobs(self) -> None:
+        """Refuse every job with 429."""
         self._is_full = True
 
-    def have_room(self) -> None:
-        """Take jobs again."""
+    def accept_jobs(self) -> None:
+        """Accept jobs again."""
         self._is_full = False
 
-    def drop(self) -> None:
-        """Lose every connection, and live."""
-        self.die()
+    def drop_connections(self) -> None:
+        """Break all connections, but accept new ones."""
+        self.crash()
         self._is_dead = False
 
-    # Its connections ---------------------------------------------------------------------------------
+    # Connections -------------------------------------------------------------------------------------
 
     def connect(self) -> Wire:
         """Accept a connection. Raises `ConnectionRefusedError`."""
@@ -140,8 +140,8 @@ class FarServer:
         self.wires.add(wire)
         return wire
 
-    def hear(self, wire: Wire, data: bytes) -> None:
-        """A request came, in one piece as we send them."""
+    def handle(self, wire: Wire, data: bytes) -> None:
+        """Handle a request, which the client sends in one piece."""
         head, _, body = data.partition(b"\r\n\r\n")
         if head.startswith(b"POST") and len(self._working) >= self._seats:
             self._problems.append("overbooked: a server has more jobs than seats")
@@ -151,7 +151,7 @@ class FarServer:
         self._nursery.start_soon(self._answer, wire, scope, head, body)
 
     def forget(self, wire: Wire) -> None:
-        """The other side has closed the connection."""
+        """Forget a connection that the client has closed."""
         self.wires.discard(wire)
         self._end_work(wire)
 
@@ -159,56 +159,56 @@ class FarServer:
         if (scope := self._working.pop(wire, None)) is not None:
             scope.cancel()
 
-    # Its answers -------------------------------------------------------------------------------------
+    # Answers -----------------------------------------------------------------------------------------
 
     async def _answer(self, wire: Wire, scope: trio.CancelScope, head: bytes, body: bytes) -> None:
         with scope:
             if head.startswith(b"GET"):
                 is_health = head.startswith(b"GET /health ")
-                await self._say(wire, _whole(b"{}") if is_health else UNKNOWN)
+                await self._send(wire, _whole(b"{}") if is_health else UNKNOWN)
             else:
                 await self._chat(wire, json.loads(body))
 
-    async def _chat(self, wire: Wire, asked: dict[str, Any]) -> None:
-        await self._goes_on.wait()
+    async def _chat(self, wire: Wire, request: dict[str, Any]) -> None:
+        await self._running.wait()
         if self._is_full:
-            self.turned_away[asked["id"]] = self.turned_away.get(asked["id"], 0) + 1
+            self.turned_away[request["id"]] = self.turned_away.get(request["id"], 0) + 1
             self._working.pop(wire, None)
-            await self._say(wire, FULL)
+            await self._send(wire, FULL)
             return
-        self._salts += 1
-        salt = "" if asked["repeatable"] else f"{self._name}-{self._salts}"
-        words = words_of(asked["id"], salt, asked["words"])
-        if asked["stream"]:
+        self._answers += 1
+        salt = "" if request["repeatable"] else f"{self._name}-{self._answers}"
+        words = words_of(request["id"], salt, request["words"])
+        if request["stream"]:
             await self._stream(wire, words)
             return
         await trio.sleep(WORD_S * len(words) * self._delay)
         message = {"role": "assistant", "content": "".join(words)}
         answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-        await self._say_last(wire, _whole(json.dumps(answer).encode()))
+        await self._send_last(wire, _whole(json.dumps(answer).encode()))
 
     async def _stream(self, wire: Wire, words: list[str]) -> None:
-        await self._say(wire, HEAD % (b"text/event-stream", b"Transfer-Encoding: chunked"))
-        await self._say(wire, _event({"role": "assistant", "content": ""}))
+        await self._send(wire, HEAD % (b"text/event-stream", b"Transfer-Encoding: chunked"))
+        await self._send(wire, _event({"role": "assistant", "content": ""}))
         for start in range(0, len(words), self._words_a_chunk):
             part = words[start : start + self._words_a_chunk]
             await trio.sleep(WORD_S * len(part) * self._delay)
-            await self._say(wire, _event({"content": "".join(part)}))
-        await self._say_last(wire, _event({}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            await self._send(wire, _event({"content": "".join(part)}))
+        await self._send_last(wire, _event({}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    async def _say_last(self, wire: Wire, data: bytes) -> None:
-        """Say the end of an answer: who reads it knows that a seat is free."""
-        await self._goes_on.wait()
+    async def _send_last(self, wire: Wire, data: bytes) -> None:
+        """Send the end of an answer; its reader may use the seat at once."""
+        await self._running.wait()
         self._working.pop(wire, None)
-        await self._say(wire, data)
+        await self._send(wire, data)
 
-    async def _say(self, wire: Wire, data: bytes) -> None:
-        """Send it, now and then in two pieces with something in between that may be the end of all."""
+    async def _send(self, wire: Wire, data: bytes) -> None:
+        """Send data, occasionally in two pieces, between which the server may stop."""
         at = self._random.randrange(1, len(data)) if self._random.random() < 0.2 else len(data)
         for piece in (data[:at], data[at:]):
-            await self._goes_on.wait()
+            await self._running.wait()
             if piece:
-                wire.come(piece)
+                wire.deliver(piece)
                 await trio.sleep(0.01 * self._delay if len(piece) < len(data) else 0)
 
 

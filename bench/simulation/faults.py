@@ -1,16 +1,16 @@
-"""Three nodes in a bad hour, in virtual time, with everything real but the sockets.
+"""Three nodes with faults in virtual time; everything but the sockets is the real code.
 
-A round has clients who stream and who do not, and nodes of which one is killed, one stopped and one slow,
-each at a time and for a time drawn from the seed; now and then a node turns jobs away or loses its
-connections, and clients leave or have their jobs cancelled. `run_round` says what should not have been:
+A round has clients with and without streams. One node crashes, one hangs and one is slow, at times and for
+durations drawn from the seed. Occasionally a node refuses jobs or loses its connections, a client disconnects
+or a job is cancelled. `run_round` reports as problems:
 
-- an answer that is not whole, or not exactly what an undisturbed server says, or that is made of two;
-- an error that nothing explains: a job may fail when two nodes failed it, or one node in the middle of a
-  stream that no other could go on with; nobody may wait without end;
-- a job that ended twice or never, and a seat, an alarm, a connection or a task that is left.
+- an answer that is incomplete, differs from that of a server without faults, or mixes two answers;
+- an unexplained error: a job may fail if two nodes failed it, or one node failed in the middle of a stream
+  that no other node can continue; no job may wait without end;
+- a job that ended twice or never, and a seat, alarm, connection or task that was not released.
 """
 
-# ruff: noqa: SLF001  # what is left of a round is counted where it would be, and Trio's order has no public seed
+# ruff: noqa: SLF001  # leaks are counted in private attributes, and the seed of Trio's scheduler is private
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -36,14 +36,14 @@ from fairlead.nodes.remote_node import RemoteNode, remote_node
 from simulation.far_servers import FarServer, words_of
 
 NODES = 3
-SEATS = LENT_SEATS = 4  # that a node has, and that we take it to have
-HOUR_S = 20.0  # in which clients come and nodes go
+SEATS = LENT_SEATS = 4  # seats of a node, and seats in the configuration
+HOUR_S = 20.0  # the time in which requests and faults start
 PATIENCE_S = 1000.0
 HEALTH = HealthConfig(interval_s=1.0, failures=3, timeout_s=1.0)
 
 
-class Asked(NamedTuple):
-    """One client's request. `repeatable`: greedy or seeded."""
+class ClientRequest(NamedTuple):
+    """A client's request. `repeatable`: greedy or seeded."""
 
     name: str
     tenant: str
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of a round: `problems`, and the outcomes by kind, those of repeatable streams apart."""
+    """The problems of a round, and its outcomes by kind; repeatable streams are counted separately."""
 
     problems: list[str]
     outcomes: Counter[str]
@@ -65,37 +65,37 @@ class Verdict(NamedTuple):
 
 
 def run_round(seed: int, *, streams: int = 20, plain: int = 20) -> Verdict:
-    """Run the seed's round in a Trio of its own, on a virtual clock."""
-    hour = _Hour(seed, streams, plain)
+    """Run the round of a seed in a new Trio loop with a virtual clock."""
+    simulated = _Round(seed, streams, plain)
     ordered = patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", new=True)
     with ordered, structlog.testing.capture_logs():
         trio_run._r.seed(seed)
-        trio.run(hour.run, clock=MockClock(autojump_threshold=0))
-    return hour.verdict()
+        trio.run(simulated.run, clock=MockClock(autojump_threshold=0))
+    return simulated.verdict()
 
 
-class _Hour:
+class _Round:
     """One round."""
 
     def __init__(self, seed: int, streams: int, plain: int) -> None:
         self._random = Random(seed)
-        self._asked = [self._draw(number, stream=number < streams) for number in range(streams + plain)]
+        self._requests = [self._draw(number, stream=number < streams) for number in range(streams + plain)]
         self._servers: dict[str, FarServer] = {}
         self._nodes: list[RemoteNode] = []
         self._texts: dict[str, str] = {}
         self._errors: dict[str, FairleadError] = {}
         self._has_read: set[str] = set()
         self._left: set[str] = set()
-        self._journeys: dict[str, list[Journey]] = {asked.name: [] for asked in self._asked}
+        self._journeys: dict[str, list[Journey]] = {request.name: [] for request in self._requests}
         self._problems: list[str] = []
-        queue = QueueConfig(capacity=len(self._asked), timeout_s=PATIENCE_S)
-        self._desk = Dispatcher(queue, random=Random(seed))
-        self._gateway = Gateway(self._desk, request_timeout_s=PATIENCE_S, tell=self._tell)
+        queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
+        self._dispatcher = Dispatcher(queue, random=Random(seed))
+        self._gateway = Gateway(self._dispatcher, request_timeout_s=PATIENCE_S, tell=self._record)
 
-    def _draw(self, number: int, *, stream: bool) -> Asked:
+    def _draw(self, number: int, *, stream: bool) -> ClientRequest:
         random = self._random
         leaves = random.random() < 0.05
-        return Asked(
+        return ClientRequest(
             name=f"r{number}",
             tenant=random.choice("ABC"),
             stream=stream,
@@ -106,7 +106,7 @@ class _Hour:
             is_cancelled=random.random() < 0.03,
         )
 
-    def _tell(self, journey: Journey) -> None:
+    def _record(self, journey: Journey) -> None:
         self._journeys[journey.job.request_id].append(journey)
 
     # The round ---------------------------------------------------------------------------------------
@@ -117,13 +117,13 @@ class _Hour:
                 async with self._open(world):
                     with trio.move_on_after(2 * PATIENCE_S) as patience:
                         async with trio.open_nursery() as clients:
-                            clients.start_soon(self._trouble)
-                            for asked in self._asked:
-                                clients.start_soon(self._ask, asked)
+                            clients.start_soon(self._inject_faults)
+                            for request in self._requests:
+                                clients.start_soon(self._send, request)
                     if patience.cancelled_caught:
-                        self._problems.append("hang: somebody is still here")
-                    await trio.sleep(2)  # what is put off until a node has room
-                    for _ in range(5):  # a probe may be under way, but not for long
+                        self._problems.append("hang: a client still waits")
+                    await trio.sleep(2)  # for work that waits until a node has room
+                    for _ in range(5):  # a probe may use a connection for a moment
                         if any(node.status().connections.busy for node in self._nodes):
                             await trio.sleep(0.15)
                     self._look_for_leaks()
@@ -148,9 +148,9 @@ class _Hour:
                     between_bytes_s=self._random.choice([1.5, 5.0, 60.0]),
                 ),
             )
-            self._nodes.append(remote_node(config, self._desk, HEALTH))
+            self._nodes.append(remote_node(config, self._dispatcher, HEALTH))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._desk.run)
+            nursery.start_soon(self._dispatcher.run)
             for node in self._nodes:
                 nursery.start_soon(node.run)
             yield
@@ -160,74 +160,74 @@ class _Hour:
         await trio.lowlevel.checkpoint()
         return self._servers[host].connect()
 
-    async def _trouble(self) -> None:
-        """Kill one node, stop one and slow one down, and give all of them back; and some smaller troubles."""
+    async def _inject_faults(self) -> None:
+        """Crash one node, hang one and slow one down, with smaller faults; then undo each of them."""
         servers = list(self._servers.values())
         self._random.shuffle(servers)
         killed, stopped, slow = servers
-        strikes: list[tuple[Callable[[], None], Callable[[], None]]] = [
-            (killed.die, killed.come_back),
-            (stopped.stop, stopped.come_back),
+        faults: list[tuple[Callable[[], None], Callable[[], None]]] = [
+            (killed.crash, killed.recover),
+            (stopped.hang, stopped.recover),
             (partial(slow.slow_down, self._random.choice([3, 10])), partial(slow.slow_down, 1)),
         ]
         for server in servers:
             if self._random.random() < 0.3:
-                strikes.append((server.fill_up, server.have_room))
+                faults.append((server.refuse_jobs, server.accept_jobs))
             if self._random.random() < 0.3:
-                strikes.append((server.drop, lambda: None))
+                faults.append((server.drop_connections, lambda: None))
         async with trio.open_nursery() as nursery:
-            for strike, amends in strikes:
-                nursery.start_soon(self._strike, strike, amends)
+            for inject, undo in faults:
+                nursery.start_soon(self._inject, inject, undo)
 
-    async def _strike(self, strike: Callable[[], None], amends: Callable[[], None]) -> None:
+    async def _inject(self, inject: Callable[[], None], undo: Callable[[], None]) -> None:
         await trio.sleep(self._random.uniform(0, HOUR_S))
-        strike()
+        inject()
         await trio.sleep(self._random.choice([0.5, 5, 40, 100]))
-        amends()
+        undo()
 
-    async def _ask(self, asked: Asked) -> None:
-        await trio.sleep(asked.arrives_s)
-        with trio.move_on_after(asked.leaves_s) as stay:
+    async def _send(self, request: ClientRequest) -> None:
+        await trio.sleep(request.arrives_s)
+        with trio.move_on_after(request.leaves_s) as scope:
             try:
                 async with trio.open_nursery() as exchange:
-                    if asked.is_cancelled:
-                        exchange.start_soon(self._cancel, asked)
-                    answer = await exchange.start(self._gateway.serve, _job(asked))
-                    self._texts[asked.name] = await self._read(asked, answer.deltas)
+                    if request.is_cancelled:
+                        exchange.start_soon(self._cancel, request)
+                    answer = await exchange.start(self._gateway.serve, _job(request))
+                    self._texts[request.name] = await self._read(request, answer.deltas)
                     exchange.cancel_scope.cancel()
             except* FairleadError as group:
                 error = unwrap(group)
                 assert isinstance(error, FairleadError)
-                self._errors[asked.name] = error
-        if stay.cancelled_caught:
-            self._left.add(asked.name)
+                self._errors[request.name] = error
+        if scope.cancelled_caught:
+            self._left.add(request.name)
 
-    async def _cancel(self, asked: Asked) -> None:
+    async def _cancel(self, request: ClientRequest) -> None:
         await trio.sleep(self._random.uniform(0, 3))
-        self._gateway.cancel(asked.name, owner="")
+        self._gateway.cancel(request.name, owner="")
 
-    async def _read(self, asked: Asked, deltas: Any) -> str:
-        """Read as the routes do: a stream as it comes, anything else when it is whole."""
+    async def _read(self, request: ClientRequest, deltas: Any) -> str:
+        """Read as the routes do: a stream in pieces, any other answer when it is complete."""
         raw: list[bytes] = []
 
-        def pour(taken: list[Delta]) -> bool:
-            self._has_read.add(asked.name)
+        def collect(taken: list[Delta]) -> bool:
+            self._has_read.add(request.name)
             raw.extend(piece for delta in taken for piece in delta.raw)
             return True
 
-        if not asked.stream:
+        if not request.stream:
             await deltas.ended()
-        while taken := await deltas.take(pour):
-            pour(taken)
-        return _streamed(b"".join(raw)) if asked.stream else _plain(b"".join(raw))
+        while taken := await deltas.take(collect):
+            collect(taken)
+        return _streamed(b"".join(raw)) if request.stream else _plain(b"".join(raw))
 
     # The verdict -------------------------------------------------------------------------------------
 
     def _look_for_leaks(self) -> None:
-        counts = self._desk.statistics()
+        counts = self._dispatcher.statistics()
         upstreams = [node.status().connections for node in self._nodes]
         wires = sum(len(server.wires) for server in self._servers.values())
-        alarms = [alarm for _, _, alarm in self._desk._timer._alarms if not alarm.dropped]
+        alarms = [alarm for _, _, alarm in self._dispatcher._timer._alarms if not alarm.dropped]
         left = {
             "jobs that wait": counts.waiting,
             "jobs that run": counts.running,
@@ -235,63 +235,65 @@ class _Hour:
             "exchanges": sum(each.busy + each.waiting for each in upstreams),
             "connections of no pool": wires - sum(each.idle for each in upstreams),
             "alarms": len(alarms) - 1,  # the meter's
-            "waiters": len(self._desk._waiters),
+            "waiters": len(self._dispatcher._waiters),
         }
         self._problems += [f"leak: {count} {what}" for what, count in left.items() if count]
 
     def verdict(self) -> Verdict:
-        """Judge what became of everybody."""
+        """Check the outcome of every request."""
         outcomes: Counter[str] = Counter()
         replayed = attempts = 0
-        for asked in self._asked:
-            problem, outcome = self._judge(asked)
-            self._problems += [f"{asked.name}: {problem}"] if problem else []
-            outcomes[f"{outcome}, repeatable stream" if asked.stream and asked.repeatable else outcome] += 1
-            tried = sum(journey.attempts for journey in self._journeys[asked.name])
+        for request in self._requests:
+            problem, outcome = self._judge(request)
+            self._problems += [f"{request.name}: {problem}"] if problem else []
+            outcomes[
+                f"{outcome}, repeatable stream" if request.stream and request.repeatable else outcome
+            ] += 1
+            tried = sum(journey.attempts for journey in self._journeys[request.name])
             attempts += tried
             replayed += outcome == "answered" and tried > 1
         return Verdict(self._problems, outcomes, replayed, attempts)
 
-    def _judge(self, asked: Asked) -> tuple[str, str]:
-        """Return what is wrong, '' if nothing is, and how the job ended."""
-        journeys = self._journeys[asked.name]
-        if asked.name in self._left and asked.name not in self._texts:
+    def _judge(self, request: ClientRequest) -> tuple[str, str]:
+        """Return a problem ('' if there is none) and the outcome."""
+        journeys = self._journeys[request.name]
+        if request.name in self._left and request.name not in self._texts:
             return "" if len(journeys) <= 1 else "ended twice", "left"
         if len(journeys) != 1:
             return f"ended {len(journeys)} times", "lost"
-        if (error := self._errors.get(asked.name)) is not None:
-            return self._explain(asked, error, journeys[0]), error.code
-        if (text := self._texts.get(asked.name)) is None:
+        if (error := self._errors.get(request.name)) is not None:
+            return self._explain(request, error, journeys[0]), error.code
+        if (text := self._texts.get(request.name)) is None:
             return "neither an answer nor an error", "lost"
-        salt = "" if asked.repeatable else text.split("/")[1] if "/" in text else "?"
-        expected = "".join(words_of(asked.name, salt, asked.words))
+        salt = "" if request.repeatable else text.split("/")[1] if "/" in text else "?"
+        expected = "".join(words_of(request.name, salt, request.words))
         return "" if text == expected else f"{text!r} instead of {expected!r}", "answered"
 
-    def _explain(self, asked: Asked, error: FairleadError, journey: Journey) -> str:
+    def _explain(self, request: ClientRequest, error: FairleadError, journey: Journey) -> str:
         if isinstance(error, Cancelled):
-            return "" if asked.is_cancelled else "was cancelled by nobody"
+            return "" if request.is_cancelled else "was cancelled without a request"
         if not isinstance(error, NodeFailed):
             return f"failed with {error.code}"
-        full = sum(server.turned_away.get(asked.name, 0) for server in self._servers.values())
-        cannot_go_on = asked.stream and not asked.repeatable and asked.name in self._has_read
+        full = sum(server.turned_away.get(request.name, 0) for server in self._servers.values())
+        cannot_go_on = request.stream and not request.repeatable and request.name in self._has_read
         if journey.attempts - full >= ATTEMPTS or cannot_go_on:
             return ""
         return f"gave up after {journey.attempts} attempts, {full} of them at full nodes: {error.message}"
 
 
-def _job(asked: Asked) -> Job:
-    body = {"model": "m", "stream": asked.stream, "id": asked.name, "words": asked.words}
-    body |= {"repeatable": asked.repeatable}
-    sampling = Sampling(max_tokens=asked.words, temperature=0.0 if asked.repeatable else 1.0)
+def _job(request: ClientRequest) -> Job:
+    body = {"model": "m", "stream": request.stream, "id": request.name, "words": request.words}
+    body |= {"repeatable": request.repeatable}
+    sampling = Sampling(max_tokens=request.words, temperature=0.0 if request.repeatable else 1.0)
     return Job(
-        asked.name,
-        asked.tenant,
+        request.name,
+        request.tenant,
         "m",
         (),
         sampling,
-        stream=asked.stream,
-        request_id=asked.name,
-        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), asked.stream),
+        stream=request.stream,
+        request_id=request.name,
+        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is read off a run."""
+"""Figures of a simulation."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,15 +7,15 @@ from simulation.workload import Request
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` of all do not exceed; 0 of none."""
+    """Return the smallest value that `share` of the values do not exceed; 0 without values."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else 0.0
 
 
 def waits_s(requests: Iterable[Request]) -> list[float]:
-    """Return how long those waited that were granted a seat."""
+    """Return the waits of the requests that got a seat."""
     return [request.waited_s for request in requests if request.waited_s is not None]
 
 
 def share_refused(requests: Sequence[Request]) -> float:
-    """Return how many of them were refused, for whatever reason, as a fraction."""
+    """Return the fraction of the requests that was refused, for any reason."""
     return sum(request.refused is not None for request in requests) / len(requests)

@@ -1,8 +1,8 @@
-"""A cache too small for all who want it: the real scheduler and kernels, over a device that is a formula.
+"""A KV cache that is too small for the load: the real scheduler and kernels with a simulated device.
 
-Lengths of prompts and outputs are log-normal, as in traces of chats; the line is never empty. A step takes
-16 ms, 0.25 ms a decode and 0.1 ms a token of prefill. Counts and simulated time: the same seed gives the
-same figures on every machine.
+Lengths of prompts and outputs are lognormal, as in traces of chats, and sequences always wait. A step takes
+16 ms, plus 0.25 ms for each decode and 0.1 ms for each prompt token. A seed gives the same figures on every
+machine.
 """
 
 import math
@@ -20,12 +20,12 @@ from fairlead.job import Sampling
 EOS = 2
 MOST_TOKENS = 2048
 LONGEST_PROMPT = 4000
-IN_LINE = 400
+PENDING = 400
 BLOCK_SIZE = 16
 
 
 class Figures(NamedTuple):
-    """What came of it. `preemptions` per 1,000 sequences that ended; `recomputed`: its part of all tokens."""
+    """The result. `preemptions`: per 1,000 sequences; `recomputed`: recomputed tokens as a part of all."""
 
     tokens_per_s: float
     preemptions: float
@@ -35,35 +35,35 @@ class Figures(NamedTuple):
 
 
 class Lengths:
-    """What each sequence, by its key, asks and how much it will say."""
+    """The prompt and output length of each sequence, by its key."""
 
     def __init__(self, seed: int, number: int = 20_000) -> None:
-        chance = np.random.default_rng(seed)
-        prompts = chance.lognormal(math.log(220), 0.8, number)
-        outputs = chance.lognormal(math.log(180), 0.9, number)
+        rng = np.random.default_rng(seed)
+        prompts = rng.lognormal(math.log(220), 0.8, number)
+        outputs = rng.lognormal(math.log(180), 0.9, number)
         self.prompts: Counts = np.clip(prompts, 8, LONGEST_PROMPT).astype(np.int64)
         self.outputs: Counts = np.clip(outputs, 2, MOST_TOKENS).astype(np.int64)
-        self._chance = chance
+        self._rng = rng
 
     def prompt(self, key: int) -> bytes:
-        return self._chance.integers(3, 30_000, int(self.prompts[key]), dtype=np.int32).tobytes()
+        return self._rng.integers(3, 30_000, int(self.prompts[key]), dtype=np.int32).tobytes()
 
 
 class Rule:
-    """A prediction that learns nothing."""
+    """A predictor that does not learn."""
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
 
     def learn(self, length: int) -> None:
-        """It need not know."""
+        """Do nothing."""
 
     def regret(self) -> None:
-        """It has none."""
+        """Do nothing."""
 
 
 class Oracle(Rule):
-    """Knows how long every output will be."""
+    """Predicts the true length of every output."""
 
     def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:
         remaining: Counts = np.minimum(self.lengths.outputs[keys] - outputs, limits)
@@ -71,21 +71,21 @@ class Oracle(Rule):
 
 
 class WorstCase(Rule):
-    """Takes everyone to use all of `max_tokens`: nobody is ever preempted, and most of the cache is empty."""
+    """Predicts `max_tokens` for every output: no sequence is preempted, but most of the cache stays empty."""
 
-    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  whatever
+    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  the signature is the protocol's
         return limits
 
 
 class Now(Rule):
-    """Takes everyone to end at once: whoever fits now comes in."""
+    """Predicts that every output ends at once: each sequence that fits now is admitted."""
 
-    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  whatever
+    def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  the signature is the protocol's
         return np.zeros_like(limits)
 
 
 class FormulaRunner:
-    """Ends each sequence where its length says, and adds up what the steps would have taken."""
+    """Ends each sequence at its length, and adds up the simulated time of the steps."""
 
     overlaps = False
     arenas = 2
@@ -111,11 +111,11 @@ def simulate(
     slots: int = 128,
     max_batched_tokens: int = 1024,
 ) -> Figures:
-    """Run so many steps under one rule of admission; None is the engine's own."""
+    """Run steps with one admission rule; None is the engine's own."""
     lengths = Lengths(seed)
     runner = FormulaRunner(lengths)
     engine = Engine(
-        runner,  # type: ignore[arg-type]  # steps are run by hand
+        runner,  # type: ignore[arg-type]  # only `run` is used
         slots=slots,
         max_batch=slots,
         max_batched_tokens=max_batched_tokens,
@@ -130,7 +130,7 @@ def simulate(
     )
     submitted = ended = prompt_tokens = row_steps = 0
     for _ in range(steps):
-        while engine.statistics().pending < IN_LINE:
+        while engine.statistics().pending < PENDING:
             engine.submit(submitted, lengths.prompt(submitted), Sampling(max_tokens=MOST_TOKENS))
             submitted += 1
         step = engine.plan(runner.elapsed_s)

@@ -1,4 +1,4 @@
-"""Sixteen nodes: our own counts and one queue before them, or old reports and a queue at each."""
+"""Placement on sixteen nodes: with own counts and one queue, or with old reports and a queue at each node."""
 
 from collections import deque
 from functools import partial
@@ -6,8 +6,8 @@ from random import Random
 from typing import NamedTuple
 
 from simulation.clock import Clock
-from simulation.desk import Desk
 from simulation.measures import percentile, waits_s
+from simulation.simulated_server import SimulatedServer
 from simulation.workload import Request, Shape, Speed, poisson
 
 NODES = 16
@@ -16,27 +16,29 @@ REPORT_EVERY_S = 1.0
 
 
 class Placing(NamedTuple):
-    """How often a request was sent to an idle node when there was one, and how long they waited."""
+    """How often a request got an idle node if there was one, and the p99 of the waits."""
 
     idle_hit: float
     p99_s: float
 
 
 def by_own_counts(*, load: float = 0.8, seats: int = 1, length_s: float = 3600.0, seed: int = 1) -> Placing:
-    """The real scheduler: a request waits until a seat is free, and is then sent there."""
+    """Measure the real scheduler, which sends a request to a node when a seat is free."""
     clock, random = Clock(), Random(seed)
-    desk = Desk(clock, order="roundRobin", nodes=NODES, seats=seats, capacity=1000)
+    server = SimulatedServer(clock, order="roundRobin", nodes=NODES, seats=seats, capacity=1000)
     for number, time_s in enumerate(_arrivals(load * seats, length_s, random)):
-        clock.at(time_s, partial(desk.submit, SHAPE.request(f"tenant-{number % 10}", random)))
+        clock.at(time_s, partial(server.submit, SHAPE.request(f"tenant-{number % 10}", random)))
     clock.run(length_s)
-    return Placing(desk.granted_to_idle / desk.granted_while_idle, percentile(waits_s(desk.requests), 0.99))
+    return Placing(
+        server.granted_to_idle / server.granted_while_idle, percentile(waits_s(server.requests), 0.99)
+    )
 
 
 def by_old_reports(*, load: float = 0.8, length_s: float = 3600.0, seed: int = 1) -> Placing:
-    """What is usual: a request goes at once to the node whose last report had the least composite score."""
+    """Measure the usual method: a request goes at once to the node with the lowest reported score."""
     clock, random = Clock(), Random(seed)
     nodes = [_QueueingNode(clock) for _ in range(NODES)]
-    for node in nodes:  # each reports when it likes to, but once a second
+    for node in nodes:  # once a second, at different times
         clock.after(random.random() * REPORT_EVERY_S, partial(clock.every, REPORT_EVERY_S, node.report))
     requests: list[Request] = []
     hits = chances = 0
@@ -58,7 +60,7 @@ def by_old_reports(*, load: float = 0.8, length_s: float = 3600.0, seed: int = 1
 
 
 class _QueueingNode:
-    """One seat and a queue of its own. `score` is 0.3·load + 0.7·jobs a seat, as of its last report."""
+    """A node with one seat and a queue. `score` is 0.3·load + 0.7·jobs per seat, at its last report."""
 
     def __init__(self, clock: Clock) -> None:
         self.score = 0.0
@@ -68,17 +70,17 @@ class _QueueingNode:
 
     @property
     def held(self) -> int:
-        """Requests here, running and waiting."""
+        """The number of running and waiting requests."""
         return len(self._queue) + self._running
 
     def submit(self, request: Request) -> None:
-        """A request comes."""
+        """Queue a request."""
         request.submitted_s = self._clock.now_s
         self._queue.append(request)
         self._start()
 
     def report(self) -> None:
-        """Say how much there is to do."""
+        """Update the score."""
         self.score = 0.3 * min(self.held, 1) + 0.7 * self.held
 
     def _start(self) -> None:

@@ -1,7 +1,7 @@
-"""One model in memory, three that are wanted: how often it is exchanged, and how long the rare ones wait.
+"""Swaps between three models of which one fits in memory: their number, and the waits for the rare models.
 
-Six clients always want the first model, and each of two others is asked for about once a minute. The real
-scheduler under one-at-a-time eviction, and beside it a strict first come, first served, on the same requests.
+Six clients send requests for the first model without pauses. Each of the other two is requested about once a
+minute. Compares the real scheduler with a strict first come, first served queue on the same requests.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from fairlead.nodes.node import NodeLimits
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import SwapReason
 from simulation.clock import Clock
-from simulation.desk import Node
+from simulation.simulated_server import Node
 
 BUSY, RARE = "busy", ("rare-1", "rare-2")
 MODELS = (BUSY, *RARE)
@@ -33,7 +33,7 @@ BOUND_S = 60.0  # queue.starvationBound
 
 
 class Swapping(NamedTuple):
-    """Swaps an hour, all that was served, and the waits of the rare models' requests."""
+    """Swaps per hour, the number of served requests, and the waits for the rare models."""
 
     swaps_an_hour: float
     served: int
@@ -41,39 +41,39 @@ class Swapping(NamedTuple):
 
 
 def swapping(*, strict: bool, length_s: float = 3600.0, seed: int = 1) -> Swapping:
-    """Run the same clients before our scheduler, or before a `strict` queue."""
+    """Run the clients with the real scheduler, or with a `strict` queue."""
     clock, random = Clock(), Random(seed)
     served = 0
     waits: list[float] = []
 
-    def ended(asked: "Asked") -> None:
+    def ended(request: "ModelRequest") -> None:
         nonlocal served
         served += 1
-        if asked.model == BUSY:
+        if request.model == BUSY:
             clock.after(0.0, partial(submit, BUSY))
 
-    def granted(asked: "Asked") -> None:
-        if asked.model != BUSY:
-            waits.append(clock.now_s - asked.submitted_s)
+    def granted(request: "ModelRequest") -> None:
+        if request.model != BUSY:
+            waits.append(clock.now_s - request.submitted_s)
 
     def submit(model: str) -> None:
         service_s = min(LONGEST_S, random.expovariate(1 / SERVICE_S))
-        server.submit(Asked(model, service_s, clock.now_s))
+        server.submit(ModelRequest(model, service_s, clock.now_s))
 
-    def want_rarely(model: str) -> None:
-        clock.after(random.expovariate(1 / 60.0), partial(want_rarely, model))
+    def request_rarely(model: str) -> None:
+        clock.after(random.expovariate(1 / 60.0), partial(request_rarely, model))
         submit(model)
 
     server = StrictServer(clock, granted, ended) if strict else OurServer(clock, granted, ended)
     for _ in range(CLIENTS):
         submit(BUSY)
     for model in RARE:
-        clock.after(random.expovariate(1 / 60.0), partial(want_rarely, model))
+        clock.after(random.expovariate(1 / 60.0), partial(request_rarely, model))
     clock.run(length_s)
     return Swapping(server.swaps * 3600 / length_s, served, waits)
 
 
-class Asked:
+class ModelRequest:
     """One request."""
 
     def __init__(self, model: str, service_s: float, submitted_s: float) -> None:
@@ -82,34 +82,34 @@ class Asked:
         self.submitted_s = submitted_s
 
 
-Told = Callable[[Asked], None]
+Callback = Callable[[ModelRequest], None]
 
 
 class StrictServer:
-    """First come, first served: the next one's model is loaded when the seats are empty."""
+    """A first come, first served queue: the next request's model is loaded when all seats are free."""
 
-    def __init__(self, clock: Clock, granted: Told, ended: Told) -> None:
+    def __init__(self, clock: Clock, granted: Callback, ended: Callback) -> None:
         self.swaps = 0
         self._clock = clock
         self._granted, self._ended = granted, ended
-        self._queue: deque[Asked] = deque()
+        self._queue: deque[ModelRequest] = deque()
         self._loaded: str | None = None
         self._busy = 0
 
-    def submit(self, asked: Asked) -> None:
-        """A request comes."""
-        self._queue.append(asked)
+    def submit(self, request: ModelRequest) -> None:
+        """Queue a request."""
+        self._queue.append(request)
         self._pump()
 
     def _pump(self) -> None:
         while self._queue and self._loaded is not None and self._busy < SEATS:
-            asked = self._queue[0]
-            if asked.model != self._loaded:
+            request = self._queue[0]
+            if request.model != self._loaded:
                 break
             self._queue.popleft()
             self._busy += 1
-            self._granted(asked)
-            self._clock.after(asked.service_s, partial(self._finish, asked))
+            self._granted(request)
+            self._clock.after(request.service_s, partial(self._finish, request))
         is_loading = self.swaps and self._loaded is None
         if self._queue and not self._busy and not is_loading and self._queue[0].model != self._loaded:
             self.swaps += 1
@@ -120,20 +120,20 @@ class StrictServer:
         self._loaded = model
         self._pump()
 
-    def _finish(self, asked: Asked) -> None:
+    def _finish(self, request: ModelRequest) -> None:
         self._busy -= 1
-        self._ended(asked)
+        self._ended(request)
         self._pump()
 
 
 class OurServer:
-    """The real scheduler, and its effects on virtual time."""
+    """The real scheduler with simulated loads and seats."""
 
-    def __init__(self, clock: Clock, granted: Told, ended: Told) -> None:
+    def __init__(self, clock: Clock, granted: Callback, ended: Callback) -> None:
         self.swaps = 0
         self._clock = clock
         self._granted, self._ended = granted, ended
-        self._asked: dict[Ticket, Asked] = {}
+        self._requests: dict[Ticket, ModelRequest] = {}
         self._scheduler = Scheduler(
             self,
             capacity=100,
@@ -142,17 +142,17 @@ class OurServer:
             loadable=frozenset(MODELS),
         )
 
-    def submit(self, asked: Asked) -> None:
-        """A request comes."""
-        ticket = Ticket(Job("r", asked.model, asked.model, ([1],), Sampling(max_tokens=1)))
-        self._asked[ticket] = asked
+    def submit(self, request: ModelRequest) -> None:
+        """Queue a request."""
+        ticket = Ticket(Job("r", request.model, request.model, ([1],), Sampling(max_tokens=1)))
+        self._requests[ticket] = request
         self._scheduler.submit(ticket)
         self._clock.after(PATIENCE * BOUND_S, partial(self._scheduler.starved, ticket))
 
     def grant(self, ticket: Ticket) -> None:
         """See `Effects`."""
-        self._granted(self._asked[ticket])
-        self._clock.after(self._asked[ticket].service_s, partial(self._finish, ticket))
+        self._granted(self._requests[ticket])
+        self._clock.after(self._requests[ticket].service_s, partial(self._finish, ticket))
 
     def start_swap(self, model: str, evict: frozenset[str], _reason: SwapReason) -> None:
         """See `Effects`."""
@@ -160,16 +160,16 @@ class OurServer:
         self._clock.after(LOAD_S, partial(self._load, model, evict))
 
     def idle(self, place: Place) -> None:
-        """Nothing is unloaded for want of work."""
+        """Do nothing: idle models stay loaded."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """There is room for all."""
+        """Not called: the queue has room for all requests."""
         raise AssertionError(ticket, error)
 
     stop = refuse
 
     def stop_model(self, model: str) -> None:
-        """Nobody asks for it, nor for what follows."""
+        """Not called."""
         raise AssertionError(model)
 
     def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
@@ -186,6 +186,6 @@ class OurServer:
         self._scheduler.node_up(node, NodeLimits(seats=SEATS, max_model_len=100))
 
     def _finish(self, ticket: Ticket) -> None:
-        asked = self._asked.pop(ticket)
+        request = self._requests.pop(ticket)
         self._scheduler.finished(ticket, cost=1.0)
-        self._ended(asked)
+        self._ended(request)

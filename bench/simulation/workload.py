@@ -1,4 +1,4 @@
-"""What comes in: requests with lognormal lengths, at random times; and how fast a node works them off."""
+"""Requests with lognormal lengths at random times, and the speed of a node."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ MAX_TOKENS = 4000
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request, and what becomes of it. Only the simulation knows `output_tokens` before it is over."""
+    """A request and its outcome. The server does not know `output_tokens` before the end."""
 
     tenant: str
     prompt_tokens: int
@@ -19,11 +19,11 @@ class Request:
     submitted_s: float = 0.0
     granted_s: float | None = None
     finished_s: float | None = None
-    refused: str | None = None  # the code of the error
+    refused: str | None = None  # the error code
 
     @property
     def waited_s(self) -> float | None:
-        """Seconds from submission to the seat; None if it never had one."""
+        """Seconds from submission to the grant; None without a grant."""
         return None if self.granted_s is None else self.granted_s - self.submitted_s
 
 
@@ -35,29 +35,29 @@ class Shape(NamedTuple):
     sigma: float = 0.6
 
     def request(self, tenant: str, random: Random) -> Request:
-        """Draw one."""
+        """Return a request with random lengths."""
         return Request(
             tenant, _tokens(self.prompt, self.sigma, random), _tokens(self.output, self.sigma, random)
         )
 
     def mean_service_s(self, speed: "Speed") -> float:
-        """Return how long one takes on average; lengths cut off at `MAX_TOKENS` are too rare to matter."""
-        stretch = math.exp(self.sigma**2 / 2)
-        return stretch * (speed.prompt_s * self.prompt + speed.output_s * self.output)
+        """Return the mean service time, without the rare cut at `MAX_TOKENS`."""
+        mean_factor = math.exp(self.sigma**2 / 2)
+        return mean_factor * (speed.prompt_s * self.prompt + speed.output_s * self.output)
 
 
 class Speed(NamedTuple):
-    """How long a seat takes for a token, whatever the other seats do."""
+    """Seconds per prompt token and per output token, independent of other seats."""
 
     prompt_s: float = 0.0004
     output_s: float = 0.02
 
     def service_s(self, request: Request) -> float:
-        """From the grant to the last token."""
+        """Return the seconds from the grant to the last token."""
         return self.prompt_s * request.prompt_tokens + self.output_s * request.output_tokens
 
     def progress(self, request: Request, running_s: float) -> tuple[float, int]:
-        """Return prompt and output tokens done after `running_s` in the seat."""
+        """Return the prompt and output tokens that are done after `running_s`."""
         prompt_s = self.prompt_s * request.prompt_tokens
         if running_s < prompt_s:
             return running_s / self.prompt_s, 0
@@ -66,7 +66,7 @@ class Speed(NamedTuple):
 
 
 def poisson(rate: float, until_s: float, random: Random) -> Iterator[float]:
-    """Yield the times of arrivals, `rate` a second on average."""
+    """Yield the arrival times of a Poisson process with `rate` arrivals a second."""
     time_s = random.expovariate(rate)
     while time_s < until_s:
         yield time_s

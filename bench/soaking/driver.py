@@ -1,10 +1,10 @@
-"""The server under test, in a process that also reports what only it can know, a line of JSON a second.
+"""Run the server under test, and report internal counts as one line of JSON a second.
 
     python -m soaking.driver FILE DESCRIPTOR
 
-FILE is the configuration, DESCRIPTOR an inherited pipe. A line has the number of Trio's tasks, of the memory
-blocks that Python has allocated, and of the bytes that glibc's malloc has given out, which do not contain
-Python's small objects. The first line has the address.
+FILE is the configuration, DESCRIPTOR an inherited pipe. A line contains the number of Trio's tasks, the
+number of memory blocks allocated by Python, and the bytes allocated by glibc's malloc, which do not include
+Python's small objects. The first line contains the address.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class Announcer:
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
         """See `fairlead.app.Announcer`."""
 
-    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # as the protocol has it
+    def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
         """See `fairlead.app.Announcer`."""
         report(self._descriptor, url=url)
 
@@ -48,14 +48,14 @@ class Announcer:
 
 
 def report(descriptor: int, **values: object) -> None:
-    """Write a line; the reader keeps up with one a second."""
+    """Write a line. It does not block, because the reader reads every second."""
     os.write(descriptor, json.dumps(values).encode() + b"\n")
 
 
 def heap_bytes() -> int:
-    """Return the bytes that malloc has given out in all its arenas; 0 where it is not glibc's.
+    """Return the bytes allocated by glibc's malloc in all its arenas; 0 with another C library.
 
-    Unlike the process's memory, it does not contain what is free but still held.
+    Unlike the process's memory, this does not include freed memory that malloc keeps.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_info"):
@@ -69,7 +69,7 @@ def heap_bytes() -> int:
     libc.fclose(stream)
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
-        totals = file.read().decode().rpartition("</heap>")[2]  # after those of each arena
+        totals = file.read().decode().rpartition("</heap>")[2]  # the totals follow the sizes of the arenas
     sizes = {kind: int(size) for kind, size in re.findall(r'type="(\w+)".* size="(\d+)"', totals)}
     current = re.search(r'<system type="current" size="(\d+)"', totals)
     assert current is not None

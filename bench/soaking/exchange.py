@@ -1,6 +1,6 @@
-"""A client's side of one HTTP exchange: what came, when it came, and how it ended.
+"""An HTTP client that records the content, the times and the end of each response.
 
-Built on h11 and a bare socket, so that a client can leave at any moment and read as slowly as it likes.
+It uses h11 and a socket directly, so that a client can disconnect at any time and read slowly.
 """
 
 import json
@@ -13,15 +13,15 @@ import h11
 import trio
 
 RECEIVE_BYTES = 64 * 1024
-# What the last event of a whole stream contains, by dialect.
+# The content of the last event of a complete stream, in each dialect.
 ENDS = (b"data: [DONE]", b'"message_stop"', b'"response.completed"')
 
 
 @dataclass
 class Answer:
-    """What a client got. `ending`: "whole", "cut" (the connection ended early) or "left" (the client did).
+    """A response. `ending`: "whole", "cut" (the connection ended early) or "left" (the client disconnected).
 
-    `first_s` is the time to the first event of a stream, `gaps_s` are those between its pieces.
+    `first_s` is the time to the first event of a stream, `gaps_s` are the times between its pieces.
     """
 
     status: int = 0
@@ -32,7 +32,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The error's code, of the answer or of its last event; "" if it is none."""
+        """The error code of the response or of its last event; "" without an error."""
         if self.status == 200 and b'"error"' not in self.body:
             return ""
         for line in reversed(self.body.removeprefix(b"event: error\n").splitlines()):
@@ -45,14 +45,14 @@ class Answer:
 
     @property
     def is_ended_stream(self) -> bool:
-        """Whether the last event of a stream came."""
+        """Whether the stream is complete."""
         return any(end in self.body[-600:] for end in ENDS)
 
 
 class Client:
-    """Requests one after another, over one connection while it can be kept.
+    """Sends requests one after another, over one connection while it stays open.
 
-    It waits `pause_s` before each read.
+    Waits `pause_s` before each read.
     """
 
     def __init__(self, address: tuple[str, int], key: str, *, pause_s: float = 0.0) -> None:
@@ -65,7 +65,7 @@ class Client:
     async def ask(
         self, method: str, path: str, body: dict[str, Any] | bytes | None = None, request_id: str = ""
     ) -> Answer:
-        """Send a request and read the answer to its end, or to the connection's."""
+        """Send a request, and read the response until its end or that of the connection."""
         answer = Answer()
         try:
             await self._exchange(method, path, body, request_id, answer)
@@ -104,7 +104,7 @@ class Client:
         sent += self._http.send(h11.EndOfMessage()) or b""
         began_s = last_s = time.monotonic()
         await stream.send_all(sent)
-        is_new = False  # whether bytes came since the last piece: several pieces may come at once
+        is_new = False  # whether bytes arrived since the last piece; one read may contain several pieces
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
@@ -132,7 +132,7 @@ class Client:
         self._http = h11.Connection(h11.CLIENT)
         sock = trio.socket.socket()
         try:
-            if self.pause_s:  # a slow reader has a small window, or the kernel reads for it
+            if self.pause_s:  # with a large receive buffer, the kernel would read ahead
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await sock.connect(self._address)
         except BaseException:

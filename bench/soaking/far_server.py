@@ -1,8 +1,8 @@
-"""A scripted server of the OpenAI and Anthropic dialects, as a node elsewhere or as a command.
+"""A server with canned answers in the OpenAI and Anthropic dialects, used as a remote node and as a command.
 
     python far_server.py PORT
 
-The answer to any prompt is the numbers from 0 up to the limit on tokens, one word a token.
+The answer to any prompt is the numbers from 0 to the limit on tokens, one word a token.
 """
 
 import json
@@ -22,11 +22,11 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Health and the list of models."""
+        """Answer health checks and the list of models."""
         self._send({"object": "list", "data": [{"id": "far"}]} if self.path == "/v1/models" else {})
 
     def do_POST(self) -> None:
-        """Answer in the dialect of the path."""
+        """Generate an answer in the dialect of the path."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         limit = asked.get("max_tokens") or asked.get("max_output_tokens") or WORDS_AT_MOST
         words = [f"{number} " for number in range(min(limit, WORDS_AT_MOST))]
@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: object) -> None:
-        """Print nothing about requests."""
+        """Suppress the log of requests."""
 
     def _send(self, answer: dict[str, Any]) -> None:
         body = json.dumps(answer).encode()
@@ -56,13 +56,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread a connection."""
+    """A server with one thread for each connection."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """A client that closes its connection is expected."""
+        """Ignore errors: clients may disconnect."""
 
 
 def _whole(path: str, text: str, tokens: int) -> dict[str, Any]:

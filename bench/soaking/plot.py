@@ -1,4 +1,4 @@
-"""Draws what a soak measured. Needs matplotlib."""
+"""Plots the measurements of a soak. Needs matplotlib."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from soaking.report import MIB, Report
 
 
 def draw(report: Report, file: Path) -> None:
-    """Write a PNG: memory, counts, times and the queue over the same minutes, and what was done when."""
+    """Write a PNG with memory, counts, times and the queue over time, and the times of the faults."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,10 +1,10 @@
-"""What came out of a soak, and whether it is good. Pure.
+"""The result of a soak and its checks. Pure functions.
 
-The bounds. An hour has some 100,000 requests: 100 bytes that each leaves behind are 10 MB, and one object is
-one allocated block a request. What a process holds (USS) may grow faster: freed memory is kept for reuse,
-and its highest mark still creeps up after an hour when large requests coincide. Growth counts only if it is
-above the bound with a confidence of 97.5 %: the lower end of the interval is compared. At rest everything
-must be as before the load, up to what one keep-alive connection to each node takes.
+The bounds: an hour has about 100,000 requests. A leak of 100 bytes per request is 10 MB, and a leaked object
+is one allocated block per request. A process's memory (USS) may grow faster, because freed memory is kept for
+reuse, and its maximum still rises after an hour when large requests coincide. Growth is a problem only if it
+is above the bound with a confidence of 97.5 %, so the lower end of the interval is compared. When the server
+is idle, all counts must be as before the load, except for one keep-alive connection to each node.
 """
 
 import statistics
@@ -16,14 +16,14 @@ from soaking.sampling import Idle, Sample
 from soaking.slopes import Slope, slope
 from soaking.tenants import Tally
 
-WARM_UP = 0.25  # the part of the time that slopes leave out
+WARM_UP = 0.25  # the first part of the time, which slopes ignore
 MIB = 1024 * 1024
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 MIN_POINTS = 20
 IDLE_DESCRIPTORS = 2
 IDLE_TASKS = 6
-# Growth an hour, or, of blocks, a request. Of p99s: in parts of their own median.
+# Growth per hour; of blocks per request; of p99s in parts of their median.
 BOUNDS = {
     "heap": 8.0 * MIB,
     "uss": 32.0 * MIB,
@@ -37,7 +37,7 @@ P99_GROWTH = 1.0
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """Streams of fair tenants in one minute: times in seconds, None where there were none."""
+    """Figures of the fair tenants' streams in one minute: seconds, or None without streams."""
 
     minute: int
     streams: int
@@ -48,7 +48,7 @@ class Minute(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """A slope, its 95 % interval, and what it may be at most."""
+    """A slope, its 95 % interval, and its upper bound."""
 
     value: float
     low: float
@@ -57,12 +57,12 @@ class Growth(msgspec.Struct, frozen=True):
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is not certain that it grows faster than it may."""
+        """Whether the growth is not above the bound with confidence."""
         return self.low <= self.bound
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; `problems` is empty when it is good. `events` are (seconds, what was done to the world)."""
+    """The result. `problems` is empty if the soak passed. `events` are (seconds, fault)."""
 
     seed: int
     minutes: float
@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def growth_of(samples: Sequence[Sample], by_minute: Sequence[Minute]) -> dict[str, Growth]:
-    """Return the slopes after the warm-up; none where there are too few points for one."""
+    """Return the slopes after the warm-up, if there are enough points."""
     samples = samples[int(len(samples) * WARM_UP) :]
     found: dict[str, Growth] = {}
     if len(samples) >= MIN_POINTS:
@@ -104,7 +104,7 @@ def growth_of(samples: Sequence[Sample], by_minute: Sequence[Minute]) -> dict[st
 
 
 def minutes_of(tally: Tally, began_s: float) -> list[Minute]:
-    """Return the quantiles of each minute."""
+    """Return the figures of each minute."""
     firsts, gaps = _by_minute(tally.firsts, began_s), _by_minute(tally.gaps, began_s)
     return [
         Minute(
@@ -120,7 +120,7 @@ def minutes_of(tally: Tally, began_s: float) -> list[Minute]:
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:
-    """Return the value that `part` of the values are at most; None of none."""
+    """Return a quantile; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -128,7 +128,7 @@ def quantile(values: Sequence[float], part: float) -> float | None:
 
 
 def problems_at_rest(before: Idle, after: Idle) -> list[str]:
-    """Say what did not come back to what it was."""
+    """Return the counts that are not as before the load."""
     problems = [f"at rest: {count}" for count in after.busy]
     if after.descriptors > before.descriptors + IDLE_DESCRIPTORS:
         problems.append(f"at rest: {after.descriptors} descriptors, before the load {before.descriptors}")
@@ -138,16 +138,16 @@ def problems_at_rest(before: Idle, after: Idle) -> list[str]:
 
 
 def problems_of_growth(growth: dict[str, Growth]) -> list[str]:
-    """Say what grows."""
+    """Return the measurements that grow faster than their bounds."""
     return [
-        f"{name}: grows by {each.value:.3g} ({each.low:.3g} to {each.high:.3g}), may by {each.bound:.3g}"
+        f"{name}: grows by {each.value:.3g} ({each.low:.3g} to {each.high:.3g}), bound {each.bound:.3g}"
         for name, each in growth.items()
         if not each.is_flat
     ]
 
 
 def problems_in_log(lines: Sequence[dict[str, object]]) -> list[str]:
-    """Say which events of the server's log are faults of its own."""
+    """Return the events of the server's log that report internal faults."""
     problems = []
     for line in lines:
         if "exception" in line or line.get("level") == "critical" or line.get("outcome") == "internal_error":

@@ -1,7 +1,7 @@
-"""What a soak measures of its processes, every few seconds: memory, descriptors, threads, tasks, queue.
+"""Measurements of a soak's processes every few seconds: memory, descriptors, threads, tasks and queue.
 
-Memory is that of Linux's /proc/PID/smaps_rollup: USS, the pages that only this process has, and PSS, those
-and its part of the shared ones. Both in bytes.
+Memory is read from Linux's /proc/PID/smaps_rollup. USS is the memory that only this process uses. PSS also
+contains its part of shared memory. Both are in bytes.
 """
 
 import json
@@ -15,17 +15,17 @@ from soaking.world import SWAPPING, World
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a process takes, in bytes."""
+    """The memory of a process, in bytes."""
 
     uss: int
     pss: int
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The server at one moment. `children` is the memory (USS) of all its children together.
+    """The state of the server at one time. `children` is the memory (USS) of all its children together.
 
-    `heap` is what malloc has given out, in bytes, and `blocks` are Python's own small objects: unlike `uss`,
-    neither contains what is free but still held.
+    `heap` are the bytes allocated by malloc, and `blocks` is the number of Python's small objects. Unlike
+    `uss`, they do not include freed memory that is kept for reuse.
     """
 
     at_s: float
@@ -44,7 +44,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_of(pid: int) -> Memory:
-    """Return what a process takes. Raises `OSError` when it is gone."""
+    """Return the memory of a process. Raises `OSError` if the process has ended."""
     kib: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")
@@ -53,17 +53,17 @@ def memory_of(pid: int) -> Memory:
 
 
 def descriptors_of(pid: int) -> int:
-    """Return how many file descriptors a process has open."""
+    """Return the number of open file descriptors of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def threads_of(pid: int) -> int:
-    """Return how many threads a process has."""
+    """Return the number of threads of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
 
 
 async def sample(world: World, requests: int) -> Sample:
-    """Look at everything once."""
+    """Take one sample."""
     world.read_reports()
     client = world.client("admin")
     answer = await client.ask("GET", "/queue")
@@ -74,7 +74,7 @@ async def sample(world: World, requests: int) -> Sample:
     for pid in world.children():
         try:
             children += memory_of(pid).uss
-        except (OSError, KeyError):  # it has just ended
+        except (OSError, KeyError):  # the process has just ended
             continue
     return Sample(
         at_s=time.monotonic() - world.began_s,
@@ -94,7 +94,7 @@ async def sample(world: World, requests: int) -> Sample:
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """The server when nobody asks for anything: the least that was seen of each in some seconds."""
+    """The counts of the idle server: the minimum of each over some seconds."""
 
     descriptors: int
     tasks: int
@@ -103,9 +103,9 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 async def idle(world: World, within_s: float) -> Idle:
-    """Wait until the server is at rest, for so long at most, and return what it has then.
+    """Wait up to `within_s` until the server is idle; return its counts.
 
-    Only `steady` stays loaded, so that two of these compare. `busy` names the counts that are not zero.
+    Only `steady` stays loaded, so that two results are comparable. `busy` lists the counts that are not zero.
     """
     client = world.client("admin")
     for model in SWAPPING:
@@ -117,7 +117,7 @@ async def idle(world: World, within_s: float) -> Idle:
         busy = await _busy(world)
     client.close()
     seen = []
-    for _ in range(12):  # a probe of a node, or the request for the queue itself, is there for a moment
+    for _ in range(12):  # a probe of a node, or the request for the queue itself, may be counted for a moment
         await trio.sleep(0.25)
         world.read_reports()
         seen.append((descriptors_of(world.pid), world.tasks, threads_of(world.pid)))
@@ -126,7 +126,7 @@ async def idle(world: World, within_s: float) -> Idle:
 
 
 async def _busy(world: World) -> list[str]:
-    """Name every count that is not zero."""
+    """Return every count that is not zero."""
     client = world.client("admin")
     queue = json.loads((await client.ask("GET", "/queue")).body)
     running = json.loads((await client.ask("GET", "/running")).body)

@@ -1,8 +1,8 @@
-"""Does a measurement grow? A straight line through blocks of time, with a confidence interval.
+"""The growth of a measurement: a straight line through blocks of time, with a confidence interval.
 
-Samples a few seconds apart depend on each other, which would make an interval over them too narrow; blocks
-of some minutes hardly do. A block counts with its mean, or with its minimum where a measurement falls back
-now and then, as memory does when Python's cycle collector has run: what leaks raises the minima, too.
+Samples a few seconds apart are correlated, so an interval computed from them would be too narrow. Blocks of a
+few minutes are almost independent. A block is represented by its mean, or by its minimum for measurements
+that drop occasionally, as memory does when Python's cycle collector runs. A leak raises the minima as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 
 class Slope(NamedTuple):
-    """The growth per unit of x, and the two-sided interval in which it lies with a confidence of 95 %."""
+    """The growth per unit of x, and its two-sided confidence interval of 95 %."""
 
     value: float
     low: float
@@ -26,9 +26,9 @@ class Slope(NamedTuple):
 def slope(
     xs: Sequence[float], ys: Sequence[float], of_block: Callable[[Sequence[float]], float] = mean
 ) -> Slope:
-    """Return the least-squares slope of ys over xs; xs ascend. At least 8 points are needed.
+    """Return the least-squares slope of ys over xs, which must ascend. Needs at least 8 points.
 
-    The interval is Student's, with the approximation of its quantile by Cornish and Fisher.
+    The interval uses Student's t-distribution, with the quantile approximated by Cornish and Fisher.
     """
     xs, ys = _blocks(xs, mean), _blocks(ys, of_block)
     freedom = len(xs) - 2

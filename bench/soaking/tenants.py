@@ -1,6 +1,6 @@
-"""The clients of a soak: what they ask for, how they behave, and whether each request ended as it may.
+"""The clients of a soak: their requests, their behaviour, and the check of each outcome.
 
-Every client is a loop with its own random numbers. A request that may not end as it did is a problem.
+Every client is a loop with its own random numbers. A request with an unexpected outcome is a problem.
 """
 
 import json
@@ -17,13 +17,13 @@ from soaking.exchange import Answer, Client
 from soaking.world import SWAPPING, World
 
 HANGS_S = 100.0  # more than any timeout of the configuration
-SLOW_S = 20.0  # then a slow reader leaves
+SLOW_S = 20.0  # after this time a slow reader disconnects
 PROBLEMS_AT_MOST = 200
-GUEST_S = 15.0  # so long most requests for models that swap are for the same one
+GUEST_S = 15.0  # for this time most requests for swapped models are for the same one
 CANARY_S = 1.5
 CANARY = {"prompt": "Count from 1 to 30.", "max_tokens": 40, "temperature": 0}
 
-# Refusals that say that there is no room, and codes that a request for a model that was harmed may end with.
+# Codes of refusals without a free place, and of requests for a model that had a fault.
 NO_ROOM = frozenset({"queue_full", "displaced", "rate_limited", "no_queue", "queue_timeout"})
 OF_HARM = frozenset({"engine_failed", "node_failed", "load_failed", "no_node", "model_loading", "unloaded"})
 
@@ -34,9 +34,9 @@ WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "mode
 
 @dataclass
 class Tally:
-    """What became of the requests, and the times of those that are measured, in seconds.
+    """The outcomes of the requests, and the times of the measured ones in seconds.
 
-    `firsts` are (when, time to the first event) and `gaps` (when, time between two pieces) of fair tenants.
+    For fair tenants, `firsts` are (when, time to the first event) and `gaps` (when, time between two pieces).
     `answered` counts successes by route and model.
     """
 
@@ -49,13 +49,13 @@ class Tally:
     canaries: Counter[str] = field(default_factory=Counter)
 
     def problem(self, text: str) -> None:
-        """Note a problem."""
+        """Record a problem."""
         if len(self.problems) < PROBLEMS_AT_MOST:
             self.problems.append(text)
 
 
 class Tenants:
-    """All clients of a world. `run` is the load; it ends with `stop`, after which every request has ended."""
+    """All clients of a world. `run` is the load; it returns after `stop`, when every request has ended."""
 
     def __init__(self, world: World, tally: Tally, seed: int) -> None:
         self._world = world
@@ -66,13 +66,13 @@ class Tenants:
         self._canary: str | None = None
 
     def stop(self) -> None:
-        """Begin no more requests."""
+        """Start no more requests."""
         self._is_stopping = True
 
     async def run(self) -> None:
-        """Ask until stopped."""
+        """Send requests until stopped."""
         loops: list[tuple[Callable[[random.Random, Client], Awaitable[None]], str, float, int]] = [
-            # what it does, for whom, mean pause in seconds, how many of them
+            # behaviour, tenant, mean pause in seconds, number of clients
             (self._generate, "ana", 0.3, 2),
             (self._generate, "bob", 0.3, 2),
             (self._generate, "greedy", 0.0, 6),
@@ -109,7 +109,7 @@ class Tenants:
         finally:
             client.close()
 
-    # What they do ---------------------------------------------------------------------------------------
+    # Behaviour ------------------------------------------------------------------------------------------
 
     async def _generate(self, chance: random.Random, client: Client) -> None:
         model = self._model(chance)
@@ -144,7 +144,7 @@ class Tenants:
             nursery.start_soon(lambda: ask(client, "/v1/completions", "steady", body, request_id=request_id))
             await trio.sleep(chance.expovariate(2.0))
             answer = await other.ask("POST", f"/v1/requests/{request_id}/cancel")
-            if answer.status not in (200, 404):  # 404: it was over
+            if answer.status not in (200, 404):  # 404: it had ended
                 self._tally.problem(f"cancel was answered {answer.status}")
         other.close()
 
@@ -162,8 +162,8 @@ class Tenants:
     async def _look(self, chance: random.Random, client: Client) -> None:
         paths = ("/health", "/ready", "/running", "/queue", "/metrics", "/nodes", "/v1/models")
         answer = await client.ask("GET", chance.choice(paths))
-        if answer.status not in (200, 503):  # /ready is red while a model loads, /health while one is stuck
-            self._tally.problem(f"a look was answered {answer.status} {answer.ending}")
+        if answer.status not in (200, 503):  # /ready is 503 while a model loads, /health while one hangs
+            self._tally.problem(f"a probe was answered {answer.status} {answer.ending}")
         if chance.random() < 0.02:
             model = chance.choice(("victim", "talker"))
             force = chance.random() < 0.5
@@ -178,7 +178,9 @@ class Tenants:
             self._tally.problem(f"hostile body to {path}: {answer.status} {answer.code} {answer.ending}")
 
     async def _read_slowly(self, chance: random.Random, client: Client) -> None:
-        client.pause_s = chance.choice((0.3, 1.0, 8.0))  # the last one is longer than a client may stall
+        client.pause_s = chance.choice(
+            (0.3, 1.0, 8.0)
+        )  # the last one is longer than the limit for stalled clients
         body = _body(chance, "/v1/completions") | {
             "stream": True,
             "max_tokens": 300,
@@ -195,9 +197,9 @@ class Tenants:
                 self._canary = self._canary or text
                 self._tally.canaries["same" if text == self._canary else "changed"] += 1
                 if text != self._canary:
-                    self._tally.problem(f"the canary of {model} said {text!r}, not {self._canary!r}")
+                    self._tally.problem(f"the canary of {model} got {text!r}, not {self._canary!r}")
 
-    # How it ended ---------------------------------------------------------------------------------------
+    # Outcomes -------------------------------------------------------------------------------------------
 
     async def _asked(
         self,
@@ -219,7 +221,7 @@ class Tenants:
             self._tally.outcomes["left"] += 1
             return answer
         if hanging.cancelled_caught:
-            self._tally.problem(f"{path} for {model} was not over after {HANGS_S:g} s")
+            self._tally.problem(f"{path} for {model} had not ended after {HANGS_S:g} s")
             return answer
         outcome = self._outcome(answer, model, is_stream=bool(body.get("stream")), began_s=began_s)
         allowed = outcome in ("success", "no room", "harmed")
@@ -255,13 +257,13 @@ class Tenants:
 
     def _model(self, chance: random.Random) -> str:
         guest = self._guest()
-        if guest == "vectors":  # it generates nothing
+        if guest == "vectors":  # an embedding model
             guest = "far"
         models = ("steady", "far", guest, chance.choice(("victim", "talker")))
         return chance.choices(models, (60, 20, 19, 1))[0]
 
     def _guest(self) -> str:
-        """Return the model that most requests for models that swap are for now."""
+        """Return the model that currently gets most requests for swapped models."""
         return SWAPPING[int((time.monotonic() - self._world.began_s) / GUEST_S) % len(SWAPPING)]
 
 

@@ -1,4 +1,4 @@
-"""A tiny random model for embeddings, with the demonstration model's tokenizer."""
+"""A tiny embedding model with random weights and the demonstration model's tokenizer."""
 
 import json
 import shutil
@@ -43,10 +43,10 @@ def save_vectors(folder: Path, seed: int = 0) -> None:
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def weight(*shape: int) -> np.ndarray:
-        return chance.normal(0, 0.1, shape).astype(np.float32)
+        return rng.normal(0, 0.1, shape).astype(np.float32)
 
     weights = {"embed_tokens.weight": weight(vocabulary, HIDDEN), "norm.weight": weight(HIDDEN)}
     for layer in range(LAYERS):

@@ -1,8 +1,8 @@
-"""The processes of a soak: the server under test, two nodes elsewhere, and what is done to them.
+"""The processes of a soak: the server under test and two remote nodes, and the faults injected into them.
 
-Models: `steady` (ours, always loaded, never harmed), `victim` (ours, the same weights), `vectors` (ours, for
-embeddings), `talker` (a command) and `far` (two nodes elsewhere). Of `victim`, `vectors` and `talker` one is
-loaded at a time, so that requests for the others swap.
+Models: `steady` (engine, always loaded, without faults), `victim` (engine, the same weights), `vectors`
+(engine, embeddings), `talker` (a command) and `far` (two remote nodes). Only one of `victim`, `vectors` and
+`talker` is loaded at a time, so requests for the others cause swaps.
 """
 
 import json
@@ -26,7 +26,7 @@ BENCH = Path(__file__).resolve().parents[1]
 FAR_SERVER = Path(__file__).with_name("far_server.py")
 START_S = 120.0
 STOP_S = 60.0
-# So long after a model was harmed, its requests may fail: a watchdog waits, a child loads again.
+# For this time after a fault, a model's requests may fail: the watchdog waits, and a child loads again.
 HARM_S = 45.0
 
 SWAPPING = ("victim", "talker", "vectors")
@@ -34,7 +34,7 @@ TENANTS = ("ana", "bob", "greedy", "portal", "canary", "admin", "slow", "hostile
 
 
 class World:
-    """`address` is the server's. `steady_pid` is the child that must live as long as the server."""
+    """The server under test. `steady_pid` is the child that must live as long as the server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class World:
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The process id of the server."""
         assert self._server is not None
         return self._server.pid
 
@@ -66,20 +66,20 @@ class World:
         return Client(self.address, f"sk-{tenant}", pause_s=pause_s)
 
     def harm(self, event: str, *models: str) -> None:
-        """Note an event, and that requests for these models may fail for some time."""
+        """Record a fault, after which requests for these models may fail for some time."""
         self.events.append((time.monotonic(), event))
         for model in models:
             self._harmed[model] = time.monotonic()
 
     def is_harmed(self, model: str, since_s: float) -> bool:
-        """Whether the model was harmed after `since_s`, or shortly before."""
+        """Whether the model had a fault after `since_s`, or shortly before."""
         harmed_s = self._harmed.get(model)
         return harmed_s is not None and harmed_s > since_s - HARM_S
 
     # Starting and stopping ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start everything; return when the server is ready."""
+        """Start all processes; return when the server is ready."""
         save_vectors(self.folder / "vectors")
         for name in self._far_ports:
             self.start_far(name)
@@ -105,7 +105,7 @@ class World:
         (self.steady_pid,) = self.engine_children()
 
     def stop(self) -> int:
-        """Stop the server as a service manager does; return its exit code."""
+        """Stop the server with SIGTERM; return its exit code."""
         assert self._server is not None
         self._server.send_signal(signal.SIGTERM)
         try:
@@ -114,7 +114,7 @@ class World:
             return -1
 
     def close(self) -> None:
-        """End every process that is left."""
+        """End all remaining processes."""
         for process in (self._server, *self._far.values()):
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -124,17 +124,17 @@ class World:
             os.close(self._reports)
 
     def read_reports(self) -> None:
-        """Take over what the server's process reported since the last time."""
+        """Update the counts with the reports of the server's process."""
         with suppress(BlockingIOError):
             for line in os.read(self._reports, 1 << 20).splitlines():
-                told = json.loads(line)
-                if url := told.get("url"):
+                reports = json.loads(line)
+                if url := reports.get("url"):
                     self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
-                self.tasks = told.get("tasks", self.tasks)
-                self.blocks = told.get("blocks", self.blocks)
-                self.heap = told.get("heap", self.heap)
+                self.tasks = reports.get("tasks", self.tasks)
+                self.blocks = reports.get("blocks", self.blocks)
+                self.heap = reports.get("heap", self.heap)
 
-    # Harm -----------------------------------------------------------------------------------------------
+    # Faults ---------------------------------------------------------------------------------------------
 
     def children(self) -> dict[int, str]:
         """Return the command lines of the server's children, by process id."""
@@ -147,11 +147,11 @@ class World:
         return found
 
     def engine_children(self) -> list[int]:
-        """Return the processes of engine models."""
+        """Return the process ids of engine models."""
         return [pid for pid, command in self.children().items() if "fairlead.worker.main" in command]
 
     def signal_victims(self, number: signal.Signals) -> None:
-        """Send a signal to every engine child but the steady one."""
+        """Send a signal to every engine child except the steady one."""
         self.harm(f"{number.name} to engine children", "victim", "vectors")
         for pid in self.engine_children():
             if pid != self.steady_pid:
@@ -165,23 +165,23 @@ class World:
                 _send(pid, number)
 
     def start_far(self, name: str) -> None:
-        """Start a node elsewhere, or start it again."""
+        """Start a remote node, or start it again."""
         command = [sys.executable, "-IS", str(FAR_SERVER), str(self._far_ports[name])]
         self._far[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def kill_far(self, name: str) -> None:
-        """Kill a node elsewhere."""
+        """Kill a remote node."""
         self.harm(f"SIGKILL to node {name}", "far")
         self._far[name].kill()
         self._far[name].wait()
 
     def pause_far(self, name: str, *, paused: bool) -> None:
-        """Stop a node elsewhere, or let it go on."""
+        """Pause or continue a remote node."""
         self.harm(f"{'SIGSTOP' if paused else 'SIGCONT'} to node {name}", "far")
         self._far[name].send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def reload(self, *, broken: bool = False) -> None:
-        """Have the server read its configuration again: another number of slots, or a fault."""
+        """Reload the configuration: with another number of slots, or `broken`."""
         self._is_changed ^= not broken
         self._write_config(broken=broken)
         self.harm("broken reload" if broken else "reload", *(() if broken else ("victim",)))

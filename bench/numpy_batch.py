@@ -1,7 +1,7 @@
-"""The persistent batch of seed 001, to the letter, in numpy and Python; and vLLM's own in the same seat.
+"""A persistent batch in numpy with the columns of vLLM's, and vLLM's own batch behind the same interface.
 
-State in rows that move: `condense` copies every column of a row, its tokens included, and every row of the
-block table is copied to the device at each step. What numpy can do in one call for all rows, it does.
+Rows move: `condense` copies every column of a row, including its tokens, and each step copies the whole block
+table to the device. Work that numpy can do for all rows in one call is done in one call.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class CachedRequestState:
 
 
 class BlockTable:
-    """[slots, blocks a row] int32, on the host and on the device."""
+    """A block table on the host and on the device: int32 [slots, blocks of a row]."""
 
     def __init__(self, slots: int, columns: int) -> None:
         self.host = np.zeros((slots, columns), dtype=np.int32)
@@ -71,8 +71,8 @@ class BlockTable:
         np.copyto(self.device[:rows], self.host[:rows])
 
 
-class LetterBatch:
-    """numpy to the letter"""
+class NumpyBatch:
+    """The batch in numpy."""
 
     def __init__(
         self, *, slots: int, max_batched_tokens: int, max_model_len: int, block_size: int, vocab_size: int
@@ -110,7 +110,7 @@ class LetterBatch:
         self.repetition_penalties_reqs: set[str] = set()
         self.num_logprobs: dict[str, int] = {}
         self.generators: dict[int, Any] = {}
-        # By KV cache group, of which the bench has one.
+        # One table for each KV cache group; the benchmark has one group.
         self.tables = [BlockTable(slots, -(-max_model_len // self.block_size))]
         self.host_table = self.tables[0].host
 
@@ -138,10 +138,10 @@ class LetterBatch:
             self.req_ids.append(req_id)
             self.req_output_token_ids.append(request.output_token_ids)
         self.req_id_to_index[req_id] = row
-        prompted, total = request.num_prompt_tokens, request.num_tokens
-        self.num_prompt_tokens[row] = prompted
-        self.token_ids[row, :prompted] = request.prompt_token_ids
-        self.token_ids[row, prompted:total] = request.output_token_ids
+        prompt_tokens, total = request.num_prompt_tokens, request.num_tokens
+        self.num_prompt_tokens[row] = prompt_tokens
+        self.token_ids[row, :prompt_tokens] = request.prompt_token_ids
+        self.token_ids[row, prompt_tokens:total] = request.output_token_ids
         self.num_tokens[row] = total
         self.num_computed_tokens[row] = request.num_computed_tokens
         for table, block_ids in zip(self.tables, request.block_ids, strict=True):
@@ -178,7 +178,7 @@ class LetterBatch:
     def leave(self, req_id: str) -> None:
         row = self.req_id_to_index.pop(req_id)
         self.removed.append(row)
-        self.removed.sort(reverse=True)  # nearly sorted already: the lowest is popped first
+        self.removed.sort(reverse=True)  # nearly sorted already; the lowest row is popped first
         self.req_ids[row] = None
         self.req_output_token_ids[row] = None
         self.greedy_reqs.discard(req_id)
@@ -271,7 +271,7 @@ class LetterBatch:
             target[: len(source)] = source
 
     def count_computed(self) -> None:
-        """In the column, and in the states, which outlive a request's time in the batch."""
+        """Update the column, and the states of the requests, which outlive their rows."""
         computed = self.num_computed_tokens[: self.num_reqs]
         computed += self.counts
         for req_id, count in zip(self.req_ids, computed.tolist(), strict=True):
@@ -281,7 +281,7 @@ class LetterBatch:
         np.take(self.token_ids.ravel(), indices, out=self.input_ids[:total], mode="clip")
 
     def commit(self, sampled: Int32s) -> None:
-        """`sampled`: one a row that samples."""
+        """Append the sampled tokens: one for each row that samples."""
         self.count_computed()
         for row, token_ids in zip(self.samples.tolist(), sampled[:, None].tolist(), strict=True):
             start = self.num_tokens[row]
@@ -291,8 +291,8 @@ class LetterBatch:
             self.requests[self.req_ids[row]].output_token_ids.extend(token_ids)
 
 
-class VllmBatch(LetterBatch):
-    """vLLM's InputBatch (V1)"""
+class VllmBatch(NumpyBatch):
+    """vLLM's `InputBatch` (V1)."""
 
     version = ""
     modules: Any = None

@@ -1,7 +1,7 @@
-"""The real scheduler and the real queue, with seats that only pass the time.
+"""The real scheduler and queue with simulated seats, in virtual time.
 
-The one place where a simulation touches the scheduler. It does what the dispatcher does around it: costs
-from predicted lengths, charges as tokens flow, deadlines.
+Does what the dispatcher does around the scheduler: costs from predicted lengths, charges for generated
+tokens, and deadlines.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
     from fairlead.nodes.sink import Sink
 
 MODEL = "model"
-PRIORITY = 1  # of a job that asks for none
+PRIORITY = 1  # the default of a job
 METER_S = 0.25
 WEIGHTS = TokenWeights()
 
-# arrival: all tenants as one, so first come, first served.
+# "arrival" treats all tenants as one, so jobs are served first come, first served.
 Order = Literal["arrival", "roundRobin", "tokens"]
 
 
-class Desk:
-    """Takes requests, seats them, ends them. `ended` is told of each, once, whatever became of
-    it, `granted` of each that gets a seat; the latter must not submit another.
+class SimulatedServer:
+    """Queues requests, grants them seats and ends them.
 
-    `displacing=False` refuses every newcomer to a full queue, as if there were no displacement.
+    Calls `granted` for each request that gets a seat, and `ended` once for every request, whatever its
+    outcome. `granted` must not submit a request. With `displacing=False` a full queue refuses every new
+    request, as if there were no displacement.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Desk:
     # What a client does ------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, model: str = MODEL, too_long: QueueFull | None = None) -> None:
-        """A request arrives now; rather than wait it is refused with `too_long`, if given."""
+        """Submit a request. If it had to wait, it is refused with `too_long` if that is given."""
         request.submitted_s = self.clock.now_s
         self.requests.append(request)
         ticket = self._ticket(request, model)
@@ -98,18 +99,18 @@ class Desk:
         if self._timeout_s is not None and request in self.waiting:
             self.clock.after(self._timeout_s, partial(self._deadline, request))
 
-    # What can be seen from outside -------------------------------------------------------------------
+    # What clients can observe ------------------------------------------------------------------------
 
     def ahead_of(self, request: Request) -> list[Request]:
         """Return the waiting requests that leave before this one, in that order."""
         return [self._by_id[job.id] for job in self._scheduler.jobs_ahead(self.waiting[request])]
 
     def ahead_of_newcomer(self, tenant: str) -> int:
-        """Return how many would leave before a request of this tenant that came now."""
+        """Return how many jobs would leave before a new request of this tenant."""
         return len(self._scheduler.foretell(MODEL, tenant, PRIORITY) or ())
 
     def service(self) -> dict[str, float]:
-        """Return the weighted tokens each tenant has been served until now."""
+        """Return the weighted tokens that each tenant has received so far."""
         served = self._served.copy()
         for request in self.running:
             assert request.granted_s is not None
@@ -117,10 +118,10 @@ class Desk:
             served[request.tenant] = served.get(request.tenant, 0.0) + WEIGHTS.cost(*done)
         return served
 
-    # What the scheduler asks for (Effects) -----------------------------------------------------------
+    # The scheduler's effects -------------------------------------------------------------------------
 
     def grant(self, ticket: Ticket) -> None:
-        """The request begins, and is over after its service time."""
+        """Start the request; it ends after its service time."""
         request = self._requests[ticket]
         del self.waiting[request]
         self.running[request] = ticket
@@ -131,15 +132,15 @@ class Desk:
         self._granted(request)
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """The request is over."""
+        """End the request with an error."""
         self._refused(self._requests[ticket], error.code)
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
-        """Only streams are stopped, and here are none."""
+        """Not called: only streams are stopped, and there are none."""
         raise AssertionError(ticket, error)
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """Only loadable models are swapped, and here are none; so none of what follows is asked for."""
+        """Not called: only loadable models are swapped, and there are none."""
         raise AssertionError(model, evict, reason)
 
     def stop_model(self, model: str) -> None:
@@ -155,10 +156,10 @@ class Desk:
         raise AssertionError(place)
 
     def closed(self, node_id: str) -> None:
-        """No node is closed here."""
+        """Not called: no node is closed."""
         raise AssertionError(node_id)
 
-    # What passes -------------------------------------------------------------------------------------
+    # Internals ---------------------------------------------------------------------------------------
 
     def _ticket(self, request: Request, model: str) -> Ticket:
         tenant = "everybody" if self._as_one else request.tenant
@@ -187,7 +188,7 @@ class Desk:
 
     def _end(self, request: Request, ticket: Ticket) -> None:
         del self._requests[ticket], self._by_id[ticket.job.id]
-        # Not at once: effects must not call back into the scheduler.
+        # Deferred, because an effect must not call the scheduler.
         self.clock.after(0.0, partial(self._ended, request))
 
     def _meter(self) -> None:
@@ -205,9 +206,9 @@ class Desk:
 
 
 class Node:
-    """All the scheduler wants to know of a node."""
+    """The attributes of a node that the scheduler reads."""
 
-    def __init__(self, id: str, *models: str) -> None:  # noqa: A002  # the protocol's name for it
+    def __init__(self, id: str, *models: str) -> None:  # noqa: A002  # the name is the protocol's
         self.id = id
         self.models = frozenset(models or {MODEL})
 
