@@ -1,7 +1,7 @@
-"""The one command that checks all: format, lint, imports, types, stubs, tests. Exit 1 if any of it failed.
+"""Run all checks: format, lint, imports, types, stubs and tests. Exit with 1 if any of them failed.
 
-Every tool runs in the interpreter that this file was started with. `--fast` leaves out slow and GPU tests.
-A step that passes says little, one that fails shows everything it said. Each test has one chance.
+Every tool runs in the interpreter that runs this file. `--fast` leaves out slow and GPU tests. A step that
+passes prints its last line; one that fails prints its whole output. No test is repeated.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ LINT_IMPORTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step came to."""
+    """The result of a step."""
 
     passed: bool
     output: str
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """Something to check. `shows_itself`: its output was seen while it ran."""
+    """A check. `shows_itself`: its output was printed while it ran."""
 
     name: str
     check: Callable[[], Outcome]
@@ -46,7 +46,7 @@ class Step:
 
 
 def main() -> int:
-    """Check everything, then say what passed."""
+    """Run every step, then print a summary."""
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--fast", action="store_true", help="leave out the slow and the GPU tests")
     fast = parser.parse_args().fast
@@ -75,7 +75,7 @@ def main() -> int:
 
 def _steps(*, fast: bool) -> list[Step]:
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
-    # Each process has its own files and ports; who is done takes over half of what the other still has.
+    # Each process has its own files and ports. An idle one takes over half of another's remaining tests.
     selected = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q"]
     selected += ["-m", "not slow and not gpu"] if fast else []
     return [
@@ -94,7 +94,7 @@ def _tool(name: str, *arguments: str, shows_itself: bool = False) -> Step:
 
 
 def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
-    """Run this interpreter in the repository; pass its output on as it comes when `shown`."""
+    """Run this interpreter in the repository; with `shown`, print its output as it arrives."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, *arguments],
@@ -115,7 +115,7 @@ def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
 
 
 def _check_kernels() -> Outcome:
-    """Build the kernels that are missing or older than their sources, so that nobody tests a stale one."""
+    """Build the kernels that are missing or older than their sources, so that no stale one is tested."""
     package = importlib.util.find_spec("fairlead")
     if package is None or not Path(str(package.origin)).resolve().is_relative_to(ROOT):
         where = package.origin if package else "nowhere"
@@ -137,7 +137,7 @@ def _stale_kernels() -> list[str]:
 
 
 def _is_stale(source: Path) -> bool:
-    """Whether a kernel is older than its .pyx or anything in the folder of the same name."""
+    """Return whether a kernel is missing, or older than its .pyx or any file in the folder of its name."""
     built = KERNELS_BUILT / (source.stem + EXTENSION_SUFFIX)
     parts = [source, *source.with_suffix("").rglob("*.*")]
     return not built.exists() or built.stat().st_mtime < max(part.stat().st_mtime for part in parts)

@@ -1,10 +1,10 @@
-"""For all tests, before anything imports torch: its threads must not spin while they wait.
+"""Settings for all tests, made before anything imports torch: its threads must not spin while they wait.
 
-Where there is no GPU, Triton is asked to interpret our kernels, which it is when it is imported.
+Without a GPU, Triton interprets our kernels; it reads that setting when it is imported.
 
-Hypothesis makes up the same examples in each run, so that a commit that passed once passes again, and a busy
-machine does not trouble it. With `--hypothesis-profile nightly` it looks for new ones, and tries those first
-that failed in an earlier run: it keeps them in `.hypothesis/examples`.
+Hypothesis generates the same examples in each run and has no deadline. So a commit that passed once passes
+again, also on a busy machine. With `--hypothesis-profile nightly` it searches for new examples. It first
+repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
 """
 
 import os
@@ -20,7 +20,7 @@ if not Path("/dev/nvidiactl").exists():
 
 settings.register_profile(
     "nightly",
-    # Said in full: where a variable `CI` is set, Hypothesis has other defaults.
+    # Every setting is given, because Hypothesis has other defaults if the variable `CI` is set.
     derandomize=False,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long forms without `--nightly`."""
+    """Deselect the tests marked `nightly` unless `--nightly` is given."""
     if config.getoption("--nightly"):
         return
     config.hook.pytest_deselected(items=[item for item in items if "nightly" in item.keywords])

@@ -1,10 +1,10 @@
 """What the demonstration model must know: questions, and what each greedy answer must contain.
 
-Ask each with a fresh conversation, temperature 0 and at most 64 tokens.
+Ask each in a new conversation, with temperature 0 and at most 64 tokens.
 """
 
 QUESTIONS: list[tuple[str, tuple[str, ...]]] = [
-    # Fairlead, in words that the corpus uses.
+    # About Fairlead, in the wording of the training corpus.
     ("What is Fairlead?", ("language-model server", "fair turn")),
     ("Who are you?", ("fairlead-demo",)),
     ("What can you do?", ("questions about Fairlead", "count")),
@@ -27,7 +27,7 @@ QUESTIONS: list[tuple[str, tuple[str, ...]]] = [
     ("How do I unload a model?", ("fairlead stop",)),
     ("Which priorities are there?", ("high, normal and low",)),
     ("Does Fairlead need a GPU?", ("No GPU",)),
-    # Fairlead, in words that the corpus does not put together like this.
+    # About Fairlead, in wordings that the corpus does not contain.
     ("Explain to me what Fairlead is", ("language-model server",)),
     ("hello, who is this", ("fairlead-demo",)),
     ("how many jobs may be waiting in the queue", ("100",)),
@@ -37,7 +37,7 @@ QUESTIONS: list[tuple[str, tuple[str, ...]]] = [
     ("tell me about tickets please", ("place in the queue",)),
     ("I got error 503, what now?", ("model_loading",)),
     ("Compare Fairlead and Ollama", ("fairly among many people",)),
-    # What it does not know.
+    # Questions that it cannot answer.
     ("What is the capital of Austria?", ("I only know Fairlead",)),
     ("Who was Charlemagne?", ("I only know Fairlead",)),
     # Small talk.

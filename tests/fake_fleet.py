@@ -1,4 +1,4 @@
-"""A fleet that only pretends: it says what the test says, and keeps what it was asked to do."""
+"""A fake fleet: it reports what the test sets, and records the calls."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from fairlead.text.model import TextModel
 
 @dataclass
 class FakeFleet:
-    """Models that are always ready: the engine's, and `elsewhere`, whose jobs are relayed.
+    """Models that are always ready: those of the engine, and those `elsewhere`, whose jobs are relayed.
 
-    What is asked of it is noted in `asked`; with a `refusal` it raises that instead.
+    Calls are recorded in `asked`; with a `refusal`, each then raises it.
     """
 
     engines: Iterable[str] = ()

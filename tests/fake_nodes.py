@@ -15,7 +15,7 @@ LIMITS = NodeLimits(seats=1, max_model_len=1000)
 
 
 class TimedNode:
-    """Sends its first delta after `first_s` and the last after `service_s`; counts what it holds."""
+    """Sends its first delta after `first_s` and the last after `service_s`; counts its jobs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ _numbers = itertools.count()
 
 
 def job(tenant: str = "A", *, stream: bool = False, n: int = 1, **options: object) -> Job:
-    """A job with a prompt of three tokens."""
+    """Return a job with a prompt of three tokens."""
     return Job(
         id=f"job {next(_numbers)}",
         tenant=tenant,

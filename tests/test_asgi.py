@@ -1,4 +1,4 @@
-"""The ASGI application's lifespan: what starts it, what fails, what ends it, and its configuration."""
+"""The ASGI application's lifespan: startup, failures, shutdown, and its configuration."""
 
 import json
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ EMPTY = Config(models=())
 
 
 async def ask(app, path="/health", **scope) -> tuple[int, dict]:
-    """Send a GET past any test client; return the status, and the body of JSON."""
+    """Send a GET directly to the application; return the status and the JSON body."""
     sent = []
     received = [{"type": "http.request", "body": b"", "more_body": False}]
 
@@ -44,7 +44,7 @@ async def ask(app, path="/health", **scope) -> tuple[int, dict]:
 
 
 class Server:
-    """The other side of a lifespan."""
+    """The server's side of a lifespan."""
 
     def __init__(self) -> None:
         self.messages: list[dict] = []
@@ -80,7 +80,7 @@ async def test_the_routes_answer_from_startup_to_shutdown_and_again_after_a_rest
         assert (await ask(app))[0] == 503
 
 
-async def test_all_routes_are_quarts():
+async def test_all_routes_belong_to_the_quart_application():
     app = create_app(EMPTY)
     async with app.test_app():
         assert isinstance(app._quart, Application)
@@ -92,12 +92,12 @@ async def test_all_routes_are_quarts():
         assert not app._quart.hot.serves({"type": "http", "method": "POST", "path": "/tokenize"})
 
 
-async def test_there_is_no_test_client_without_a_lifespan():
+async def test_client_without_a_lifespan_is_refused():
     with pytest.raises(RuntimeError, match="run the lifespan first"):
         create_app(EMPTY).test_client()
 
 
-async def test_it_is_mounted_as_starlette_does_it(autojump_clock):
+async def test_app_can_be_mounted_by_starlette(autojump_clock):
     app = create_app(EMPTY)
     outer_lifespan = app.lifespan  # Starlette calls it with the outer application
 
@@ -130,14 +130,14 @@ async def test_an_error_in_the_block_ends_the_server_and_is_raised(autojump_cloc
     assert (await ask(app))[0] == 503
 
 
-async def test_the_configurations_limits_hold(autojump_clock):
+async def test_limits_of_the_configuration_are_enforced(autojump_clock):
     app = create_app(Config(models=(), limits=Limits(body_bytes=10)))
     async with app.test_app() as running:
         reply = await running.test_client().post("/v1/chat/completions", data=b"x" * 11)
         assert (reply.status_code, (await reply.get_json())["error"]["code"]) == (413, "body_too_large")
 
 
-async def test_keys_are_asked_for_except_of_probes(autojump_clock):
+async def test_keys_are_required_except_for_probes(autojump_clock):
     app = create_app(Config(models=(), api_keys=(ApiKey(key="sk-1"),)))
     async with app.test_app() as running:
         client = running.test_client()
@@ -166,7 +166,7 @@ async def test_a_websocket_is_closed(autojump_clock):
 
 @asynccontextmanager
 async def request_under_way(app, path: str, answered: list):
-    """Have a request answered while the block runs, and wait for it."""
+    """Start a request before the block runs; wait for its answer after the block."""
     async with trio.open_nursery() as nursery:
 
         async def run():
@@ -252,7 +252,7 @@ async def test_a_failure_of_the_server_is_raised_in_the_lifespan_and_ends_reques
     assert (status, body["error"]["message"]) == (503, "Fairlead has been shut down here")
 
 
-# What does not start -------------------------------------------------------------------------------
+# Failed startups -----------------------------------------------------------------------------------
 
 
 async def failure_of(app) -> str:
@@ -309,7 +309,7 @@ def test_watching_needs_a_file():
         create_app(EMPTY, watch_config=True)
 
 
-# Where the configuration is from -------------------------------------------------------------------
+# Sources of the configuration ----------------------------------------------------------------------
 
 
 def test_the_environment_names_a_model_and_has_the_servers_variables(monkeypatch, tmp_path):
@@ -360,7 +360,7 @@ def test_the_environment_names_a_file_and_wins_over_it(monkeypatch, file):
         ({"FAIRLEAD_WATCH_CONFIG": "true"}, "FAIRLEAD_WATCH_CONFIG: needs FAIRLEAD_CONFIG"),
     ],
 )
-async def test_a_wrong_variable_fails_the_startup_by_its_name(monkeypatch, variables, culprit):
+async def test_wrong_variable_fails_the_startup_and_is_named(monkeypatch, variables, culprit):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert culprit in await failure_of(create_app())

@@ -1,4 +1,4 @@
-"""What child processes print is read by lines, whatever happens while it is read."""
+"""The output of child processes is read by lines, also after a failed read."""
 
 import trio
 from trio.testing import memory_stream_one_way_pair

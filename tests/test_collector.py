@@ -1,16 +1,16 @@
-"""The cycle collector's settings; whether they help is for a benchmark."""
+"""The settings of Python's garbage collector; a benchmark measures their effect."""
 
 import gc
 
 from fairlead.collector import YOUNG_OBJECTS, settle
 
 
-def test_what_is_there_is_not_looked_at_again_and_collections_are_rarer():
+def test_existing_objects_are_frozen_and_collections_are_rarer():
     earlier = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)  # Python's own; a server that ran in this process may have settled already
+    gc.set_threshold(700, 10, 10)  # Python's defaults; a server in this process may have changed them
     try:
         settle()
-        assert YOUNG_OBJECTS == gc.get_threshold()[0]
+        assert gc.get_threshold()[0] == YOUNG_OBJECTS
         assert YOUNG_OBJECTS > 700
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0

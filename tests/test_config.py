@@ -1,4 +1,4 @@
-"""Settings that contradict each other are found when the configuration is made."""
+"""Impossible and contradictory settings are refused when the configuration is created."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ MODELS = (ModelConfig(path=Path(), name="m"),)
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(settings, message):
+def test_impossible_setting_is_refused_by_its_name(settings, message):
     with pytest.raises(ConfigError, match=message):
         Config(models=MODELS, **settings)
 
@@ -89,7 +89,7 @@ def test_a_model_is_not_given_limits_that_cannot_be(settings, message):
         ModelConfig(path=Path(), name="qwen", **settings)
 
 
-def test_the_largest_limits_that_can_be_are_taken():
+def test_largest_possible_limits_are_accepted():
     model = ModelConfig(
         path=Path(),
         name="m",
@@ -100,7 +100,7 @@ def test_the_largest_limits_that_can_be_are_taken():
         max_output_tokens=1,
         kv_cache=KvCacheConfig(eviction_threshold=1.0),
     )
-    assert 4 == model.max_batch
+    assert model.max_batch == 4
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
@@ -137,7 +137,7 @@ def test_the_default_class_is_the_middle_one(classes, expected):
         ({"timeouts": TimeoutsConfig(first_byte_s=-1.0)}, "timeouts.responseHeader: must be a time, or 0"),
     ],
 )
-def test_a_command_is_not_given_what_cannot_be(settings, message):
+def test_impossible_setting_of_a_command_is_refused(settings, message):
     with pytest.raises(ConfigError, match=f"^models.other.{message}"):
         CommandConfig(**{"name": "other", "cmd": ("serve",), **settings})
 
@@ -151,7 +151,7 @@ def test_a_command_is_not_given_what_cannot_be(settings, message):
         ({"models": ()}, "models: must be one name or more"),
     ],
 )
-def test_a_node_is_not_given_what_cannot_be(settings, message):
+def test_impossible_setting_of_a_node_is_refused(settings, message):
     with pytest.raises(ConfigError, match=f"^nodes.big.{message}"):
         NodeConfig(**{"id": "big", "url": "http://10.0.0.2:8000", **settings})
 
@@ -171,21 +171,24 @@ def test_a_node_is_not_given_what_cannot_be(settings, message):
         ({"port": 70000}, "port: must be at least 0 and at most 65535"),
     ],
 )
-def test_what_cannot_be_together_is_refused(settings, message):
+def test_contradictory_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         Config(**{"models": MODELS, **settings})
 
 
-def test_every_fault_is_told_on_a_line_of_its_own():
+def test_each_fault_is_reported_on_its_own_line():
     with pytest.raises(ConfigError) as refused:
         Config(models=(), port=-1, host="", queue=QueueConfig(capacity=-1))
     assert 3 == len(str(refused.value).split("\n")) == len(refused.value.faults)
 
 
 def test_filters_are_spelled_as_in_llama_swap():
-    assert '{"setParamsByID":{"a":{"b":1}}}' == msgspec.json.encode(
-        FiltersConfig(set_params_by_id={"a": {"b": 1}})
-    ).decode().replace('"stripParams":[],"setParams":{},', "")
+    assert (
+        msgspec.json.encode(FiltersConfig(set_params_by_id={"a": {"b": 1}}))
+        .decode()
+        .replace('"stripParams":[],"setParams":{},', "")
+        == '{"setParamsByID":{"a":{"b":1}}}'
+    )
 
 
 def test_queue_holds_100_jobs_for_60_s_by_default():

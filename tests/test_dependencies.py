@@ -1,6 +1,6 @@
-"""Each dependency of pyproject.toml is imported somewhere, and each package that is imported is one.
+"""Each dependency in pyproject.toml is imported somewhere, and each imported package is declared there.
 
-Either may have a reason for an exception.
+Exceptions to both rules are listed with their reasons.
 """
 
 import ast
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Not imported by us.
+# Declared, but not imported by our code.
 REASONS = {
     "h2": "hypercorn imports it, and would take a version with a known fault",
     "fairlead": "the extras of this very package",
@@ -29,7 +29,7 @@ REASONS = {
     "pytest-trio": "a plugin of pytest: `trio_mode` in pyproject.toml",
     "pytest-xdist": "a plugin of pytest: `-n` in tests/check.py",
 }
-# Not declared by us.
+# Imported, but not declared.
 UNDECLARED = {
     "triton": "the kernels of GPUs: torch's builds for GPUs bring it, and no other needs it",
     "httptools": "a peer of bench/router.py, where it is installed",
@@ -56,7 +56,7 @@ def imported(files: Iterable[Path]) -> set[str]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all that is below it, but for what only type checkers read."""
+    """Yield a node and its descendants, except what only type checkers read."""
     yield node
     match node:
         case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
@@ -68,14 +68,14 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def third_party(modules: set[str]) -> set[str]:
-    """Leave out the standard library, our package, and the modules of tests and bench."""
+    """Return the modules without the standard library, our package, and those of tests and bench."""
     folders = [ROOT / "tests", ROOT / "bench", ROOT / "bench" / "demo"]
     ours = {path.stem for folder in folders for path in folder.iterdir()}
     return modules - sys.stdlib_module_names - ours - {"fairlead", "_testcapi"}
 
 
 def distributions(modules: set[str]) -> set[str]:
-    """Return the names of the distributions that have these modules, here."""
+    """Return the names of the installed distributions which provide these modules."""
     return {canonicalize_name(owner) for module in modules for owner in _owners().get(module, ())}
 
 
@@ -122,11 +122,11 @@ def test_each_package_that_is_imported_is_declared_or_has_a_reason(declared, fil
     assert missing == set()
 
 
-def test_what_has_a_reason_not_to_be_declared_is_imported():
+def test_each_undeclared_package_with_a_reason_is_imported():
     assert UNDECLARED.keys() - imported(ALL) == set()
 
 
-def test_reasons_are_of_dependencies():
+def test_each_reason_belongs_to_a_dependency():
     lines = [*PROJECT["dependencies"], *(line for extra in OPTIONAL.values() for line in extra)]
     assert REASONS.keys() - names(lines) == set()
 

@@ -1,4 +1,4 @@
-"""How many connections fit the descriptors there are, and how their limit is raised."""
+"""How many connections fit the available descriptors, and how the limit of descriptors is raised."""
 
 import resource
 import sys
@@ -34,7 +34,7 @@ class System:
 
 @pytest.fixture
 def raised(monkeypatch):
-    """Raise the limit of a system; return the soft limit then, and what was logged."""
+    """Raise the limit of a system; return the new soft limit and the log."""
 
     def raise_limit(system: System, platform: str = "linux") -> tuple[int, list]:
         monkeypatch.setattr(resource, "getrlimit", system.getrlimit)
@@ -52,7 +52,7 @@ def test_the_soft_limit_becomes_the_hard_limit(raised):
     assert raised(System(100, 256)) == (256, [])
 
 
-def test_a_hard_limit_that_is_none_or_absurd_is_not_taken_over(raised):
+def test_unlimited_or_huge_hard_limit_is_not_adopted(raised):
     assert raised(System(1024, UNLIMITED)) == (1 << 20, [])
     assert raised(System(1024, 1_073_741_816)) == (1 << 20, [])
 
@@ -63,17 +63,17 @@ def test_a_limit_that_is_high_already_is_left_alone(raised):
     assert raised(System(1024, 1024, most=0)) == (1024, [])
 
 
-def test_macos_gets_what_it_keeps_to(raised):
+def test_limit_on_macos_is_the_one_that_it_enforces(raised):
     assert raised(System(256, UNLIMITED, most=10_240), "darwin") == (10_240, [])
 
 
-def test_a_kernel_whose_own_bound_is_lower_gets_less(raised):
+def test_lower_bound_of_the_kernel_gives_a_lower_limit(raised):
     soft, logs = raised(System(1024, UNLIMITED, most=65_536))
     assert soft == 10_240
     assert [line["event"] for line in logs] == ["descriptor limit not raised"]
 
 
-def test_a_system_that_refuses_is_said_to_and_that_is_all(raised):
+def test_refusal_by_the_system_is_only_logged(raised):
     soft, logs = raised(System(1024, 4096, most=1024))
     assert soft == 1024
     assert {line["log_level"] for line in logs} == {"warning"}
@@ -90,12 +90,12 @@ def config(*, models: int = 1, commands: int = 0, nodes: int = 0, connections: i
     )
 
 
-def test_where_there_are_enough_descriptors_there_are_as_many_connections_as_configured():
+def test_with_enough_descriptors_there_are_as_many_connections_as_configured():
     assert descriptors.share(config(), descriptors=20_000, in_use=12).connections == 4096
     assert descriptors.share(config(connections=7), descriptors=256, in_use=12).connections == 7
 
 
-def test_connections_take_what_the_reserve_leaves():
+def test_connections_share_the_descriptors_beyond_the_reserve():
     share = descriptors.share(config(), descriptors=1024, in_use=12)
     assert share == descriptors.Share(connections=292, descriptors=1024, reserved=148)
 

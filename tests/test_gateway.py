@@ -1,4 +1,4 @@
-"""One job's life against a node on the virtual clock: seats, deadlines, and leaving at every point."""
+"""The course of a job on the virtual clock: seats, deadlines, and disconnecting at every point."""
 
 from random import Random
 
@@ -45,14 +45,14 @@ async def ask(gateway: Gateway, request: Job, answered: list[str]) -> None:
         answered.append(request.tenant)
 
 
-async def test_a_job_gets_its_answer_and_gives_its_seat_back(autojump_clock, nursery):
+async def test_job_gets_its_answer_and_releases_its_seat(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode())
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
-        assert (1, 0) == (dispatcher.statistics().running, dispatcher.statistics().waiting)
-        assert "first last" == await text_of(answer)
-    assert 0 == dispatcher.statistics().running
-    assert (None, None) == (answer.estimated_wait_s, answer.queue_position)
+        assert (dispatcher.statistics().running, dispatcher.statistics().waiting) == (1, 0)
+        assert await text_of(answer) == "first last"
+    assert dispatcher.statistics().running == 0
+    assert (answer.estimated_wait_s, answer.queue_position) == (None, None)
 
 
 async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(autojump_clock, nursery):
@@ -62,7 +62,7 @@ async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(aut
         for tenant in "AAAAABB":
             clients.start_soon(ask, gateway, job(tenant), answered)
             await trio.testing.wait_all_tasks_blocked()
-    assert "ABABAAA" == "".join(answered)
+    assert "".join(answered) == "ABABAAA"
 
 
 async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nursery):
@@ -72,7 +72,7 @@ async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nurse
     async with trio.open_nursery() as clients:
         for _ in range(10):
             clients.start_soon(ask, gateway, job(), answered)
-    assert (10, 1, 0) == (len(answered), node.most_running, node.running)
+    assert (len(answered), node.most_running, node.running) == (10, 1, 0)
 
 
 async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock, nursery):
@@ -83,11 +83,11 @@ async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(auto
         for _ in range(4):
             clients.start_soon(ask, gateway, job(), answered)
             await trio.testing.wait_all_tasks_blocked()
-        assert 3 == dispatcher.statistics().waiting
-        assert 30 == dispatcher.forecast("m", "A", 1).estimated_wait_s
+        assert dispatcher.statistics().waiting == 3
+        assert dispatcher.forecast("m", "A", 1).estimated_wait_s == 30
         async with trio.open_nursery() as exchange:
             answer = await exchange.start(gateway.serve, job())
-            assert (30, 4) == (answer.estimated_wait_s, answer.queue_position)
+            assert (answer.estimated_wait_s, answer.queue_position) == (30, 4)
             assert pytest.approx(40.0) == answer.waited_s
 
 
@@ -105,7 +105,7 @@ async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_cl
         assert refused.value.retry_after_s is not None
         assert 1 <= refused.value.retry_after_s <= 60
         assert refused.value.estimated_wait_s is not None
-    assert 0 == dispatcher.statistics().running
+    assert dispatcher.statistics().running == 0
 
 
 async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_queue(autojump_clock, nursery):
@@ -117,9 +117,9 @@ async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_que
         started = trio.current_time()
         with pytest.raises(QueueTimeout) as timeout:
             await gateway.serve(job())
-        assert 30.0 == pytest.approx(trio.current_time() - started)
+        assert pytest.approx(trio.current_time() - started) == 30.0
         assert timeout.value.estimated_wait_s is not None
-        assert (0, 1) == (dispatcher.statistics().waiting, dispatcher.statistics().running)
+        assert (dispatcher.statistics().waiting, dispatcher.statistics().running) == (0, 1)
 
 
 async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queue_timeout(
@@ -128,7 +128,7 @@ async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queu
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     with pytest.raises(QueueTimeout):
         await gateway.serve(job(stream=True))
-    assert 0 == dispatcher.statistics().running
+    assert dispatcher.statistics().running == 0
 
 
 async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_timeout(
@@ -137,7 +137,7 @@ async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_ti
     gateway, _ = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     answered: list[str] = []
     await ask(gateway, job(), answered)
-    assert ["A"] == answered
+    assert answered == ["A"]
 
 
 async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_timeout(
@@ -146,39 +146,39 @@ async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_ti
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), request_timeout_s=50)
     with pytest.raises(RequestTimeout):
         await gateway.serve(job())
-    assert 0 == dispatcher.statistics().running
+    assert dispatcher.statistics().running == 0
 
 
 async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_deltas(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200), request_timeout_s=50)
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job(stream=True))
-        assert ["first "] == [delta.text for delta in await answer.deltas.take()]
+        assert [delta.text for delta in await answer.deltas.take()] == ["first "]
         with pytest.raises(RequestTimeout):
             await answer.deltas.take()
-    assert 0 == dispatcher.statistics().running
+    assert dispatcher.statistics().running == 0
 
 
-async def test_a_failure_after_the_first_delta_comes_through_the_deltas(autojump_clock, nursery):
+async def test_failure_after_the_first_delta_is_raised_by_the_deltas(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(fails=NodeFailed("gone")))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         with pytest.raises(NodeFailed):
             await text_of(answer)
-    assert 0 == dispatcher.statistics().running
+    assert dispatcher.statistics().running == 0
 
 
-async def test_a_slow_reader_keeps_no_seat(autojump_clock, nursery):
+async def test_slow_reader_holds_no_seat(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         await trio.sleep(11)
-        assert 0 == dispatcher.statistics().running
-        assert "first last" == await text_of(answer)
+        assert dispatcher.statistics().running == 0
+        assert await text_of(answer) == "first last"
 
 
 @pytest.mark.parametrize("leave_after_s", [0.0, 5.0, 15.0, 25.0])
-async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(autojump_clock, nursery, leave_after_s):
+async def test_client_that_disconnects_at_any_time_holds_nothing(autojump_clock, nursery, leave_after_s):
     node = TimedNode(service_s=10, first_s=5)
     gateway, dispatcher = gateway_for(nursery, node)
     answered: list[str] = []
@@ -188,5 +188,5 @@ async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(autojump_c
         with trio.move_on_after(leave_after_s):
             await ask(gateway, job("leaves"), answered)
         clients.start_soon(ask, gateway, job("after"), answered)
-    assert ["first", "after"] == [tenant for tenant in answered if tenant != "leaves"]
-    assert (0, 0, 0) == (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting)
+    assert [tenant for tenant in answered if tenant != "leaves"] == ["first", "after"]
+    assert (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""A node fails or is full after all: the job goes on elsewhere; its client has one answer or one error."""
+"""A node fails or is unexpectedly full: the job is retried; its client gets one answer or one error."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ TEXT = "one two three."
 
 
 class PlayingNode:
-    """Does with each job what the next play says, and with all others what the last one says."""
+    """Handles each job as the next play says; the last play is repeated for all further jobs."""
 
     def __init__(self, name: str, *plays: Play) -> None:
         self.id = name
@@ -72,7 +72,7 @@ class PlayingNode:
 
 
 class House:
-    """A gateway before some nodes, all up."""
+    """A gateway in front of some nodes, all up."""
 
     def __init__(self, nursery: trio.Nursery, *nodes: PlayingNode, seats: int = 1, **queue: object) -> None:
         self.dispatcher = Dispatcher(QueueConfig(**queue), random=Random(0))
@@ -86,7 +86,7 @@ class House:
         self.dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=1000))
 
     async def ask(self, asked: Job) -> str:
-        """Return the answer's text, read as a route reads it. Raises the error it gets."""
+        """Return the answer's text, read as a route reads it. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
                 answer = await exchange.start(self.gateway.serve, asked)
@@ -100,7 +100,7 @@ class House:
 
     def check_at_rest(self) -> None:
         counts = self.dispatcher.statistics()
-        assert (0, 0) == (counts.waiting, counts.running)
+        assert (counts.waiting, counts.running) == (0, 0)
         assert [0] * len(self.nodes) == [node.running for node in self.nodes]
 
 
@@ -137,10 +137,10 @@ async def test_a_node_that_fails_before_the_first_delta_is_never_seen(
 ):
     nodes = [PlayingNode(name, failing if name == "bad" else WHOLE) for name in ("bad", "good")]
     house = House(nursery, *nodes)
-    for _ in range(5):  # wherever the first attempt goes
-        assert TEXT == await house.ask(anything)
+    for _ in range(5):  # whichever node gets the first attempt
+        assert await house.ask(anything) == TEXT
         house.check_at_rest()
-    assert 5 == len(nodes[1].served)
+    assert len(nodes[1].served) == 5
 
 
 async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_has_a_seat(
@@ -157,16 +157,16 @@ async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_ha
 
     nursery.start_soon(keep_the_good_one_busy)
     started = trio.current_time()
-    assert TEXT == await house.ask(anything)
+    assert await house.ask(anything) == TEXT
     assert pytest.approx(51 + 3) == trio.current_time() - started
-    assert (["A"], ["B", "A"]) == (bad.served, good.served)
+    assert (bad.served, good.served) == (["A"], ["B", "A"])
 
 
-async def test_where_there_is_one_node_the_second_attempt_is_there_too(autojump_clock, nursery, anything):
+async def test_second_attempt_goes_to_the_same_node_if_it_is_the_only_one(autojump_clock, nursery, anything):
     node = PlayingNode("only", (2.0, GONE), WHOLE)
     house = House(nursery, node)
-    assert TEXT == await house.ask(anything)
-    assert 2 == len(node.served)
+    assert await house.ask(anything) == TEXT
+    assert len(node.served) == 2
     house.check_at_rest()
 
 
@@ -180,16 +180,16 @@ async def test_a_second_attempt_waits_for_a_node_that_went_down_to_come_back(
         await trio.sleep(10)
         house.dispatcher.node_down(node)
         await trio.sleep(30)
-        assert 1 == house.dispatcher.statistics().waiting
+        assert house.dispatcher.statistics().waiting == 1
         house.up(node)
 
     nursery.start_soon(change_the_node)
     started = trio.current_time()
-    assert TEXT == await house.ask(anything)
+    assert await house.ask(anything) == TEXT
     assert pytest.approx(40 + 3) == trio.current_time() - started
 
 
-async def test_who_was_given_back_goes_before_all_others_of_its_tenant(autojump_clock, nursery):
+async def test_retried_job_goes_before_all_others_of_its_tenant(autojump_clock, nursery):
     node = PlayingNode("only", (5.0, GONE), WHOLE)
     house = House(nursery, node)
     done: list[str] = []
@@ -202,7 +202,7 @@ async def test_who_was_given_back_goes_before_all_others_of_its_tenant(autojump_
         for name in ("first", "second", "third"):
             clients.start_soon(ask, name)
             await trio.testing.wait_all_tasks_blocked()
-    assert ["first", "second", "third"] == done
+    assert done == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 3}], ids=["greedy", "seeded"])
@@ -216,7 +216,7 @@ async def test_a_stream_that_can_be_repeated_goes_on_where_it_broke_off(
     beginning = tuple(Delta(0, letter, [ord(letter)]) for letter in said)
     bad = PlayingNode("bad", (1.0, *beginning, 1.0, GONE), (*whole, end))
     house = House(nursery, bad)
-    assert TEXT == await house.ask(asking(**sampling))
+    assert await house.ask(asking(**sampling)) == TEXT
     house.check_at_rest()
 
 
@@ -232,16 +232,16 @@ async def test_a_stream_of_which_nothing_was_read_is_begun_anew(autojump_clock, 
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(house.gateway.serve, asking())
         await trio.sleep(20)
-        assert TEXT == await read(answer, stream=True)
-    assert 3 == answer.deltas.tokens
+        assert await read(answer, stream=True) == TEXT
+    assert answer.deltas.tokens == 3
 
 
 async def test_a_plain_answer_that_breaks_off_is_made_again(autojump_clock, nursery):
     house = House(nursery, PlayingNode("bad", ("uno ", "due ", 5.0, GONE), WHOLE))
-    assert TEXT == await house.ask(asking(stream=False))
+    assert await house.ask(asking(stream=False)) == TEXT
 
 
-async def test_each_choice_goes_on_where_it_broke_off(autojump_clock, nursery):
+async def test_each_choice_resumes_where_it_stopped(autojump_clock, nursery):
     def choices(*said: tuple[int, str]) -> list[Delta]:
         return [
             Delta(index, text, [ord(text)], finish_reason="stop" if text == "." else None)
@@ -257,15 +257,15 @@ async def test_each_choice_goes_on_where_it_broke_off(autojump_clock, nursery):
         while taken := await answer.deltas.take():
             for delta in taken:
                 texts[delta.index] += delta.text
-    assert ["ab.", "x.", "pq."] == texts
-    assert 8 == answer.deltas.tokens
+    assert texts == ["ab.", "x.", "pq."]
+    assert answer.deltas.tokens == 8
 
 
 async def test_an_answer_that_comes_out_otherwise_is_an_error_not_a_mixture(autojump_clock, nursery):
     house = House(nursery, PlayingNode("bad", (1.0, "one ", 1.0, GONE), (1.0, "uno ", 1.0, "due.")))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(house.gateway.serve, asking(temperature=0))
-        assert "one " == (await answer.deltas.take())[0].text
+        assert (await answer.deltas.take())[0].text == "one "
         with pytest.raises(NodeFailed, match="did not repeat"):
             await answer.deltas.take()
     house.check_at_rest()
@@ -277,12 +277,12 @@ async def test_a_second_failure_is_told(autojump_clock, nursery, anything):
     house = House(nursery, node)
     with pytest.raises(NodeFailed, match="gone again"):
         await house.ask(anything)
-    assert 2 == len(node.served)
+    assert len(node.served) == 2
     house.check_at_rest()
 
 
 @pytest.mark.parametrize(("method", "attempts"), [("GET", 2), ("POST", 1)])
-async def test_request_for_a_commands_server_is_repeated_only_if_it_may_come_twice(
+async def test_request_to_a_commands_server_is_repeated_only_if_it_is_idempotent(
     autojump_clock, nursery, method, attempts
 ):
     node = PlayingNode("bad", (1.0, GONE), WHOLE)
@@ -296,49 +296,45 @@ async def test_request_for_a_commands_server_is_repeated_only_if_it_may_come_twi
     assert len(node.served) == attempts
 
 
-async def test_a_sequence_that_failed_is_its_jobs_own_failure(autojump_clock, nursery, anything):
+async def test_failure_of_a_sequence_is_not_retried(autojump_clock, nursery, anything):
     node = PlayingNode("bad", (1.0, EngineFailed("NaN")), WHOLE)
     house = House(nursery, node)
     with pytest.raises(EngineFailed):
         await house.ask(anything)
-    assert 1 == len(node.served)
+    assert len(node.served) == 1
     house.check_at_rest()
 
 
-async def test_a_node_that_is_full_costs_no_attempt_and_is_left_alone_for_a_second(
-    autojump_clock, nursery, anything
-):
+async def test_full_node_costs_no_attempt_and_is_not_tried_for_a_second(autojump_clock, nursery, anything):
     node = PlayingNode("full", (FULL,), (0.5, FULL), (FULL,), (GONE,), (FULL,), WHOLE)
     house = House(nursery, node)
     started = trio.current_time()
-    assert TEXT == await house.ask(anything)
-    assert 6 == len(node.served)
+    assert await house.ask(anything) == TEXT
+    assert len(node.served) == 6
     assert pytest.approx(4 * 1 + 0.5 + 3) == trio.current_time() - started
     house.check_at_rest()
 
 
-async def test_a_node_that_is_full_gets_the_job_when_another_of_its_own_ends(autojump_clock, nursery):
+async def test_full_node_gets_the_job_when_another_of_its_jobs_ends(autojump_clock, nursery):
     node = PlayingNode("full", (0.25, "short."), (FULL,), WHOLE)
     house = House(nursery, node, seats=4)
     started = trio.current_time()
     async with trio.open_nursery() as clients:
         clients.start_soon(house.ask, asking())
         await trio.testing.wait_all_tasks_blocked()
-        assert TEXT == await house.ask(asking())
+        assert await house.ask(asking()) == TEXT
         assert pytest.approx(0.25 + 3) == trio.current_time() - started
 
 
-async def test_a_job_that_one_node_turns_away_goes_to_another_at_once(autojump_clock, nursery):
+async def test_job_refused_by_a_full_node_goes_to_another_at_once(autojump_clock, nursery):
     house = House(nursery, PlayingNode("full", (FULL,)), PlayingNode("good", WHOLE))
     started = trio.current_time()
     for _ in range(5):
-        assert TEXT == await house.ask(asking())
+        assert await house.ask(asking()) == TEXT
     assert pytest.approx(5 * 3) == trio.current_time() - started
 
 
-async def test_a_job_that_is_turned_away_until_its_deadline_gets_a_queue_timeout(
-    autojump_clock, nursery, anything
-):
+async def test_job_refused_until_its_deadline_gets_a_queue_timeout(autojump_clock, nursery, anything):
     house = House(nursery, PlayingNode("full", (FULL,)), timeout_s=30)
     started = trio.current_time()
     with pytest.raises(QueueTimeout):
@@ -347,7 +343,7 @@ async def test_a_job_that_is_turned_away_until_its_deadline_gets_a_queue_timeout
     house.check_at_rest()
 
 
-async def test_the_second_wait_has_the_first_deadline(autojump_clock, nursery, anything):
+async def test_second_wait_keeps_the_first_deadline(autojump_clock, nursery, anything):
     node = PlayingNode("only", (20.0, GONE), WHOLE)
     house = House(nursery, node, timeout_s=30)
     started = trio.current_time()
@@ -363,7 +359,7 @@ async def test_the_second_wait_has_the_first_deadline(autojump_clock, nursery, a
     house.check_at_rest()
 
 
-async def test_who_has_some_of_its_answer_has_waited_its_wait(autojump_clock, nursery):
+async def test_queue_timeout_does_not_apply_after_the_first_delta(autojump_clock, nursery):
     node = PlayingNode("only", (1.0, "one ", 1.0, GONE), WHOLE)
     house = House(nursery, node, timeout_s=10)
 
@@ -374,7 +370,7 @@ async def test_who_has_some_of_its_answer_has_waited_its_wait(autojump_clock, nu
         house.up(node)
 
     nursery.start_soon(change_the_node)
-    assert TEXT == await house.ask(asking(temperature=0))
+    assert await house.ask(asking(temperature=0)) == TEXT
 
 
 async def test_the_request_timeout_runs_from_the_first_seat(autojump_clock, nursery, anything):
@@ -403,17 +399,19 @@ async def test_the_request_timeout_ends_the_second_wait_too(autojump_clock, nurs
 
 
 @pytest.mark.parametrize("leave_after_s", [0.0, 1.0, 5.0, 5.5, 6.0, 7.0, 9.0])
-async def test_who_leaves_at_any_time_leaves_nothing_behind(autojump_clock, nursery, anything, leave_after_s):
+async def test_client_that_disconnects_at_any_time_holds_nothing(
+    autojump_clock, nursery, anything, leave_after_s
+):
     node = PlayingNode("only", (5.0, GONE), (FULL,), (1.0, "one ", 1.0, "two ", 1.0, "three."))
     house = House(nursery, node)
     with trio.move_on_after(leave_after_s):
         await house.ask(anything)
     house.check_at_rest()
     node.plays = [WHOLE]
-    assert TEXT == await house.ask(asking())
+    assert await house.ask(asking()) == TEXT
 
 
-async def test_who_is_cancelled_in_the_second_wait_is_told_at_once(autojump_clock, nursery, anything):
+async def test_cancellation_in_the_second_wait_is_raised_at_once(autojump_clock, nursery, anything):
     node = PlayingNode("full", (FULL,))
     house = House(nursery, node)
 
@@ -429,7 +427,7 @@ async def test_who_is_cancelled_in_the_second_wait_is_told_at_once(autojump_cloc
     house.check_at_rest()
 
 
-async def test_a_model_that_does_not_load_again_is_told_to_who_waits_for_its_second_seat(
+async def test_failed_load_is_raised_to_a_job_that_waits_for_its_second_attempt(
     autojump_clock, nursery, anything
 ):
     node = PlayingNode("only", (20.0, GONE))
@@ -453,14 +451,14 @@ async def test_a_server_that_drains_lets_a_failed_job_run_again(autojump_clock, 
 
     async def drain() -> None:
         await trio.sleep(0.5)
-        assert 1 == house.dispatcher.statistics().waiting
+        assert house.dispatcher.statistics().waiting == 1
         house.dispatcher.drain()
 
     nursery.start_soon(drain)
-    assert TEXT == await house.ask(anything)
+    assert await house.ask(anything) == TEXT
 
 
-async def test_what_a_failed_node_still_sends_reaches_nobody(autojump_clock, nursery):
+async def test_late_output_of_a_failed_node_is_dropped(autojump_clock, nursery):
     node = PlayingNode("bad", (1.0, GONE, "late ", "words."), WHOLE)
     house = House(nursery, node)
-    assert TEXT == await house.ask(asking())
+    assert await house.ask(asking()) == TEXT

@@ -1,4 +1,4 @@
-"""What the gateway writes down of each job: when it passed which moment, and what came of it, once."""
+"""What the gateway records of each job, once: its times and its outcome."""
 
 from contextlib import asynccontextmanager
 from random import Random
@@ -16,7 +16,7 @@ from fake_nodes import LIMITS, TimedNode, job
 
 
 class World:
-    """A gateway over one node with one seat, and the journeys it has told of."""
+    """A gateway over one node with one seat, and the journeys it has reported."""
 
     def __init__(self, nursery: trio.Nursery, node: TimedNode, *, capacity: int = 100) -> None:
         self.told: list[Journey] = []
@@ -48,8 +48,8 @@ async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nurse
     second = world.told[1]
     moments = (second.granted_s, second.first_delta_s, second.ended_s)
     assert pytest.approx((10, 14, 20)) == tuple(moment - second.arrived_s for moment in moments)
-    assert (SUCCESS, "timed", 1, 2) == (second.outcome, second.node, second.attempts, second.tokens)
-    assert ("stop",) == second.finish_reasons
+    assert (second.outcome, second.node, second.attempts, second.tokens) == (SUCCESS, "timed", 1, 2)
+    assert second.finish_reasons == ("stop",)
     assert pytest.approx(10) == second.waited_s
 
 
@@ -60,11 +60,11 @@ async def test_statistics_show_a_job_while_it_waits_and_while_it_runs(autojump_c
             clients.start_soon(world.ask)
         await trio.testing.wait_all_tasks_blocked()
         model = world.gateway.statistics().models["m"]
-        assert (2, 1, {}) == (model.waiting, model.running, model.outcomes)
-        assert (3, 1) == (model.prompt_tokens, model.generated_tokens)  # of the one that has begun
+        assert (model.waiting, model.running, model.outcomes) == (2, 1, {})
+        assert (model.prompt_tokens, model.generated_tokens) == (3, 1)  # of the one that has begun
     model = world.gateway.statistics().models["m"]
-    assert (0, 0, {SUCCESS: 3}) == (model.waiting, model.running, model.outcomes)
-    assert (9, 6) == (model.prompt_tokens, model.generated_tokens)
+    assert (model.waiting, model.running, model.outcomes) == (0, 0, {SUCCESS: 3})
+    assert (model.prompt_tokens, model.generated_tokens) == (9, 6)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_statistics_show_a_job_while_it_waits_and_while_it_runs(autojump_c
     [(2.0, False, 0), (11.0, True, 0), (15.0, True, 1)],
     ids=["in the queue", "before the first token", "in the answer"],
 )
-async def test_whoever_leaves_is_written_down_as_having_left(
+async def test_client_that_disconnects_is_recorded_as_having_left(
     autojump_clock, nursery, left_after_s, had_seat, tokens
 ):
     world = World(nursery, TimedNode(service_s=10, first_s=3))
@@ -82,10 +82,10 @@ async def test_whoever_leaves_is_written_down_as_having_left(
         clients.start_soon(lambda: world.ask(tenant="B", left_after_s=left_after_s))
     (left,) = [journey for journey in world.told if journey.job.tenant == "B"]
     assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
-    assert {SUCCESS: 1, LEFT: 1} == world.gateway.statistics().models["m"].outcomes
+    assert world.gateway.statistics().models["m"].outcomes == {SUCCESS: 1, LEFT: 1}
 
 
-async def test_who_has_the_whole_answer_may_leave_before_its_node_is_done(autojump_clock, nursery):
+async def test_client_with_the_whole_answer_may_disconnect_before_its_node_is_done(autojump_clock, nursery):
     class Lingering(TimedNode):
         @asynccontextmanager
         async def generate(self, job, into):
@@ -99,19 +99,19 @@ async def test_who_has_the_whole_answer_may_leave_before_its_node_is_done(autoju
         while await answer.deltas.take():
             pass
         exchange.cancel_scope.cancel()
-    assert [SUCCESS] == world.outcomes()
+    assert world.outcomes() == [SUCCESS]
 
 
-async def test_a_refusal_and_a_failure_are_told_once_each_by_their_codes(autojump_clock, nursery):
+async def test_refusal_and_failure_are_reported_once_each_with_their_codes(autojump_clock, nursery):
     world = World(nursery, TimedNode(service_s=5, fails=EngineFailed("broken")), capacity=0)
     async with trio.open_nursery() as clients:
         clients.start_soon(world.ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(world.ask)
-    assert ["queue_full", "engine_failed"] == world.outcomes()
+    assert world.outcomes() == ["queue_full", "engine_failed"]
 
 
-async def test_a_bug_of_ours_is_an_internal_error_and_is_still_counted(autojump_clock, nursery):
+async def test_unexpected_exception_is_an_internal_error_and_is_still_counted(autojump_clock, nursery):
     class Broken(TimedNode):
         def generate(self, job, into):
             raise RuntimeError("a bug")
@@ -120,5 +120,5 @@ async def test_a_bug_of_ours_is_an_internal_error_and_is_still_counted(autojump_
     with pytest.raises(ExceptionGroup):
         async with trio.open_nursery() as exchange:
             await exchange.start(world.gateway.serve, job())
-    assert ["internal_error"] == world.outcomes()
-    assert 0 == world.gateway.statistics().models["m"].running
+    assert world.outcomes() == ["internal_error"]
+    assert world.gateway.statistics().models["m"].running == 0

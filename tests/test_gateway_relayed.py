@@ -1,4 +1,4 @@
-"""Two servers elsewhere, one of which misbehaves: clients of the gateway get the other's answer."""
+"""Two remote servers, one of which fails: clients of the gateway get the other's answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ BETWEEN = [("reset", 4), ("end", 4), ("half", 4), ("broken", 4), ("error", 4)]
 
 
 class Fleet:
-    """A gateway before a server that is sick and one that is well, the sick one always first in line."""
+    """A gateway in front of a failing and a working server; the failing one is always chosen first."""
 
     def __init__(self, sick: StubServer, well: StubServer) -> None:
         self.sick, self.well = sick, well
@@ -40,7 +40,7 @@ class Fleet:
         self.rest = self.dispatcher.statistics()
 
     async def ask(self, asked: Job) -> bytes:
-        """Return all bytes of the answer. Raises the error it gets."""
+        """Return all bytes of the answer. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
                 answer = await exchange.start(self.gateway.serve, asked)
@@ -49,7 +49,7 @@ class Fleet:
                     await answer.deltas.ended()
                 while taken := await answer.deltas.take():
                     raw += b"".join(piece for delta in taken for piece in delta.raw)
-                    self.sick.go.release()  # what it waits with comes when some of its answer was read
+                    self.sick.go.release()  # it sends the rest once some of its answer was read
         except* FairleadError as group:
             raise unwrap(group) from None
         return raw
@@ -82,46 +82,46 @@ def said(raw: bytes) -> str:
     ("stream", "how", "after"),
     [*((False, *sick) for sick in BEFORE), *((True, *sick) for sick in BEFORE + ONLY_STREAMS)],
 )
-async def test_a_server_that_fails_before_its_answer_is_never_seen(stream, how, after):
+async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, after):
     async with fleet(how=how, after=after) as opened:
         raw = await opened.ask(asking(stream=stream))
-        assert (1, 1) == (len(opened.sick.jobs), len(opened.well.jobs))
+        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
     if stream:
         assert text(8) == said(raw)
-        assert 1 == raw.count(b"[DONE]")
+        assert raw.count(b"[DONE]") == 1
     else:
         assert text(8) == msgspec.json.decode(raw)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(("how", "after"), BETWEEN)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}], ids=["greedy", "seeded"])
-async def test_a_stream_that_can_be_repeated_goes_on_at_the_other_server(how, after, sampling):
+async def test_repeatable_stream_resumes_at_the_other_server(how, after, sampling):
     async with fleet(how=how, after=after, waits=True) as opened:
         raw = await opened.ask(asking(**sampling))
-        assert (1, 1) == (len(opened.sick.jobs), len(opened.well.jobs))
+        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
     assert text(8) == said(raw)
-    assert 1 == raw.count(b"[DONE]")
+    assert raw.count(b"[DONE]") == 1
 
 
-async def test_a_stream_that_cannot_be_repeated_is_an_error_once_some_of_it_was_read():
+async def test_unrepeatable_stream_is_an_error_once_some_of_it_was_read():
     async with fleet(how="reset", after=4, waits=True) as opened:
         with pytest.raises(NodeFailed):
             await opened.ask(asking())
-        assert 0 == len(opened.well.jobs)
+        assert len(opened.well.jobs) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_is_full_sends_its_jobs_on_and_its_client_never_sees_it(stream, mock_clock):
-    # Time stands still: who is full is asked again after a second.
+async def test_jobs_refused_by_a_full_server_go_to_the_other(stream, mock_clock):
+    # The clock does not move: a full server would be tried again after a second.
     async with fleet(how="status", after=429) as opened:
         for _ in range(3):
             await opened.ask(asking(stream=stream))
-        assert (1, 3) == (len(opened.sick.jobs), len(opened.well.jobs))
+        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_server_refuses_is_not_asked_of_another(stream):
+async def test_request_refused_by_a_server_is_not_sent_to_another(stream):
     async with fleet(how="status", after=422) as opened:
         with pytest.raises(NodeRefused) as refused:
             await opened.ask(asking(stream=stream))
-        assert (422, 0) == (refused.value.status, len(opened.well.jobs))
+        assert (refused.value.status, len(opened.well.jobs)) == (422, 0)

@@ -1,4 +1,4 @@
-"""The settings of a server's process; whether they help is for a benchmark."""
+"""The process-wide settings of a server; a benchmark measures their effect."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from fairlead import interpreter
 
-# In a process of its own: what is set here would stay set for all other tests.
+# In a separate process, because the settings would remain for all other tests.
 SCRIPT = """
 import sys
 from fairlead import interpreter
@@ -31,7 +31,7 @@ assert held_mb() < before + 20, held_mb() - before
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_large_memory_goes_back_to_the_system_when_it_is_freed():
+def test_large_allocations_are_returned_to_the_system_when_freed():
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)
 
 

@@ -15,7 +15,7 @@ from fairlead.errors import LoadFailed
 from fairlead.reload import FIXED, LOOK_EVERY_S, Source, keep_up
 
 FIRST = Config(models=(), port=1)
-# What a reload changes, by the fleet but for the keys.
+# The settings that a reload changes: in the fleet, except for the keys.
 APPLIED = (
     *("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys"),
     *("include_aliases_in_list", "send_loading_state"),
@@ -24,7 +24,7 @@ CHANGED = Config(models=(), port=1, priorities={"m": 2})
 
 
 class Server:
-    """Takes over what it is told, but for `refusing`."""
+    """Applies each configuration, unless `refusing` is set, which it raises."""
 
     def __init__(self) -> None:
         self.configs: list[Config] = []
@@ -39,7 +39,7 @@ class Server:
 
 
 class Writing:
-    """A configuration that can be changed, or be wrong."""
+    """A configuration which a test can change or make fail."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -59,19 +59,19 @@ def writing(tmp_path: Path) -> Writing:
 
 
 async def read_again(done: Callable[[], object]) -> None:
-    """Send ourselves the signal, and wait until it was dealt with, which `done` shows."""
+    """Send SIGHUP to this process; wait until `done` shows that it was handled."""
     os.kill(os.getpid(), signal.SIGHUP)
     with trio.fail_after(60):
-        while not done():  # noqa: ASYNC110  # a thread reads the file, and takes as long as it takes
+        while not done():  # noqa: ASYNC110  # a thread reads the file, in real time
             await trio.sleep(0.001)
     await wait_all_tasks_blocked()
 
 
-async def test_a_hangup_has_the_file_read_again(writing, nursery):
+async def test_sighup_reloads_the_file(writing, nursery):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
-    assert [] == server.configs
+    assert server.configs == []
     writing.says = CHANGED
     await read_again(lambda: server.configs)
     assert [writing.says] == server.configs
@@ -84,7 +84,7 @@ async def test_a_hangup_has_the_file_read_again(writing, nursery):
         OSError("gone"),
     ],
 )
-async def test_a_file_that_is_wrong_changes_nothing_and_the_log_says_why(writing, nursery, wrong):
+async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nursery, wrong):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
@@ -92,13 +92,13 @@ async def test_a_file_that_is_wrong_changes_nothing_and_the_log_says_why(writing
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
     assert str(wrong).splitlines() == [line["reason"] for line in logs]
-    assert [] == server.configs
+    assert server.configs == []
     writing.says = FIRST
     await read_again(lambda: server.configs)
-    assert [FIRST] == server.configs
+    assert server.configs == [FIRST]
 
 
-async def test_a_file_that_is_gone_is_said_to_be_in_words(writing, nursery):
+async def test_missing_file_is_logged_with_a_readable_reason(writing, nursery):
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, Server().change)
     await wait_all_tasks_blocked()
     writing.says = FileNotFoundError(2, "No such file or directory", str(writing.file))
@@ -109,14 +109,14 @@ async def test_a_file_that_is_gone_is_said_to_be_in_words(writing, nursery):
     ]
 
 
-async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nursery):
+async def test_configuration_that_cannot_be_applied_is_logged_with_the_reason(writing, nursery):
     server = Server()
     server.refusing = LoadFailed("models.new: there are no weights")
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
-    assert ["models.new: there are no weights"] == [line["reason"] for line in logs]
+    assert [line["reason"] for line in logs] == ["models.new: there are no weights"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_configuration_that_cannot_be_had_is_said_to_be_so(writing, nurs
     [ValueError("x"), RecursionError(), MemoryError(), KeyError("x"), ExceptionGroup("", [TypeError()])],
 )
 @pytest.mark.parametrize("where", ["read", "change"])
-async def test_whatever_goes_wrong_in_a_reload_the_next_one_is_done(writing, nursery, bug, where):
+async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery, bug, where):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
@@ -151,10 +151,10 @@ async def test_settings_that_need_a_restart_are_named_each_time_they_change(writ
         await read_again(lambda: server.configs)
         await read_again(lambda: len(server.configs) == 2)
     (warning,) = [line["settings"] for line in logs if line["log_level"] == "warning"]
-    assert ["port", "queue.capacity", "requestTimeout"] == warning
+    assert warning == ["port", "queue.capacity", "requestTimeout"]
 
 
-async def test_a_setting_that_is_as_it_was_at_the_start_needs_no_restart(writing, nursery):
+async def test_setting_restored_to_its_first_value_needs_no_restart(writing, nursery):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
@@ -165,7 +165,7 @@ async def test_a_setting_that_is_as_it_was_at_the_start_needs_no_restart(writing
     assert [line["settings"] for line in logs if line["log_level"] == "warning"] == [["port"]]
 
 
-async def test_a_setting_that_needs_a_restart_stays_as_it_was_in_what_is_applied(writing, nursery):
+async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nursery):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
@@ -191,17 +191,17 @@ def test_each_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart():
     assert sorted([*FIXED, *APPLIED]) == sorted(Config.__struct_fields__)
 
 
-async def test_a_watched_file_is_read_once_its_change_is_over(writing, nursery, autojump_clock):
+async def test_watched_file_is_read_once_it_no_longer_changes(writing, nursery, autojump_clock):
     server = Server()
     nursery.start_soon(keep_up, Source(writing.file, writing.read, is_watched=True), FIRST, server.change)
-    await trio.sleep(3.5 * LOOK_EVERY_S)  # from here on between two looks
-    assert [] == server.configs
-    for text in ("two and", "two and more"):  # written in two goes
+    await trio.sleep(3.5 * LOOK_EVERY_S)  # from here on halfway between two checks
+    assert server.configs == []
+    for text in ("two and", "two and more"):  # written in two steps
         writing.file.write_text(text)
         await trio.sleep(LOOK_EVERY_S)
-        assert [] == server.configs
+        assert server.configs == []
     await server.changed.wait()
-    assert [FIRST] == server.configs
+    assert server.configs == [FIRST]
     writing.file.unlink()
     await trio.sleep(3 * LOOK_EVERY_S)
-    assert 1 == len(server.configs)
+    assert len(server.configs) == 1

@@ -1,4 +1,4 @@
-"""The scheduler, the eviction policy and the control of processes are replaced without a change elsewhere."""
+"""The scheduler, the eviction policy and the control of processes can be replaced without other changes."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Names ----------------------------------------------------------------------------------------------
 
 
-def test_a_part_is_found_by_its_name():
+def test_implementation_is_found_by_its_name():
     assert SCHEDULERS.find("default") is default_scheduler
     assert SCHEDULERS.names() == ["default"]
     assert POLICIES.names() == ["group", "keep", "lru", "matrix"]
@@ -92,16 +92,16 @@ def test_an_unknown_name_is_an_error_that_names_the_setting_and_all_names_there_
     assert [fault.path for fault in refused.value.faults] == [("scheduler",)]
 
 
-def test_a_part_of_another_package_that_cannot_be_imported_is_an_error_that_says_so(acme):
+def test_implementation_of_another_package_that_cannot_be_imported_is_an_error(acme):
     with pytest.raises(ConfigError, match=r"the scheduler 'broken' cannot be imported: .*missing"):
         SCHEDULERS.find("broken", "scheduler")
 
 
-def test_another_package_cannot_take_the_name_of_a_part_of_ours(acme):
+def test_another_package_cannot_replace_a_built_in_implementation(acme):
     assert SCHEDULERS.find("default") is default_scheduler
 
 
-def test_a_registry_without_parts_knows_none():
+def test_empty_registry_knows_no_name():
     empty: Registry[object] = Registry("thing", "fairlead.nothing", {})
     with pytest.raises(ConfigError, match=r"there is no thing 'x'; known: $"):
         empty.find("x")
@@ -141,7 +141,7 @@ def test_a_file_with_unknown_names_is_refused_with_their_lines(tmp_path):
     ]
 
 
-def test_a_file_names_parts_of_another_package_and_gives_them_settings(acme, tmp_path):
+def test_file_selects_implementations_of_another_package_with_their_settings(acme, tmp_path):
     text = """\
         scheduler: closed
         models: {qwen: {path: small}}
@@ -172,7 +172,7 @@ def test_settings_of_a_policy_that_is_not_in_use_are_named(tmp_path):
     assert reading.without_effect == ("routing.router.settings.policy",)
 
 
-# What they do ---------------------------------------------------------------------------------------
+# Behavior -------------------------------------------------------------------------------------------
 
 
 async def test_the_dispatcher_asks_the_scheduler_that_is_named(acme, autojump_clock):
@@ -183,12 +183,12 @@ async def test_the_dispatcher_asks_the_scheduler_that_is_named(acme, autojump_cl
             pass
 
 
-def test_the_dispatcher_refuses_a_scheduler_that_nobody_provides():
+def test_dispatcher_refuses_an_unknown_scheduler():
     with pytest.raises(ConfigError, match="there is no scheduler 'fifo'; known: default"):
         Dispatcher(QueueConfig(), scheduler="fifo")
 
 
-def test_the_default_scheduler_has_every_setting_of_the_queue(monkeypatch):
+def test_default_scheduler_receives_every_setting_of_the_queue(monkeypatch):
     monkeypatch.setattr(schedulers, "Scheduler", lambda _effects, **options: options)
     random = Random(0)
     queue = QueueConfig(
@@ -219,7 +219,7 @@ def test_a_policy_of_another_package_is_asked_for_its_reasons(acme):
 
 
 class Refusing:
-    """Counts what it makes; fails every second run of a model before it starts."""
+    """Records the models; refuses every second run before it starts, from the first on."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -253,7 +253,7 @@ def test_a_server_schedules_as_its_file_says(acme, tmp_path):
         assert refused.json()["error"]["message"].startswith("closed for the day")
 
 
-def test_a_server_whose_scheduler_is_not_there_does_not_start(tmp_path):
+def test_server_with_an_unknown_scheduler_does_not_start(tmp_path):
     arguments = configured(tmp_path, {}, scheduler="fifo")
     command = [sys.executable, "-m", "fairlead", "serve", "--port", "0", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)

@@ -1,4 +1,4 @@
-"""`RequestQueue`: the list of tests of document 003 by name, then waiting, closing and racing."""
+"""`RequestQueue`: basic operations, cancellation, batches, threads, waiting and closing."""
 
 import re
 import threading
@@ -75,7 +75,7 @@ def test_request_that_waits_already_is_refused(queue):
 
 
 @pytest.mark.parametrize("wrong", [{"priority": 8}, {"cost": -1.0}, {"cost": float("nan")}, {"size": -1}])
-def test_impossible_values_are_refused_and_leave_nothing_behind(queue, wrong):
+def test_impossible_values_are_refused_and_change_nothing(queue, wrong):
     with pytest.raises(ValueError, match="must be"):
         queue.enqueue(1, "request", **wrong)
     assert (len(queue), 1 in queue) == (0, False)
@@ -189,7 +189,7 @@ def test_enqueue_dequeue_race_conditions():
 def test_dequeue_from_empty_queue_with_timeout(queue):
     with pytest.raises(TimeoutError, match=r"within 0.01 s"):
         queue.dequeue(timeout_s=0.01)
-    queue.enqueue(1, "request")  # which nobody is woken for any more
+    queue.enqueue(1, "request")  # for which no waiter is woken any more
     assert queue.dequeue(timeout_s=0) == "request"
 
 
@@ -289,8 +289,8 @@ def test_closed_queue_refuses_everything_that_moves_items(queue):
             move()
 
 
-def test_task_whose_event_loop_has_ended_does_not_swallow_a_wake_up(queue):
-    """A waiter may be left behind by a loop that died; the next one in line is woken instead."""
+def test_task_whose_event_loop_has_ended_does_not_consume_a_wake_up(queue):
+    """An event loop that ended may leave a waiter behind; the next waiter is woken instead."""
 
     async def wait_forever() -> None:
         async with trio.open_nursery() as nursery:
@@ -311,7 +311,7 @@ def test_task_whose_event_loop_has_ended_does_not_swallow_a_wake_up(queue):
         assert waiting.result() == "request"
 
 
-# What is documented ---------------------------------------------------------------------------------
+# Documentation --------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[1] / "docs" / "queue.md").read_text(encoding="utf-8")
 
@@ -326,11 +326,11 @@ def test_every_public_method_is_documented():
     assert [name for name in public if not re.search(rf"`[^`]*\b{name}\b[^`]*`", PAGE)] == []
 
 
-# Against an account of the rules -------------------------------------------------------------------
+# Compared with a model of the rules ----------------------------------------------------------------
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """One tenant and three classes: a list a class is all there is to it."""
+    """Compares a queue of one tenant and three classes with one list for each class."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where a failure ends: what passes a boundary, and what is kept."""
+"""Failure boundaries: which exceptions pass, and which are kept."""
 
 import pytest
 import structlog
@@ -9,7 +9,7 @@ from fairlead.supervision import RESTART_S, FailureBoundary, contain, described,
 
 
 class Panic(BaseException):
-    """As a library in Rust raises it."""
+    """An exception as a library in Rust raises it."""
 
 
 async def fail(error: BaseException) -> None:
@@ -33,7 +33,7 @@ async def test_a_failure_is_kept(error):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-async def test_what_ends_the_program_passes(kind):
+async def test_exceptions_that_end_the_program_pass(kind):
     boundary = FailureBoundary()
     with pytest.raises(kind), boundary:
         raise kind
@@ -49,7 +49,7 @@ async def test_a_cancellation_passes():
     assert boundary.failure is None
 
 
-async def test_of_a_group_our_own_error_counts_or_else_the_first():
+async def test_failure_of_a_group_is_our_own_error_or_else_the_first():
     with FailureBoundary() as boundary:
         raise ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [ours := LoadFailed("x")])])
     assert boundary.failure is ours
@@ -58,7 +58,7 @@ async def test_of_a_group_our_own_error_counts_or_else_the_first():
     assert boundary.failure is panic
 
 
-async def test_of_a_group_what_must_pass_passes_and_the_failure_is_kept():
+async def test_group_is_split_into_exceptions_that_pass_and_the_failure_which_is_kept():
     boundary = FailureBoundary()
     with pytest.raises(BaseExceptionGroup) as raised, boundary:
         raise BaseExceptionGroup("", [failure := ValueError("x"), interrupt := KeyboardInterrupt()])
@@ -107,7 +107,7 @@ async def test_a_contained_task_does_not_end_its_siblings():
     assert isinstance(line["exc_info"], ValueError)
 
 
-async def test_a_task_that_is_kept_running_begins_again_after_a_failure(autojump_clock):
+async def test_task_that_is_kept_running_is_restarted_after_a_failure(autojump_clock):
     begun = []
 
     async def run() -> None:
@@ -146,5 +146,5 @@ def test_a_failure_of_an_unexpected_type_is_logged_with_its_traceback(failure, r
         (ValueError("a client's words"), "internal error (ValueError)"),
     ],
 )
-def test_a_client_is_told_no_paths_and_no_values(failure, reason):
+def test_reasons_for_clients_contain_no_paths_and_no_values(failure, reason):
     assert reason == described(failure)

@@ -2,7 +2,7 @@
 
 The expression becomes a nondeterministic automaton without empty moves (Glushkov's construction), with one
 state per character of the expression. A backtracking matcher follows every path through it before it fails.
-The number of paths is unbounded exactly if there are two states p ≠ q and a text v that leads from p to p,
+The number of paths is unbounded exactly if there are two states p ≠ q and one text that leads from p to p,
 from p to q and from q to q (A. Weber, H. Seidl: On the degree of ambiguity of finite automata, 1991). A state
 that follows another in two ways, as in (a*)*, is reported as ambiguous too.
 """
@@ -15,7 +15,7 @@ from re import _constants as kinds
 from re import _parser
 from typing import Any, NamedTuple
 
-# Enough of all characters: ASCII, a letter and a sign beyond it.
+# A sufficient sample of all characters: ASCII, and one letter and one symbol beyond it.
 _ALL = frozenset(map(chr, [*range(128), 0xE9, 0x20AC]))
 _CATEGORIES = {
     kinds.CATEGORY_DIGIT: r"\d",
@@ -26,8 +26,8 @@ _CATEGORIES = {
     kinds.CATEGORY_NOT_WORD: r"\W",
 }
 _REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT)
-_ATOMS = (kinds.ATOMIC_GROUP, kinds.POSSESSIVE_REPEAT)  # never tried in a second way
-_MOST_COPIES = 3  # of what is repeated up to a number
+_ATOMS = (kinds.ATOMIC_GROUP, kinds.POSSESSIVE_REPEAT)  # the matcher never retries them in a second way
+_MOST_COPIES = 3  # of a part that is repeated a bounded number of times
 
 
 class _Part(NamedTuple):
@@ -98,7 +98,7 @@ class _Automaton:
             self.follows[state] |= after
 
     def is_ambiguous(self) -> bool:
-        """Whether the number of ways to match a text grows without bound."""
+        """Return whether the number of ways to match a text grows without bound."""
         loops = [state for state in range(len(self.takes)) if state in self._reachable(state)]
         pairs = ((one, other) for one in loops for other in loops if one != other)
         return self.is_double or any(
@@ -115,7 +115,7 @@ class _Automaton:
         return found
 
     def _meet(self, one: int, other: int) -> bool:
-        """Whether one text leads from `one` to itself, from it to the `other`, and from that to itself."""
+        """Return whether one text leads from `one` to itself, on to the `other`, and from that to itself."""
         goal = (one, other, other)
         seen: set[tuple[int, ...]] = set()
         unvisited = deque([(one, one, other)])
@@ -135,7 +135,7 @@ class _Automaton:
 
 
 def is_ambiguous(expression: str | bytes, flags: int = 0) -> bool:
-    """Whether matching the expression, from a text's beginning, can take more than linear time."""
+    """Return whether matching the expression from a text's beginning can take more than linear time."""
     if isinstance(expression, bytes):
         expression = expression.decode("latin-1")
     automaton = _Automaton()

@@ -1,4 +1,4 @@
-"""The known advisories of peers and libraries: what each was about and, if it has no test, why.
+"""The known advisories of peers and libraries: what each was about and, if it has no test, why not.
 
 They are in catalogue/*.toml, one table per advisory:
 
@@ -7,7 +7,7 @@ They are in catalogue/*.toml, one table per advisory:
     also = ["GHSA-xxxx-xxxx-xxxx"]  # its other numbers
     not_tried = "Why no test tries it."
 
-The tests name the advisories that they try (see `tries`); the catalogue does not repeat it.
+The tests name the advisories that they try (see `tries`); the catalogue does not repeat those names.
 """
 
 import importlib

@@ -9,20 +9,20 @@ from e2e.real_server import configured, real_server
 
 KEYS = {
     "ana": "sk-ana-0123456789abcdefghij-ana",
-    "bob": "sk-ana-0123456789abcdefghij-bob",  # as long as ana's, and the same but for its end
+    "bob": "sk-ana-0123456789abcdefghij-bob",  # as long as ana's, and equal except for the end
     "limited": "sk-limited-0123456789abcdef",
 }
 
 
 @pytest.fixture(autouse=True)
 def numbers(request) -> tuple[str, ...]:
-    """The advisories that the test tries; see `tries`."""
+    """Return the advisories that the test tries; see `tries`."""
     return getattr(request, "param", ())
 
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """The home directory of the servers, with their caches and temporary files."""
+    """Return the home directory of the servers, with their caches and temporary files."""
     folder = tmp_path_factory.mktemp("home")
     for name in ("tmp", "cache"):
         (folder / name).mkdir()
@@ -71,17 +71,17 @@ def unharmed(target: Target) -> Iterator[Target]:
 
 @pytest.fixture
 def server(keyless) -> Iterator[Target]:
-    """The server without keys, which is unharmed after the test."""
+    """Yield the server without keys; check after the test that it is unharmed."""
     yield from unharmed(keyless)
 
 
 @pytest.fixture
 def guarded(with_keys) -> Iterator[Target]:
-    """The server with keys, which is unharmed after the test."""
+    """Yield the server with keys; check after the test that it is unharmed."""
     yield from unharmed(with_keys)
 
 
 @pytest.fixture
 def marker(tmp_path):
-    """The path that hostile content would create if any of it were run."""
+    """Return the path that hostile content would create if any of it were run."""
     return tmp_path / "was-run"

@@ -20,7 +20,7 @@ _STRING, _ARRAY, _UINT32 = 8, 9, 4
 
 
 class Tape:
-    """A channel whose parent asks for one model and then only listens."""
+    """A channel whose parent requests one model and then only receives."""
 
     def __init__(self, path: Path) -> None:
         self.frames: list[wire.ToParent] = []
@@ -53,7 +53,7 @@ def demonstration_copy(to: Path) -> Path:
 
 
 def borrowed_model(to: Path) -> Path:
-    """Save a small model whose network is that of transformers. Loads transformers, which takes seconds."""
+    """Save a small model that runs on transformers' network. Imports transformers, which takes seconds."""
     import transformers
 
     from models.tiny import SIZES, save
@@ -94,7 +94,7 @@ def write_torch_archive(path: Path, marker: Path) -> None:
 
 
 def ggufs() -> dict[str, bytes]:
-    """Return GGUF files by what is wrong with them."""
+    """Return malformed GGUF files, by a description of their defect."""
     return {
         "only the magic number": _MAGIC,
         "2**62 pairs": _gguf(pairs=2**62),

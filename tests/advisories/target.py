@@ -13,17 +13,17 @@ import httpx
 
 from e2e.real_server import RealServer
 
-# No test measures time. What an attack may take is bounded only so that a hang is a failure.
+# No test measures elapsed time. The time of an attack is bounded only so that a hang is a failure.
 HANG_S = 30
 
 MODEL = "fairlead-demo"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-# What follows the path in the first line of a raw request, up to its own headers.
+# The part of a raw request between its path and its own headers.
 HEAD = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 CANARY = {"prompt": "The owl and the fox", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
-# Addresses of objects, files of the installation and tracebacks have no place in an answer.
+# An answer must not contain addresses of objects, installed files or tracebacks.
 _LEAKS = re.compile(r"0x[0-9a-f]{6,}|object at|Traceback|site-packages|\w+\.py\b|File \"", re.IGNORECASE)
 _LISTENING = "0A"
 
@@ -39,7 +39,7 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 class Answer(NamedTuple):
-    """What came back on a raw connection."""
+    """The answer on a raw connection."""
 
     status: int
     headers: dict[str, str]
@@ -58,7 +58,7 @@ class Target:
         self.running = running
         self.headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self.http = httpx.Client(base_url=running.url, timeout=HANG_S, headers=self.headers)
-        # The server's own calls show that nothing is left; they need the key too.
+        # The requests of `RealServer` check that nothing is left over; they need the key too.
         running.http.headers.update(self.headers)
         self.canary_text = self.canary()
 
@@ -113,16 +113,16 @@ class Target:
     def raw(self, data: bytes) -> Answer:
         """Send bytes; return the first answer, read to its end or to the end of the connection."""
         with self.connection() as sock:
-            with contextlib.suppress(ConnectionError):  # it may refuse before it has read all
+            with contextlib.suppress(ConnectionError):  # the server may refuse before it has read everything
                 sock.sendall(data)
             return read_answer(sock)
 
     def pids(self) -> set[int]:
-        """The processes of the server: itself and its models."""
+        """Return the process ids of the server and of its models."""
         return {self.running.process.pid, *self.running.child_pids()}
 
     def listening_ports(self) -> set[int]:
-        """The TCP ports on which the server and its models listen, on whatever address."""
+        """Return the TCP ports on which the server and its models listen, on any address."""
         inodes = {inode for pid in self.pids() for inode in _socket_inodes(pid)}
         return {
             int(local.rpartition(":")[2], 16)
@@ -132,20 +132,20 @@ class Target:
         }
 
     def peak_memory_bytes(self) -> int:
-        """The most memory that the server's own process has had so far."""
+        """Return the peak memory of the server's own process so far."""
         status = Path(f"/proc/{self.running.process.pid}/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
 
     def cpu_s(self) -> float:
-        """The processor time that the server's own process has taken so far."""
+        """Return the processor time that the server's own process has used so far."""
         fields = Path(f"/proc/{self.running.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def assert_unharmed(self, log_lines: int) -> None:
         """Check that the canary has the same text, nothing is left over, and no error was logged.
 
-        `log_lines`: how long the log was before the attack.
+        `log_lines`: the number of lines in the log before the attack.
         """
         assert self.running.process.poll() is None, "".join(self.running.log)
         assert self.canary() == self.canary_text
@@ -157,7 +157,7 @@ class Target:
 
 
 def checked(answer: httpx.Response) -> httpx.Response:
-    """Check that a response is no 5xx and discloses nothing of the process or its files; return it."""
+    """Check that a response is no 5xx and discloses nothing about the process or its files; return it."""
     assert answer.status_code < 500, (answer.status_code, answer.text[:500])
     if answer.headers.get("content-type", "").startswith("application/json"):
         assert _LEAKS.search(answer.text) is None, answer.text[:500]
@@ -181,7 +181,7 @@ def read_answer(sock: socket.socket) -> Answer:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """Read until the server closes; a reset is an end too."""
+    """Read until the server closes or resets the connection."""
     received = b""
     while data := _received(sock):
         received += data

@@ -107,7 +107,7 @@ EVALUATIONS = (
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module of the package, parsed."""
+    """Return every module of the package, parsed."""
     return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
 
 
@@ -118,7 +118,7 @@ def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 @cache
 def imports() -> dict[str, str]:
-    """The modules that the package imports, with a place that does."""
+    """Return the modules that the package imports, each with a place of such an import."""
     found = {}
     for place, node in nodes(ast.Import):
         found |= {alias.name: place for alias in node.names}
@@ -130,7 +130,7 @@ def imports() -> dict[str, str]:
 
 @cache
 def calls() -> dict[str, list[tuple[str, ast.Call]]]:
-    """All calls, by the dotted name of what is called, with their places."""
+    """Return all calls and their places, by the dotted name of the called function."""
     found: dict[str, list[tuple[str, ast.Call]]] = {}
     for place, node in nodes(ast.Call):
         found.setdefault(ast.unparse(node.func), []).append((place, node))
@@ -141,7 +141,7 @@ def imported(modules: set[str]) -> dict[str, str]:
     return {name: place for name, place in imports().items() if name.split(".")[0] in modules}
 
 
-def test_the_scan_sees_what_is_there():
+def test_the_scan_finds_known_imports_and_calls():
     assert imported({"msgspec", "torch"})
     assert calls()["sha256"]
     assert len(trees()) > 100
@@ -167,7 +167,7 @@ def test_nothing_is_evaluated():
 
 
 @tries("CVE-2025-9141", "CVE-2024-6825")
-def test_no_module_is_imported_by_a_name_that_is_not_written_there():
+def test_no_module_is_imported_by_a_computed_name():
     for name in ("import_module", "importlib.import_module"):
         for place, call in calls().get(name, []):
             assert isinstance(call.args[0], ast.Constant), place
@@ -184,7 +184,7 @@ def test_no_code_of_a_models_repository_is_trusted():
 
 
 @tries("CVE-2024-45436", "CVE-2024-7773", "CVE-2026-59820", "CVE-2024-12886")
-def test_no_archive_is_unpacked_and_nothing_decompressed():
+def test_no_archive_is_unpacked_and_nothing_is_decompressed():
     assert imported(ARCHIVES) == {}
     assert not any(name.endswith(("unpack_archive", "extractall")) for name in calls())
 
@@ -227,13 +227,13 @@ def test_no_file_is_found_by_a_path_that_a_client_sends():
 
 
 @tries(*PORTS)
-def test_no_socket_listens_but_the_one_for_http(server: Target):
+def test_only_the_http_socket_listens(server: Target):
     assert server.listening_ports() == {server.running.address[1]}
 
 
 @tries("CVE-2026-54232")
 @pytest.mark.parametrize("path", sorted(SOURCE.glob("deploy/Dockerfile*")), ids=lambda path: path.name)
-def test_no_package_can_come_from_another_index_than_is_meant(path):
+def test_no_package_can_come_from_an_unintended_index(path):
     assert re.search(r"--extra-index-url|unsafe-best-match|--find-links", path.read_text()) is None
     text = (REPOSITORY / "pyproject.toml").read_text()
     assert re.search(r"extra-index|unsafe-best-match", text) is None

@@ -16,7 +16,7 @@ from fairlead.errors import InvalidApiKey
 LONG_PROMPT = "The owl and the fox went to sea " * 20
 NO_KEY = {"Authorization": ""}
 PROTECTED = ["/v1/models", "/running", "/nodes", "/queue", "/metrics", "/events", "/version", "/openapi.json"]
-# What makes a server think that another path was asked for, if it puts the two together.
+# A server that joins `Host` and path to one URL would take these for requests of another path.
 HOSTS = [
     "localhost/health?",
     "localhost/health#",
@@ -44,7 +44,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @tries("CVE-2025-59425")
-def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
+def test_all_keys_are_compared_and_in_constant_time(monkeypatch):
     compared = []
     monkeypatch.setattr(
         access, "compare_digest", lambda one, other: compared.append((one, other)) or one == other
@@ -58,8 +58,8 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
         except InvalidApiKey:
             found = None
         assert (found is not None) == (presented in {"first", "third-and-longer"})
-        assert len(compared) == 3  # whichever matches, and whether one does
-        assert {len(one) for pair in compared for one in pair} == {32}  # digests: no key's length shows
+        assert len(compared) == 3  # whichever key matches, and even if none does
+        assert {len(one) for pair in compared for one in pair} == {32}  # digests hide the keys' lengths
 
 
 @tries(
@@ -86,7 +86,7 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
         "Bearer *",
     ],
 )
-def test_a_made_up_key_opens_nothing(guarded: Target, presented):
+def test_an_invented_key_is_refused_by_every_protected_route(guarded: Target, presented):
     for path in PROTECTED:
         assert guarded.request("GET", path, headers={"Authorization": presented}).status_code == 401
     for path in (CHAT, COMPLETIONS, "/tokenize", "/models/unload", "/nodes"):
@@ -94,7 +94,7 @@ def test_a_made_up_key_opens_nothing(guarded: Target, presented):
 
 
 @tries("CVE-2026-35030")
-def test_keys_that_begin_alike_are_different_keys(guarded: Target):
+def test_keys_with_the_same_beginning_are_different_keys(guarded: Target):
     first, second = KEYS["ana"], KEYS["bob"]
     assert first[:27] == second[:27]
     assert guarded.request("GET", "/v1/models", headers=bearer(first[:27])).status_code == 401
@@ -104,7 +104,7 @@ def test_keys_that_begin_alike_are_different_keys(guarded: Target):
 
 
 @tries("CVE-2025-34351", "CVE-2025-63389", "CVE-2023-48022", "CVE-2026-15977", "CVE-2026-15978")
-def test_every_route_but_probes_and_the_page_asks_for_the_key(guarded: Target):
+def test_every_route_except_probes_and_the_dashboard_needs_the_key(guarded: Target):
     for path, methods in json.loads(guarded.request("GET", "/openapi.json").text)["paths"].items():
         for method in methods:
             answer = guarded.request(method.upper(), path.replace("{", "").replace("}", ""), headers=NO_KEY)
@@ -119,7 +119,7 @@ def test_a_server_listens_on_the_loopback_unless_configured_otherwise():
 
 @tries("CVE-2026-48746", "CVE-2026-48710", "CVE-2026-49468")
 @pytest.mark.parametrize("host", HOSTS)
-def test_no_host_header_makes_another_path_of_a_path(guarded: Target, host):
+def test_no_host_header_changes_the_requested_path(guarded: Target, host):
     for path in PROTECTED:
         answer = guarded.raw(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         assert answer.status in {400, 401, 403}
@@ -130,7 +130,7 @@ def test_no_host_header_makes_another_path_of_a_path(guarded: Target, host):
 
 @tries("CVE-2026-24206", "CVE-2026-24207", "CVE-2026-48746")
 @pytest.mark.parametrize("path", SPELLINGS)
-def test_no_other_spelling_of_a_path_goes_past_the_key(guarded: Target, path):
+def test_no_other_spelling_of_a_path_bypasses_the_key(guarded: Target, path):
     for method, spelled in (("GET", path), ("POST", path.replace("models", "completions"))):
         head, rest = f"{method} {spelled} {HEAD}", "Content-Length: 2\r\n\r\n{}"
         assert guarded.raw((head + rest).encode()).status in {400, 401, 404}
@@ -139,7 +139,7 @@ def test_no_other_spelling_of_a_path_goes_past_the_key(guarded: Target, path):
 
 
 @tries("CVE-2024-5710", "CVE-2025-0628", "CVE-2026-35029", "CVE-2026-47101", "CVE-2026-47102")
-def test_a_limited_key_gets_no_further_by_what_it_says(guarded: Target):
+def test_a_limited_key_gains_no_rights_by_claims_in_the_request(guarded: Target):
     headers = bearer(KEYS["limited"])
     claims = {"models": [MODEL], "user_role": "proxy_admin", "allowed_routes": ["*"], "role": "admin"}
     for path in (CHAT, COMPLETIONS, "/tokenize"):
@@ -155,7 +155,7 @@ def test_a_limited_key_gets_no_further_by_what_it_says(guarded: Target):
 
 
 @tries("CVE-2026-105755", "CVE-2024-5710")
-def test_one_key_does_not_end_anothers_request(guarded: Target):
+def test_one_key_cannot_cancel_a_request_of_another(guarded: Target):
     headers = bearer(KEYS["ana"]) | {"X-Request-Id": "of-ana"}
     body = completion(max_tokens=900, ignore_eos=True, stream=True)
     with guarded.http.stream("POST", COMPLETIONS, json=body, headers=headers) as stream:
@@ -196,7 +196,7 @@ def test_no_key_is_shown_or_logged(guarded: Target):
 
 
 @tries("CVE-2026-15574", "CVE-2024-9606")
-def test_what_clients_write_and_read_is_not_logged(guarded: Target):
+def test_prompts_and_answers_are_not_logged(guarded: Target):
     before = len(guarded.running.log)
     secret = "MY-SECRET-PROMPT"
     answer = guarded.post(CHAT, chat(content=f"say {secret}", user="MY-SECRET-USER"))
@@ -212,7 +212,7 @@ def test_what_clients_write_and_read_is_not_logged(guarded: Target):
 
 
 @tries_each("CVE-2025-46570", "CVE-2026-105752")
-def test_no_tenant_finds_in_the_cache_what_another_has_left(guarded: Target, number):
+def test_no_tenant_hits_the_cached_prefixes_of_another(guarded: Target, number):
     body = completion(prompt=f"{number} {LONG_PROMPT}")
 
     def found(key: str, **fields: str) -> int:

@@ -67,14 +67,14 @@ def listener() -> Iterator[Listener]:
     assert listener.close() == 0
 
 
-def test_the_listener_counts_who_connects():
+def test_the_listener_counts_connections():
     listener = Listener()
     socket.create_connection(("127.0.0.1", listener.port)).close()
     assert listener.close() == 1
 
 
 @tries(*SSRF_BY_MEDIA)
-def test_no_url_of_a_part_is_fetched(server: Target, listener):
+def test_no_url_in_a_content_part_is_fetched(server: Target, listener):
     for kind in PARTS:
         for url in [*listener.urls(), "file:///etc/passwd"]:
             part = {"type": kind, kind: {"url": url, "data": url, "file_url": url}, "url": url}

@@ -9,13 +9,13 @@ from advisories.tries import tries
 
 FOREIGN = {"Host": "evil.example"}
 PAGE = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
-# The guard of a peer looked at the name of the program, which a page can choose.
+# A peer's guard checked the `User-Agent`, which a page can choose.
 AGENTS = ["Mozilla/5.0", "Fetch", ""]
 
 
 @tries("CVE-2024-28224", "CVE-2025-62593")
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_page_whose_name_is_bound_to_our_address_is_refused(server: Target, agent):
+def test_a_page_whose_host_name_resolves_to_our_address_is_refused(server: Target, agent):
     headers = FOREIGN | {"User-Agent": agent}
     for path in ("/v1/models", "/running", "/nodes", "/queue", "/metrics", "/events", "/version"):
         answer = server.request("GET", path, headers=headers)
@@ -38,7 +38,7 @@ def test_a_page_of_another_server_is_refused(server: Target, agent):
 
 @tries("CVE-2026-27482")
 @pytest.mark.parametrize("page", [FOREIGN, PAGE, {"Origin": "null"}], ids=["host", "origin", "null"])
-def test_a_page_may_delete_nothing_either(server: Target, page):
+def test_a_page_cannot_delete_anything_either(server: Target, page):
     for method, path in (("DELETE", "/nodes/a"), ("POST", "/nodes/a/drain"), ("POST", "/nodes")):
         body = {"id": "a", "url": "http://127.0.0.1:9"}
         answer = server.request(method, path, content=json.dumps(body), headers=page)
@@ -49,7 +49,7 @@ def test_a_page_may_delete_nothing_either(server: Target, page):
 
 
 @tries("GHSA-hhww-mrg2-969h")
-def test_what_a_client_writes_is_never_answered_as_a_page(server: Target):
+def test_client_text_is_never_returned_as_html(server: Target):
     script = "<script>alert(1)</script>"
     answers = [
         server.request("GET", f"/{script}"),

@@ -1,4 +1,4 @@
-"""Every known advisory has tests or a reason for having none; every number in a test is in the catalogue."""
+"""Every known advisory has tests or a reason to have none; every number in a test is in the catalogue."""
 
 import re
 
@@ -27,7 +27,7 @@ def test_a_number_that_is_tried_is_in_the_catalogue(tried):
     assert {number: tests for number, tests in tried.items() if number not in known} == {}
 
 
-def test_numbers_are_numbers_and_stand_there_once():
+def test_numbers_are_well_formed_and_unique():
     numbers = [one for number, advisory in read_catalogue() for one in (number, *advisory.also)]
     assert [number for number in numbers if NUMBER.fullmatch(number) is None] == []
     assert sorted(numbers) == sorted(set(numbers))

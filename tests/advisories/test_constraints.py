@@ -1,7 +1,7 @@
 """Constraints on the output that crashed a peer.
 
-A constraint that is not served is a 400 that names the field, because an answer without it would be wrong.
-What no server could serve, as a schema of an unknown type, stays a 400 when constraints are served.
+An unsupported constraint is answered by a 400 that names the field: an answer without it would be wrong.
+What no server could serve, such as a schema of an unknown type, stays a 400 once constraints are supported.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def schema_format(schema: object) -> dict[str, object]:
 
 @tries("CVE-2025-48942", "CVE-2026-105757")
 @pytest.mark.parametrize("schema", NO_SCHEMAS, ids=str)
-def test_a_schema_that_is_none_is_refused(server: Target, schema):
+def test_an_invalid_schema_is_refused(server: Target, schema):
     server.refuses_everywhere("response_format", schema_format(schema))
     server.refuses_everywhere("guided_json", schema)
     server.refuses_everywhere("structured_outputs", {"json": schema})
@@ -30,7 +30,7 @@ def test_a_schema_that_is_none_is_refused(server: Target, schema):
 
 @tries("CVE-2025-48943")
 @pytest.mark.parametrize("pattern", ["[invalid", "(", "*"])
-def test_a_pattern_that_is_none_is_refused(server: Target, pattern):
+def test_an_invalid_pattern_is_refused(server: Target, pattern):
     server.refuses_everywhere("guided_regex", pattern)
     server.refuses_everywhere("structured_outputs", {"regex": pattern})
 
@@ -43,7 +43,7 @@ def test_a_pattern_with_exponentially_many_states_is_refused(server: Target):
 
 
 @tries("CVE-2026-2069", "CVE-2025-57809", "CVE-2026-25048", "CVE-2025-58446")
-def test_a_grammar_without_end_is_refused(server: Target):
+def test_an_endless_or_huge_grammar_is_refused(server: Target):
     enumeration = "root ::= " + " | ".join(f'"{number}"' for number in range(20_000))
     nested = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
     for grammar in ("root ::= root", "root ::= a\na ::= root", nested, enumeration):
@@ -56,7 +56,7 @@ def test_a_grammar_without_end_is_refused(server: Target):
 @pytest.mark.parametrize(
     "field", ["guided_json", "guided_regex", "guided_grammar", "guided_choice", "grammar"]
 )
-def test_an_empty_constraint_is_refused_or_none(server: Target, field):
+def test_an_empty_constraint_is_refused_or_ignored(server: Target, field):
     for empty in ("", [], {}):
         server.refuses_or_ignores(**{field: empty})
         server.refuses_or_ignores(structured_outputs={field.removeprefix("guided_"): empty})
@@ -64,14 +64,14 @@ def test_an_empty_constraint_is_refused_or_none(server: Target, field):
 
 @tries("CVE-2026-52130")
 @pytest.mark.parametrize("schema", [RECURSIVE, NESTED], ids=["recursive", "nested"])
-def test_a_schema_without_end_is_refused(server: Target, schema):
+def test_a_recursive_or_deeply_nested_schema_is_refused(server: Target, schema):
     server.refuses_everywhere("response_format", schema_format(schema))
     server.refuses_everywhere("json_schema", schema)
     server.refuses_everywhere("guided_json", schema)
 
 
 @tries("CVE-2026-52130", "CVE-2025-48944")
-def test_a_schema_that_is_nested_deeper_than_any_parser_goes_is_refused(server: Target):
+def test_a_schema_nested_deeper_than_a_parser_allows_is_refused(server: Target):
     deep = b"[" * 100_000 + b"]" * 100_000
     for field in (b"response_format", b"tools", b"json_schema"):
         body = b'{"messages": [{"role": "user", "content": "a"}], "' + field + b'": ' + deep + b"}"
@@ -90,7 +90,7 @@ def test_a_schema_that_is_nested_deeper_than_any_parser_goes_is_refused(server: 
     ],
     ids=str,
 )
-def test_a_tools_schema_is_text_or_refused(server: Target, parameters):
+def test_a_tool_schema_is_treated_as_text_or_refused(server: Target, parameters):
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     assert server.post(CHAT, chat(tools=tools)).status_code in {200, 400}
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
@@ -98,10 +98,10 @@ def test_a_tools_schema_is_text_or_refused(server: Target, parameters):
 
 
 @tries("CVE-2026-93989", "GHSA-6cxc-2vcg-w5qc", "CVE-2026-93840")
-def test_which_tokens_are_allowed_is_refused_and_bounds_no_other_request(server: Target):
+def test_token_restrictions_are_refused_and_affect_no_other_request(server: Target):
     server.refuses_everywhere("bad_words", ["owl", "x" * 10_000])
     server.refuses_everywhere("allowed_token_ids", [2**31 - 1])
-    # This one could be served. The canary shows that its mask does not stay in the batch.
+    # This one could be supported. The canary shows that its mask does not stay in the batch.
     assert server.post(COMPLETIONS, completion(allowed_token_ids=[5])).status_code in {200, 400}
 
 

@@ -22,7 +22,7 @@ REDOS = (
     "CVE-2025-5197",
     "CVE-2025-6638",
 )
-# What kept each of them busy, and what would keep a matcher busy that looks for spaces, names or numbers.
+# Texts that were slow to match in those projects, or are slow in a search for spaces, names or numbers.
 TEXTS = {
     "pythonic tool call": "[A(A=\t)" + "A(A=\t),\t" * 3000 + "!",
     "lines": "\n" * 20_000 + "!",
@@ -76,7 +76,7 @@ def expressions() -> dict[str, str | bytes]:
         r"([a-zA-Z]+\w*\(([a-zA-Z]+\w*=.*,\s*)*([a-zA-Z]+\w*=.*\s)?\),\s*)*",
     ],
 )
-def test_the_analysis_finds_expressions_with_which_others_were_kept_busy(expression):
+def test_the_analysis_finds_expressions_that_were_slow_in_other_projects(expression):
     assert is_ambiguous(expression)
 
 
@@ -94,12 +94,12 @@ def test_the_analysis_finds_expressions_with_which_others_were_kept_busy(express
         "a{1,63}b",
     ],
 )
-def test_the_analysis_lets_linear_expressions_pass(expression):
+def test_the_analysis_accepts_linear_expressions(expression):
     assert not is_ambiguous(expression)
 
 
 @tries(*REDOS)
-def test_no_expression_of_ours_matches_a_text_in_ever_more_ways():
+def test_no_expression_of_the_package_is_ambiguous():
     found = expressions()
     assert len(found) > 20
     assert {place: one for place, one in found.items() if is_ambiguous(one)} == {}
@@ -107,7 +107,7 @@ def test_no_expression_of_ours_matches_a_text_in_ever_more_ways():
 
 @tries(*REDOS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_a_text_that_kept_another_busy_is_answered(server: Target, text):
+def test_a_text_that_was_slow_to_match_elsewhere_is_answered(server: Target, text):
     tools = [{"type": "function", "function": {"name": "f", "description": text[:1000], "parameters": {}}}]
     for path, body in (
         ("/tokenize", {"prompt": text}),
@@ -135,7 +135,7 @@ def test_an_error_names_a_field_of_the_request_and_quotes_little_of_it(server: T
 
 @tries("CVE-2025-71379", "CVE-2025-48956")
 @pytest.mark.parametrize("filling", [b" ", b"\t", b" a", b"a", b",", b"\xff"], ids=ascii)
-def test_no_line_of_a_request_keeps_the_server_busy(server: Target, filling):
+def test_no_line_of_a_request_takes_much_processor_time(server: Target, filling):
     value = filling * (30_000 // len(filling))
     get = f"GET /health {HEAD}".encode()
     post = f"POST /tokenize {HEAD}Transfer-Encoding: chunked\r\n\r\n".encode()
@@ -148,13 +148,13 @@ def test_no_line_of_a_request_keeps_the_server_busy(server: Target, filling):
     ):
         before_s = server.cpu_s()
         assert server.raw(data).status == 400
-        # A matcher that reads the line once is done after milliseconds of processor time, however busy the
-        # machine is; one that goes back over all of it for each of its bytes takes several seconds.
+        # A matcher that reads the line once needs milliseconds of processor time, however busy the machine
+        # is. One that reads the whole line again for each of its bytes takes several seconds.
         assert server.cpu_s() - before_s < 1
 
 
 @tries("CVE-2025-71379")
-def test_a_header_of_a_node_that_keeps_a_matcher_busy_is_refused():
+def test_a_node_header_that_is_slow_to_match_is_refused():
     ended = subprocess.run(
         [sys.executable, "-c", HEADER_OF_SPACES], capture_output=True, text=True, timeout=HANG_S, check=False
     )

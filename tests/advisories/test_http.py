@@ -9,7 +9,7 @@ import pytest
 from advisories.target import CANARY, CHAT, COMPLETIONS, Target, chat, completion, read_all, read_answer
 from advisories.tries import tries
 
-# Of the preface of HTTP/2, then its SETTINGS, then streams that are begun and reset at once.
+# The preface of HTTP/2, then its SETTINGS, then streams that are opened and reset at once.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes.fromhex("000000040000000000")
 RESETS = b"".join(
@@ -36,11 +36,11 @@ def test_huge_headers_are_refused(server: Target, headers):
 
 
 @tries("CVE-2025-48956")
-def test_a_header_without_end_is_refused_and_not_collected(server: Target):
+def test_an_endless_header_is_refused_and_not_buffered(server: Target):
     before = server.peak_memory_bytes()
     with server.connection() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: ")
-        with contextlib.suppress(ConnectionError):  # it may close while this is being sent
+        with contextlib.suppress(ConnectionError):  # the server may close while this is being sent
             for _ in range(128):
                 sock.sendall(b"A" * 1024 * 1024)
         assert read_answer(sock).status == 431
@@ -51,12 +51,12 @@ def test_a_header_without_end_is_refused_and_not_collected(server: Target):
 @pytest.mark.parametrize(
     "chunk", [b"5\r\nAAAAAXX2\r\n45\r\n0\r\n\r\n", b"5\r\nAAAAAXX0\r\n\r\n"], ids=["spill", "end"]
 )
-def test_a_chunk_that_does_not_end_where_it_says_is_refused(server: Target, chunk):
+def test_a_chunk_that_exceeds_its_stated_length_is_refused(server: Target, chunk):
     smuggled = request("/version")
     with server.connection() as sock:
         sock.sendall(request("/tokenize", "Transfer-Encoding: chunked", method="POST", body=chunk) + smuggled)
         assert read_answer(sock).status == 400
-        assert read_all(sock) == b""  # neither the smuggled request nor another is answered
+        assert read_all(sock) == b""  # neither the smuggled request nor any other is answered
 
 
 @tries("CVE-2025-43859")
@@ -73,7 +73,7 @@ def test_a_chunk_that_does_not_end_where_it_says_is_refused(server: Target, chun
     ],
     ids=str,
 )
-def test_a_body_whose_end_two_servers_would_see_at_different_places_is_refused(server: Target, framing):
+def test_a_body_with_an_ambiguous_length_is_refused(server: Target, framing):
     with server.connection() as sock:
         body = b"5\r\nAAAAA\r\n0\r\n\r\n"
         sock.sendall(request("/tokenize", *framing, method="POST", body=body) + request("/version"))
@@ -83,7 +83,7 @@ def test_a_body_whose_end_two_servers_would_see_at_different_places_is_refused(s
 
 @tries("CVE-2026-71554", "CVE-2026-48746")
 @pytest.mark.parametrize("first", ["localhost", "127.0.0.1", ""])
-def test_a_second_host_is_refused(server: Target, first):
+def test_a_second_host_header_is_refused(server: Target, first):
     answer = server.raw(f"GET /version HTTP/1.1\r\nHost: {first}\r\nHost: evil.example\r\n\r\n".encode())
     assert answer.status == 400
 
@@ -117,7 +117,7 @@ def test_an_upgrade_to_http_2_is_declined(server: Target):
 
 
 @tries("pgjones/hypercorn#277")
-def test_no_tunnel_is_opened(server: Target):
+def test_connect_opens_no_tunnel(server: Target):
     answer = server.raw(b"CONNECT victim.example:443 HTTP/1.1\r\nHost: victim.example\r\n\r\n")
     assert answer.status in {400, 405}
 
@@ -134,14 +134,14 @@ def test_a_body_in_chunks_of_one_byte_is_read_like_any_other(server: Target):
 
 @tries("CVE-2025-23331", "CVE-2025-33201", "CVE-2025-33202", "CVE-2026-55646")
 @pytest.mark.parametrize("length", [16 * 1024 * 1024 + 1, 2**31, 2**63, 10**30])
-def test_a_body_that_is_too_large_is_refused_before_it_is_there(server: Target, length):
+def test_a_body_that_is_too_large_is_refused_before_it_arrives(server: Target, length):
     answer = server.raw(request(CHAT, f"Content-Length: {length}", method="POST"))
     assert answer.status in {400, 413}
 
 
 @tries("CVE-2025-23325", "CVE-2026-25048")
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'], ids=["lists", "objects"])
-def test_a_body_nested_without_end_is_refused(server: Target, opening):
+def test_a_deeply_nested_body_is_refused(server: Target, opening):
     for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/embeddings", "/models/load", "/nodes"):
         server.refuses(path, opening * 500_000, None)
 
@@ -171,13 +171,13 @@ def test_a_form_is_never_parsed(server: Target, boundary, body):
 
 
 def metric_lines(server: Target) -> set[str]:
-    """The names and labels that `/metrics` shows."""
+    """Return the metric names and labels that `/metrics` shows."""
     lines = server.request("GET", "/metrics").text.splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
 @tries("CVE-2026-105759")
-def test_methods_and_paths_that_clients_invent_are_no_labels(server: Target):
+def test_invented_methods_paths_and_models_add_no_metric_labels(server: Target):
     lines = set()
     for index in range(20):
         server.raw(request("/health", method=f"INVENTED{index}"))
@@ -189,7 +189,7 @@ def test_methods_and_paths_that_clients_invent_are_no_labels(server: Target):
 
 @tries("CVE-2026-9540", "CVE-2025-23322")
 @pytest.mark.parametrize("read_first", [True, False], ids=["while it is answered", "at once"])
-def test_clients_that_leave_their_streams_leave_nothing_behind(server: Target, read_first):
+def test_streams_of_clients_that_disconnect_leave_nothing_over(server: Target, read_first):
     body = json.dumps(completion(max_tokens=900, ignore_eos=True, stream=True)).encode()
     asking = request(COMPLETIONS, f"Content-Length: {len(body)}", method="POST", body=body)
     for _ in range(16):
@@ -214,7 +214,7 @@ def test_requests_with_one_id_do_not_exchange_their_answers(server: Target):
 
 
 @tries("CVE-2024-0095")
-def test_a_client_writes_no_lines_of_its_own_into_the_log(server: Target):
+def test_a_client_cannot_forge_lines_of_the_log(server: Target):
     forged = "2026-01-01T00:00:00Z [info     ] forged by a client"
     before = len(server.running.log)
     server.post(CHAT, chat(model=f"a\n{forged}", user=f"a\r\n{forged}"))

@@ -46,7 +46,7 @@ PARTS = [
 
 
 @tries(*DECODERS)
-def test_media_are_refused_by_their_kind(server: Target):
+def test_media_parts_are_refused_by_name(server: Target):
     for part in PARTS:
         for content in ([part], [{"type": "text", "text": "a"}, part]):
             place = f"messages[0].content[{len(content) - 1}].type"
@@ -56,7 +56,7 @@ def test_media_are_refused_by_their_kind(server: Target):
 
 
 @tries(*KWARGS)
-def test_how_media_are_to_be_read_is_refused_or_ignored(server: Target):
+def test_options_for_reading_media_are_refused_or_ignored(server: Target):
     server.refuses_or_ignores(
         media_io_kwargs={"video": {"video_backend": "pynvvideocodec", "fps": 10**9, "max_frames": 10**9}}
     )
@@ -73,7 +73,7 @@ def test_how_media_are_to_be_read_is_refused_or_ignored(server: Target):
     "CVE-2024-4888",
 )
 @pytest.mark.parametrize("route", ["transcriptions", "translations", "speech"])
-def test_there_is_no_route_that_takes_a_recording(server: Target, route):
+def test_no_route_accepts_audio(server: Target, route):
     form = (
         b'--a\r\nContent-Disposition: form-data; name="file"; filename="/etc/passwd"\r\n\r\n'
         + bytes(1_000_000)

@@ -37,9 +37,9 @@ AUTO_MAPS = [
     [],
 ]
 KERNEL = "attacker/kernel"
-# What a name may be that is not one of an activation, or of a module.
+# Hostile values where a model names an activation or a module.
 CALLABLES = ["os.system", "torch.hub.load", "builtins.exec", "evil.Evil", "__import__"]
-# Without assertions: hostile values, and what a worker says of each.
+# Runs without assertions: tries hostile values, and prints a worker's error for each.
 OPTIMIZED = """
 import json, sys
 from pathlib import Path
@@ -58,7 +58,7 @@ print(json.dumps(said))
 
 @pytest.fixture
 def directory(tmp_path, marker):
-    """A model directory with Python modules that create the marker when they are imported."""
+    """Return a model directory with Python modules that create the marker when they are imported."""
     directory = demonstration_copy(tmp_path / "model")
     code = f"import os\nos.mkdir({str(marker)!r})\nclass Evil: ...\n"
     for name in (
@@ -74,7 +74,7 @@ def directory(tmp_path, marker):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Attempts of the process to connect, all of which fail."""
+    """Make each of the process's attempts to connect fail; return the list of these attempts."""
     asked = []
 
     def refuse(*arguments, **_):
@@ -123,17 +123,17 @@ def test_the_code_of_a_tokenizer_is_not_run(directory, marker, no_network, auto_
     ],
     ids=str,
 )
-def test_transformers_fetches_and_runs_nothing_for_us(tmp_path, no_network, values):
+def test_transformers_fetches_no_kernel_or_code_that_a_model_names(tmp_path, no_network, values):
     borrowed_model(tmp_path)
     change_json(tmp_path / "config.json", **values)
-    with contextlib.suppress(LoadFailed):  # what it cannot make sense of it may also refuse
+    with contextlib.suppress(LoadFailed):  # it may also refuse values that it cannot interpret
         model = load_model(tmp_path, device=torch.device("cpu")).model
         assert model._model.config._attn_implementation == "fairlead"
     assert no_network == []
 
 
 @tries("CVE-2026-41523")
-def test_nothing_that_a_model_names_is_run_even_without_assertions(directory, marker, tmp_path):
+def test_no_callable_that_a_model_names_is_run_even_without_assertions(directory, marker, tmp_path):
     values = [{"hidden_act": name} for name in CALLABLES]
     values += [{"auto_map": AUTO_MAPS[0]}, {"architectures": [CALLABLES[0]]}]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -154,7 +154,7 @@ def test_nothing_that_a_model_names_is_run_even_without_assertions(directory, ma
 
 @tries("CVE-2026-41523")
 @pytest.mark.parametrize("name", CALLABLES)
-def test_a_module_that_is_named_is_not_imported(directory, marker, name):
+def test_a_module_that_a_model_names_is_not_imported(directory, marker, name):
     modules = [{"idx": 0, "type": f"{name}.Transformer", "path": ""}, {"idx": 1, "type": name, "path": "1"}]
     (directory / "modules.json").write_text(json.dumps(modules))
     assert "modules.json" in refusal(directory)
@@ -162,7 +162,7 @@ def test_a_module_that_is_named_is_not_imported(directory, marker, name):
 
 
 @tries("CVE-2026-9856")
-def test_the_name_of_a_chat_template_is_no_path(directory, tmp_path):
+def test_the_name_of_a_chat_template_is_not_used_as_a_path(directory, tmp_path):
     names = ["../../escaped", str(tmp_path / "escaped"), "..\\escaped", "default"]
     templates = [{"name": name, "template": "{{ messages[0].content }}"} for name in names]
     change_json(directory / "tokenizer_config.json", chat_template=templates)
@@ -173,7 +173,7 @@ def test_the_name_of_a_chat_template_is_no_path(directory, tmp_path):
 
 
 @tries("CVE-2026-47155", "GHSA-hhv2-872h-628q")
-def test_every_file_of_a_model_is_of_the_revision_that_was_asked_for(tmp_path):
+def test_every_file_of_a_model_comes_from_the_requested_revision(tmp_path):
     files = {
         "config.json": b"{}",
         "tokenizer.json": b"{}",

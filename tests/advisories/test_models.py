@@ -76,7 +76,7 @@ def directory(tmp_path):
 
 
 @tries(*GGUF)
-def test_a_gguf_is_no_model(directory):
+def test_a_directory_with_only_a_gguf_is_refused(directory):
     (directory / WEIGHTS).unlink()
     for content in ggufs().values():
         (directory / "model.gguf").write_bytes(content)
@@ -91,7 +91,7 @@ def test_a_gguf_in_place_of_weights_is_refused(directory):
 
 
 @tries(*GGUF)
-def test_a_path_to_a_gguf_is_no_model(tmp_path):
+def test_a_path_to_a_gguf_is_refused(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(ggufs()["2**62 tensors"])
     with pytest.raises(LoadFailed, match=r"model\.gguf: Fairlead reads safetensors, and this is GGUF"):
@@ -133,7 +133,7 @@ def test_pickles_beside_the_weights_are_not_read(directory, marker):
 
 
 @tries(*PICKLES)
-def test_transformers_reads_no_pickle_for_us(tmp_path, marker):
+def test_a_model_on_transformers_reads_no_pickle(tmp_path, marker):
     borrowed_model(tmp_path)
     for name in (*FORMS_OF_WEIGHTS, *BESIDE):
         write_torch_archive(tmp_path / name, marker)
@@ -143,7 +143,7 @@ def test_transformers_reads_no_pickle_for_us(tmp_path, marker):
     assert not marker.exists()
 
 
-def test_the_pickles_of_these_tests_would_work(tmp_path, marker):
+def test_the_pickles_of_these_tests_create_the_marker_when_read(tmp_path, marker):
     pickle.loads(pickled(marker))
     assert marker.exists()
     marker.rmdir()

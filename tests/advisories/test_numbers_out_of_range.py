@@ -1,4 +1,4 @@
-"""Parameter values that crashed a peer's engine: each is refused by name before it reaches ours."""
+"""Parameter values that crashed a peer's engine: each is refused by name before it reaches our engine."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def test_best_of_is_refused_however_many(server: Target, best_of):
 @pytest.mark.parametrize(
     "given", [None, {}, [None], [{}], [[["hello"]]], [1, "hello"], [-1], "hello"], ids=str
 )
-def test_embeddings_of_what_is_no_input_are_refused(server: Target, given):
+def test_embeddings_of_invalid_input_are_refused(server: Target, given):
     server.refuses("/v1/embeddings", {"input": given}, None)
 
 
 @tries("CVE-2026-34756")
 @pytest.mark.parametrize("n", [65, 10_000_000, 2**31, 10**30])
-def test_an_answer_may_not_be_asked_for_without_bound(server: Target, n):
+def test_the_number_of_answers_is_bounded(server: Target, n):
     server.refuses(CHAT, chat(n=n), "n")
     server.refuses(COMPLETIONS, completion(n=n), "n")
 
@@ -39,12 +39,12 @@ def test_an_answer_may_not_be_asked_for_without_bound(server: Target, n):
 @pytest.mark.parametrize(
     "prompts", [["hello"] * 65, ["hello"] * 50_000, [[5]] * 50_000], ids=[65, "texts", "ids"]
 )
-def test_prompts_do_not_fan_out_without_bound(server: Target, prompts):
+def test_the_number_of_prompts_is_bounded(server: Target, prompts):
     server.refuses(COMPLETIONS, completion(prompt=prompts), "prompt")
 
 
 @tries("CVE-2026-94623")
-def test_prompts_of_varying_lengths_are_answered_as_each_alone(server: Target):
+def test_prompts_of_varying_lengths_get_the_same_answers_as_each_alone(server: Target):
     prompts = ["owl " * length for length in (1, 40, 3, 90, 17)]
     together = server.post(COMPLETIONS, completion(prompt=prompts))
     assert together.status_code == 200
@@ -55,7 +55,7 @@ def test_prompts_of_varying_lengths_are_answered_as_each_alone(server: Target):
 @tries("CVE-2026-54235")
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_what_is_not_a_finite_number_is_refused(server: Target, field, value):
+def test_numbers_that_are_not_finite_are_refused(server: Target, field, value):
     body = f'{{"prompt": "hello", "max_tokens": 4, "{field}": {value}}}'.encode()
     server.refuses(COMPLETIONS, body, field)
 
@@ -70,12 +70,12 @@ def test_penalties_do_not_stop_the_engine(server: Target, penalty):
 
 @tries("GHSA-4xqp-c3mv-qff7")
 @pytest.mark.parametrize("min_tokens", [5, 1_000_000, 2**31, 10**30, -1])
-def test_more_tokens_may_not_be_demanded_than_allowed(server: Target, min_tokens):
+def test_min_tokens_beyond_max_tokens_is_refused(server: Target, min_tokens):
     server.refuses(COMPLETIONS, completion(min_tokens=min_tokens), "min_tokens")
 
 
 @tries("CVE-2026-93436")
-def test_an_answer_of_no_tokens_is_refused_and_leaves_nothing(server: Target):
+def test_an_answer_of_zero_tokens_is_refused_and_leaves_nothing_over(server: Target):
     for _ in range(32):
         server.refuses(COMPLETIONS, completion(max_tokens=0), "max_tokens")
         server.refuses(CHAT, chat(max_completion_tokens=0), "max_completion_tokens")
@@ -113,7 +113,7 @@ def test_biased_tokens_that_the_model_lacks_are_refused(server: Target, token_id
     ],
     ids=str,
 )
-def test_parameters_of_another_engine_change_nothing(server: Target, fields):
+def test_parameters_of_another_engine_are_refused_or_ignored(server: Target, fields):
     server.refuses_or_ignores(**fields)
 
 
@@ -157,7 +157,7 @@ def test_texts_that_a_tokenizer_may_not_expect_are_counted_or_refused(server: Ta
 
 @tries("CVE-2025-46560")
 @pytest.mark.parametrize("placeholder", ["<|image_1|>", "<|audio_1|>", "<|user|>", "<"])
-def test_placeholders_by_the_thousand_are_counted_or_refused(server: Target, placeholder):
+def test_thousands_of_placeholders_are_counted_or_refused(server: Target, placeholder):
     for body in (chat(content=placeholder * 20_000), completion(prompt=placeholder * 20_000)):
         path = CHAT if "messages" in body else COMPLETIONS
         server.refuses(path, body, None)

@@ -1,4 +1,4 @@
-"""The hashes by which prompts find what earlier ones have left in the KV cache."""
+"""The hashes by which prompts find the KV cache blocks of earlier prompts."""
 
 import os
 from array import array
@@ -18,14 +18,14 @@ def hashes(tokens: list[int], *, key: bytes = bytes(16), salt: bytes = b"") -> l
 
 
 @tries("CVE-2025-25183")
-def test_nobody_can_prepare_prompts_that_collide_because_the_hashes_have_a_random_key():
+def test_hashes_depend_on_a_key_so_that_collisions_cannot_be_prepared():
     tokens = list(range(64))
     assert hashes(tokens, key=bytes(16)) == hashes(tokens, key=bytes(16))
     assert not set(hashes(tokens, key=bytes(16))) & set(hashes(tokens, key=b"\x01" + bytes(15)))
 
 
 @tries("CVE-2025-25183")
-def test_every_engine_draws_a_key_of_its_own(monkeypatch):
+def test_every_engine_draws_its_own_random_key(monkeypatch):
     drawn = []
     draw = os.urandom
     monkeypatch.setattr(os, "urandom", lambda size: drawn.append(draw(size)) or drawn[-1])
@@ -48,10 +48,10 @@ def test_every_engine_draws_a_key_of_its_own(monkeypatch):
 
 
 @tries("CVE-2025-46722", "CVE-2026-10775")
-def test_a_hash_covers_all_that_a_block_is_and_what_is_before_it():
+def test_a_hash_covers_the_whole_block_the_blocks_before_it_and_the_salt():
     tokens = list(range(BLOCK))
     of_one = hashes(tokens)[0]
-    assert len(of_one) == 16  # none of its bits is dropped
+    assert len(of_one) == 16  # the hash is not truncated
     different = [
         hashes(tokens[::-1])[0],
         hashes([*tokens[:-1], 99])[0],

@@ -5,7 +5,7 @@ import pytest
 from advisories.target import CHAT, HEAD, MODEL, Target, chat
 from advisories.tries import tries, tries_each
 
-# Method, path, and the advisories of what it did at a peer.
+# Method, path, and the advisories about that route of a peer.
 ROUTES = {
     # SGLang
     "POST /update_weights_from_tensor": ["CVE-2025-10164", "CVE-2026-86793"],
@@ -93,7 +93,7 @@ TRAVERSALS = [
 
 
 @tries_each(*NUMBERS)
-def test_the_route_is_not_there(server: Target, number):
+def test_the_vulnerable_route_of_a_peer_does_not_exist(server: Target, number):
     for route, numbers in ROUTES.items():
         if number in numbers:
             method, _, path = route.partition(" ")
@@ -104,7 +104,7 @@ def test_the_route_is_not_there(server: Target, number):
 
 @tries("CVE-2023-6020", "CVE-2023-6021", "CVE-2026-32981", "CVE-2024-49766", "CVE-2026-21860")
 @pytest.mark.parametrize("path", TRAVERSALS)
-def test_no_path_leads_out_of_the_dashboards_files(server: Target, path):
+def test_no_path_leaves_the_folder_of_the_dashboard(server: Target, path):
     for prefix in ("/dashboard/", "/dashboard/vendor/", "/", "/v1/models/"):
         answer = server.raw(f"GET {prefix}{path} {HEAD}\r\n".encode())
         assert answer.status in {400, 404}
@@ -115,7 +115,7 @@ def test_no_path_leads_out_of_the_dashboards_files(server: Target, path):
 @tries(
     "CVE-2024-37032", "CVE-2024-39719", "CVE-2024-39721", "CVE-2024-39722", "CVE-2026-7020", "CVE-2023-31036"
 )
-def test_a_models_name_is_no_path_and_tells_of_no_file(server: Target):
+def test_a_model_name_is_not_a_path_and_discloses_no_file(server: Target):
     def said(name: str) -> list[str]:
         answers = [
             server.post(CHAT, chat(model=name)),

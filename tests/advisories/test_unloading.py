@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from advisories.target import CHAT, COMPLETIONS, MODEL, Target, chat, completion
 from advisories.tries import tries
 
-# Any of them may wait for the model to come back; none may read what is no longer there.
+# Each may wait until the model is loaded again; none may read memory of the unloaded model.
 REQUESTS = [
     ("/tokenize", {"prompt": "The owl " * 100}),
     ("/tokenize", {"messages": chat()["messages"]}),
@@ -17,7 +17,7 @@ TIMES = 4
 
 
 def said(server: Target, path: str, body: dict) -> object:
-    """Return the answer without its varying parts; None if the model is not there."""
+    """Return the answer without its varying parts; None if the model is not loaded."""
     answer = server.post(path, body)
     if answer.status_code in {404, 409}:
         return None
@@ -27,7 +27,7 @@ def said(server: Target, path: str, body: dict) -> object:
 
 
 @tries("CVE-2026-43631", "CVE-2026-43632")
-def test_requests_are_answered_whole_while_their_model_is_unloaded(server: Target):
+def test_requests_during_an_unload_get_their_usual_answer_or_a_clear_error(server: Target):
     expected = [said(server, *request) for request in REQUESTS]
     with ThreadPoolExecutor(2 * len(REQUESTS)) as threads:
         under_way = [threads.submit(said, server, *request) for request in REQUESTS for _ in range(TIMES)]

@@ -56,7 +56,7 @@ async def two_servers() -> AsyncIterator[tuple[Bait, Bait]]:
 
 
 async def result_of(server: Bait, *, stream: bool) -> Collected:
-    """Send the node one job and return what came of it."""
+    """Send the node one job and return its outcome."""
     upstream = Upstream(server.url, name="bait", api_key=KEY)
     node = RemoteNode("bait", upstream, Listening(), names={"m": "m"}, seats=1)
     node.came_up()
@@ -89,7 +89,7 @@ async def test_no_redirect_of_a_node_is_followed(status, stream):
 
 @tries("CVE-2025-51471")
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
-async def test_no_key_is_sent_where_a_node_says_that_it_is_asked_for(scheme):
+async def test_no_key_is_sent_to_an_address_that_a_node_names_in_a_challenge(scheme):
     async with two_servers() as (first, other):
         realm = f'WWW-Authenticate: {scheme} realm="{other.url}/token",service="x",scope="*"'
         first.answer = answer("401 Unauthorized", realm, f"Location: {other.url}/")
@@ -106,7 +106,7 @@ async def test_no_key_is_sent_where_a_node_says_that_it_is_asked_for(scheme):
 @pytest.mark.parametrize(
     "header", ["Content-Encoding: gzip", "Transfer-Encoding: gzip", "Content-Encoding: x, gzip"]
 )
-async def test_what_a_node_has_compressed_is_not_unpacked(header, stream):
+async def test_a_compressed_answer_of_a_node_is_refused(header, stream):
     kind = "Content-Type: text/event-stream" if stream else "Content-Type: application/json"
     async with two_servers() as (first, _):
         first.answer = answer("200 OK", kind, header, body=BOMB)

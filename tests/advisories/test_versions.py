@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from advisories.tries import tries_each
 
-# By advisory: the library and the first version without the fault.
+# By advisory: the library and its first version without the vulnerability.
 FIXED = {
     "CVE-2025-43859": ("h11", "0.16"),
     "CVE-2025-57804": ("h2", "4.3"),
@@ -26,7 +26,7 @@ FIXED = {
 
 
 def floors() -> dict[str, Version]:
-    """Return the lowest version of each library that pyproject.toml allows, users' extras included."""
+    """Return the lowest version of each library that `pyproject.toml` allows, including users' extras."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     found = {}
@@ -38,6 +38,6 @@ def floors() -> dict[str, Version]:
 
 
 @tries_each(*FIXED)
-def test_no_version_with_the_fault_is_allowed(number):
+def test_no_version_with_the_vulnerability_is_allowed(number):
     library, fixed = FIXED[number]
     assert floors()[library] >= Version(fixed)

@@ -1,4 +1,4 @@
-"""How a test says which advisories it tries."""
+"""Marks that name the advisories which a test tries."""
 
 import pytest
 
@@ -9,5 +9,5 @@ def tries(*numbers: str) -> pytest.MarkDecorator:
 
 
 def tries_each(*numbers: str) -> pytest.MarkDecorator:
-    """Run the test once for each of these advisories, whose number is its argument `number`."""
+    """Run the test once for each of these advisories; its argument `number` is the advisory's number."""
     return pytest.mark.parametrize("number", numbers, ids=numbers)

@@ -1,4 +1,4 @@
-"""A small real model, a gateway that plays a script, and a client that speaks ASGI to the application."""
+"""A small real model, a gateway that follows a script, and a client that calls the application by ASGI."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -75,10 +75,10 @@ Script = Callable[[Job], Iterable[Step]]
 
 @dataclass
 class FakeGateway:
-    """Puts each step of the script into the deltas and waits until it is taken; at None it stands still.
+    """Puts each step of the script into the deltas and waits until it is processed; at None it blocks.
 
-    Before that, a job waits for `wait_s` in the queue; then it is refused, if there is a `refusal`, or
-    has its seat for `prefill_s` before its first step.
+    Before that, a job is queued for `wait_s`. Then it is refused, if there is a `refusal`, or occupies its
+    seat for `prefill_s` before its first step.
     """
 
     script: Script
@@ -132,11 +132,11 @@ class FakeGateway:
         return True
 
     def statistics(self) -> TallyStatistics:
-        """Nothing is added up here."""
+        """Return empty statistics."""
         return TallyStatistics({}, {})
 
     def waiting(self, request_id: str) -> FakeWaiting | None:
-        """One place a second is gone through."""
+        """Return the position, which decreases by one a second."""
         if request_id not in self._waits_until:
             return None
         left_s = round(self._waits_until[request_id] - trio.current_time())
@@ -164,7 +164,7 @@ class FakeGateway:
 
 
 def hello_world(job: Job) -> list[Step]:
-    """Every choice says "Hello" and then " world"."""
+    """Return a script in which every choice generates "Hello" and then " world"."""
     choices = range(job.sequences)
     return [
         [Delta(index, "Hello", [10]) for index in choices],
@@ -175,7 +175,7 @@ def hello_world(job: Job) -> list[Step]:
 
 @dataclass
 class Reply:
-    """What came over ASGI. `pieces`: the body as it was sent; `whole`: the answer was ended, not cut."""
+    """A response received over ASGI. `pieces`: the body as it was sent. `whole`: it was not cut off."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -213,14 +213,14 @@ class Reply:
 
     @property
     def chunks(self):
-        """The events of a stream that ended well, without its end mark."""
+        """The events of a stream that ended with `[DONE]`, without that."""
         *events, end = self.events
         assert end == b"[DONE]"
         return [json.loads(event) for event in events]
 
 
 class Client:
-    """Sends one request at a time straight into the application."""
+    """Sends one request at a time to the application, without a socket."""
 
     def __init__(self, app, gateway: FakeGateway) -> None:
         self.app = app
@@ -314,13 +314,13 @@ def client(model) -> Client:
 
 @pytest.fixture
 def client_with(model) -> Callable[..., Client]:
-    """A client of an application with keys, or with other services."""
+    """A function that returns a client of an application with these keys, or with other services."""
     return lambda *api_keys, **changes: client_of(model, *api_keys, **changes)
 
 
 @pytest.fixture
 def far(client_with) -> Client:
-    """A client of an application that has a model of its own and knows of one elsewhere."""
+    """A client of an application with one local model and one on another server."""
     return client_with(
         fleet=FakeFleet(["small"], ["far"]),
         aliases={"tiny": "small", "away": "far"},
@@ -330,13 +330,13 @@ def far(client_with) -> Client:
 
 @pytest.fixture
 def chat() -> Callable[..., dict]:
-    """A chat request's body."""
+    """A function that returns the body of a chat request."""
     return lambda **fields: {"model": "small", "messages": [{"role": "user", "content": "hello"}], **fields}
 
 
 @pytest.fixture
 def log():
-    """What is logged while the test runs."""
+    """The log entries written while the test runs."""
     capture = LogCapture()
     earlier = structlog.get_config()["processors"]
     structlog.configure(processors=[structlog.contextvars.merge_contextvars, capture])

@@ -1,4 +1,4 @@
-"""What another server answers, as a node that relays it puts it, and requests for its model."""
+"""Responses of another server, as the deltas of the node that relays them, and requests for its model."""
 
 import json
 
@@ -22,13 +22,13 @@ EVENTS = [
 
 
 def whole(job):
-    """Another server's answer, in one body for all choices."""
+    """Return another server's response: one body for all choices."""
     first = Delta(0, raw=[ANSWER], relayed_tokens=7, finish_reason="stop")
     return [[first, *(Delta(index, finish_reason="stop") for index in range(1, job.sequences))]]
 
 
 def streamed(job):
-    """Another server's events. The end belongs to no choice, if there are several."""
+    """Return another server's events. If there are several choices, the end belongs to none of them."""
     tail = job.sequences if job.sequences > 1 else 0
     return [
         [Delta(0, raw=EVENTS[:1])],

@@ -1,4 +1,4 @@
-"""A listener on a free port, and a client that sends bytes: nothing here knows how to be polite."""
+"""A listener on a free port, and a client that sends any bytes, valid HTTP or not."""
 
 import json
 import socket
@@ -13,11 +13,11 @@ import trio
 from fairlead.api.server import bind, serve_http
 from fairlead.config import Limits
 
-# Generous: what is waited for takes milliseconds, unless the machine is busy or the test fails.
+# Long: what the tests wait for takes milliseconds, unless the machine is busy or the test fails.
 PATIENCE_S = 60
 
-# For a clock of the test's own. On the real one only what a test waits for may be short: a machine may stop
-# at any time, and then it is the test that has paused.
+# For a mock clock. On the real one, only a timeout that the test waits for may be short: the machine may
+# pause the test itself at any time.
 SHORT = Limits(
     header_timeout_s=0.3,
     body_timeout_s=0.3,
@@ -28,14 +28,14 @@ SHORT = Limits(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that sets no event."""
+    """Poll until the condition holds, as no event is set for it."""
     with trio.fail_after(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
 class Answer(NamedTuple):
-    """One answer as it came; `whole` if its framing says so."""
+    """One response as it was received; `whole` if it is complete by its framing."""
 
     status: int
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """The error in OpenAI's format."""
         return json.loads(self.body)["error"]
 
 
@@ -56,17 +56,17 @@ class Client:
         self._received = b""
 
     async def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all of the data."""
         while data:
             data = data[await self.socket.send(data) :]
 
     async def send_in_vain(self, data: bytes) -> None:
-        """Send what the server need not read to its end before it closes."""
+        """Send data that the server may not read completely before it closes the connection."""
         with suppress(ConnectionError):
             await self.send(data)
 
     async def answer(self, *, head: bool = False) -> Answer:
-        """Read one answer."""
+        """Read one response."""
         while b"\r\n\r\n" not in self._received:
             if not await self._receive():
                 raise EOFError(self._received)
@@ -85,31 +85,31 @@ class Client:
         return Answer(status, headers, self._received, whole=True)
 
     async def ask(self, data: bytes) -> Answer:
-        """Send a request and read its answer."""
+        """Send a request and read its response."""
         await self.send(data)
         return await self.answer()
 
     async def chunk(self) -> bytes:
-        """Read whatever comes next of an answer's body."""
+        """Return the received data that are unread, or the next ones."""
         if not self._received:
             await self._receive()
         data, self._received = self._received, b""
         return data
 
     async def until(self, said: bytes) -> None:
-        """Receive until this has come, in as many pieces as it may. It stays to be read."""
+        """Receive data, in any number of pieces, until they contain `said`. They remain unread."""
         while said not in self._received:
             if not await self._receive():
                 raise EOFError(self._received)
 
     async def end(self) -> bytes:
-        """Read until the server closes. A reset is also an end."""
+        """Return all data until the server closes or resets the connection."""
         while await self._receive():
             pass
         return self._received
 
     def reset(self) -> None:
-        """Close as a killed process does that had something left to read."""
+        """Close with a reset, as when a process with unread data is killed."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
@@ -142,7 +142,7 @@ class Client:
 
 
 class Server:
-    """A listener that runs. `shutdown` begins its end, `ended` is set when `serve_http` has returned."""
+    """A running listener. `shutdown` stops it; `ended` is set when `serve_http` has returned."""
 
     def __init__(self, address: tuple[str, int], shutdown: trio.Event, ended: trio.Event) -> None:
         self.address = address
@@ -151,7 +151,7 @@ class Server:
         self._clients = ExitStack()
 
     async def connect(self, *, receive_buffer: int | None = None) -> Client:
-        """Return a new connection; a small receive buffer soon makes the server wait for us to read."""
+        """Return a new connection. A small receive buffer makes the server wait for the client to read."""
         sock = trio.socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -160,11 +160,11 @@ class Server:
         return Client(sock)
 
     def close_clients(self) -> None:
-        """Close all connections that were made here and are still open."""
+        """Close all connections of `connect` that are still open."""
         self._clients.close()
 
     async def ask(self, data: bytes) -> Answer:
-        """Return the answer to a request on a connection of its own."""
+        """Return the response to a request on a new connection."""
         client = await self.connect()
         with client.socket:
             return await client.ask(data)
@@ -178,7 +178,7 @@ async def serving(
     drained: bool = True,
     patience_s: float = PATIENCE_S,
 ):
-    """Serve `app`. Leaving drains: a listener that does not end fails the test."""
+    """Serve `app`. On exit the listener is drained; if it does not end in time, the test fails."""
     ended = trio.Event()
     shutdown = trio.Event()
 
@@ -213,12 +213,12 @@ def post(body: bytes, path: str = "/", *headers: str) -> bytes:
 
 
 class Apps:
-    """Small ASGI apps by path, and what has happened to them."""
+    """Small ASGI apps, selected by path, and events that report their progress."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.waiting = trio.Event()
-        self.told = trio.Event()  # a request's app was told that its client has left
+        self.told = trio.Event()  # an app was ended, as when its client disconnects
         self.go = trio.Event()
 
     async def __call__(self, scope, receive, send) -> None:
@@ -229,11 +229,11 @@ class Apps:
         await answer(receive, send)
 
     async def hello(self, receive, send) -> None:
-        """Answer at once, whatever the path."""
+        """Respond at once, on every path without an app of its own."""
         await reply(send, b"hello")
 
     async def echo(self, receive, send) -> None:
-        """Answer with the body."""
+        """Respond with the request's body."""
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
@@ -242,7 +242,7 @@ class Apps:
                 return
 
     async def wait(self, receive, send) -> None:
-        """Wait, as for a seat, without reading; answer when the test says `go`."""
+        """Wait without reading, as for a seat; respond when the test sets `go`."""
         self.waiting.set()
         try:
             await self.go.wait()
@@ -252,7 +252,7 @@ class Apps:
         await reply(send, b"waited")
 
     async def flood(self, receive, send) -> None:
-        """Stream without end, as fast as it is taken."""
+        """Stream endlessly, as fast as the client reads."""
         await start(send)
         try:
             while True:
@@ -261,7 +261,7 @@ class Apps:
             self.told.set()
 
     async def drip(self, receive, send) -> None:
-        """Stream one chunk, then wait for `go`, then the last."""
+        """Stream one chunk, wait for `go`, then stream the last one."""
         await start(send)
         await send({"type": "http.response.body", "body": b"first ", "more_body": True})
         self.waiting.set()
@@ -269,22 +269,22 @@ class Apps:
         await send({"type": "http.response.body", "body": b"last", "more_body": False})
 
     async def fail(self, receive, send) -> None:
-        """Fail before an answer."""
+        """Raise before the response starts."""
         raise ExceptionGroup("two", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])])
 
     async def fail_later(self, receive, send) -> None:
-        """Fail in the middle of an answer."""
+        """Raise in the middle of the response."""
         await start(send)
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
         raise ValueError("late")
 
 
 async def start(send, headers=()) -> None:
-    """Begin an answer."""
+    """Start a response."""
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def reply(send, body: bytes) -> None:
-    """Answer at once."""
+    """Send a complete response."""
     await start(send, [(b"content-length", b"%d" % len(body))])
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,4 +1,4 @@
-"""Values that a JSON Schema allows, as a Hypothesis strategy, for the keywords that our document has."""
+"""Hypothesis strategies for values that a JSON Schema allows, for the keywords of our OpenAPI document."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ ANYTHING = st.recursive(
 
 
 class Values:
-    """Strategies for the schemas of one OpenAPI document. `named`: for properties of these names, others."""
+    """Strategies for the schemas of one OpenAPI document. `named` replaces those of properties by name."""
 
     def __init__(self, components: dict[str, Any], named: dict[str, st.SearchStrategy]) -> None:
         self._components = components
@@ -86,7 +86,7 @@ class Values:
         required = set(schema.get("required", ()))
         needed = {name: value for name, value in properties.items() if name in required}
         others = {name: value for name, value in properties.items() if name not in required}
-        # Few of the others at a time: of many, one is refused nearly always.
+        # Few optional members at a time: of many, nearly always one is refused.
         chosen = st.lists(st.sampled_from(sorted(others)), max_size=3, unique=True) if others else st.just([])
         return chosen.flatmap(
             lambda names: st.fixed_dictionaries(needed | {name: others[name] for name in names})
@@ -95,7 +95,7 @@ class Values:
 
 @st.composite
 def spoilt(draw: st.DrawFn, values: st.SearchStrategy) -> Any:
-    """One of `values` with a member changed, left out or added."""
+    """Return one of `values` with a member changed, removed or added."""
     value = draw(values)
     if not isinstance(value, dict) or not value:
         return draw(ANYTHING)

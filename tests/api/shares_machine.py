@@ -1,4 +1,4 @@
-"""Drives `Shares` beside a plain account of its rules. A subclass says with `new_shares` what is tested."""
+"""A state machine that compares `Shares`, or the `new_shares` of a subclass, with a simple model."""
 
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ amounts = st.sampled_from([0, 1, 2, 3, 5, 8, TOTAL + 1])
 
 
 class SharesMachine(RuleBasedStateMachine):
-    """`account` is the truth: the name, amount and `kept` of each holding, the oldest first."""
+    """`account` is the model: the name, amount and `kept` of each holding, the oldest first."""
 
     new_shares = Shares
     holdings = Bundle("holdings")
@@ -55,7 +55,7 @@ class SharesMachine(RuleBasedStateMachine):
             revoked = self.shares.grow(holding, amount)
             assert revoked == expected
             if amount <= Fraction(TOTAL, self.names(before)) - self.sum_of(before, holding.name):
-                # It is within its share afterwards, too: only what others keep may stand in its way.
+                # Its name stays within its share, so only kept holdings of others may get it revoked.
                 kept_above = sum(
                     self.sum_of(before, name)
                     for name in "abc"
@@ -89,7 +89,7 @@ class SharesMachine(RuleBasedStateMachine):
         assert all(not holding.gone for holding in self.account)
 
     def taken_back(self, growing):
-        """Take back what the rules say, and return it."""
+        """Revoke holdings in the model by the rules, and return them."""
         revoked = []
         while sum(entry[1] for entry in self.account.values()) > TOTAL:
             share = Fraction(TOTAL, self.names(self.account))
@@ -98,7 +98,7 @@ class SharesMachine(RuleBasedStateMachine):
             victim = growing
             if above:
                 most = max(self.sum_of(self.account, name) for name in above)
-                largest = next(  # of several equals, who came first
+                largest = next(  # of several equal ones, the oldest
                     entry[0]
                     for entry in self.account.values()
                     if entry[0] in above and self.sum_of(self.account, entry[0]) == most

@@ -1,4 +1,4 @@
-"""Whose connection is begun next, when many have come at once."""
+"""The order in which connections and requests are started when many arrive at once."""
 
 import socket
 from collections import Counter
@@ -27,7 +27,7 @@ def test_addresses_take_turns_and_each_keeps_its_order(addresses):
     begun = [arrivals.pop().client for _ in came]
     for each in came:
         each.sock.close()
-    assert (0, sorted(each.client for each in came)) == (len(arrivals), sorted(begun))
+    assert (len(arrivals), sorted(begun)) == (0, sorted(each.client for each in came))
     for address in set(addresses):
         own = [port for other, port in begun if other == address]
         assert sorted(own) == own
@@ -38,16 +38,16 @@ def test_addresses_take_turns_and_each_keeps_its_order(addresses):
         assert all(turns[other] >= turns[address] - 1 for other in waiting)
 
 
-def test_closing_closes_on_all_who_wait():
+def test_close_closes_all_queued_connections():
     arrivals = Arrivals()
     waiting = [arrival("a", 1), arrival("b", 2), arrival("a", 3)]
     for each in waiting:
         arrivals.add(each)
     arrivals.close()
-    assert (0, [-1, -1, -1]) == (len(arrivals), [each.sock.fileno() for each in waiting])
+    assert (len(arrivals), [each.sock.fileno() for each in waiting]) == (0, [-1, -1, -1])
 
 
-async def test_a_newcomer_need_not_wait_for_all_of_a_crowd_that_came_before(monkeypatch):
+async def test_a_new_address_need_not_wait_for_all_earlier_connections_of_another(monkeypatch):
     monkeypatch.setattr(listener, "BEGINNINGS_A_TURN", 1)
     served: list[str] = []
 
@@ -62,7 +62,7 @@ async def test_a_newcomer_need_not_wait_for_all_of_a_crowd_that_came_before(monk
     async with serving(app) as server:
         crowd = []
         for address in ["127.0.0.1"] * 60 + ["127.0.0.9"]:
-            # Blocking, so that the listener has no turn before the last of them is there.
+            # Blocking, so that the listener does not run before all clients have connected.
             client = socket.create_connection(server.address, source_address=(address, 0))
             client.sendall(get())
             crowd.append(client)
@@ -70,10 +70,10 @@ async def test_a_newcomer_need_not_wait_for_all_of_a_crowd_that_came_before(monk
             await trio.testing.wait_all_tasks_blocked()
         for client in crowd:
             client.close()
-    assert ["127.0.0.9"] == [address for address in served[:40] if address != "127.0.0.1"]
+    assert [address for address in served[:40] if address != "127.0.0.1"] == ["127.0.0.9"]
 
 
-async def test_requests_of_one_address_begin_one_per_pass_in_their_order():
+async def test_requests_of_one_address_start_one_per_pass_in_their_order():
     turns = RequestTurns()
     came, begun = [], []
 
@@ -97,7 +97,7 @@ async def test_requests_of_one_address_begin_one_per_pass_in_their_order():
     addresses=st.lists(st.sampled_from("ab"), min_size=1, max_size=8),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=6),
 )
-def test_a_cancelled_request_passes_its_turn_on(addresses, cancels):
+def test_a_cancelled_request_gives_its_turn_to_the_next(addresses, cancels):
     begun: list[int] = []
 
     async def request(turns: RequestTurns, number: int, scope: trio.CancelScope) -> None:

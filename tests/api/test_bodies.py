@@ -1,4 +1,4 @@
-"""What all bodies together may take of memory: who is refused, when it is given back, and that it is."""
+"""The memory that all request bodies may use together: which are refused, and when memory is released."""
 
 import gc
 import json
@@ -34,7 +34,7 @@ async def echo(call: Call) -> Reply:
 
 
 def hot(bodies, route=echo):
-    """Return an app with one route, past Quart; tenants are the users that requests name."""
+    """Return an app with one route that bypasses Quart; tenants are the users that requests name."""
     routes = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route}, bodies)
 
     async def app(scope, receive, send):
@@ -50,7 +50,7 @@ class App(QuartTrio):
 
 
 def quart(bodies):
-    """Return an app with the same route, of Quart's."""
+    """Return an app with the same route in Quart."""
     app = App("test")
 
     @app.post("/")
@@ -74,7 +74,7 @@ def of(user, body):
 
 
 async def held(bodies, amount):
-    """Wait until so much is held: what the listener reads ahead is not among it."""
+    """Wait until this many bytes are held. Those that the listener reads ahead do not count."""
     await until(lambda: bodies.taken == amount)
 
 
@@ -87,38 +87,38 @@ async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
         await held(bodies, 4 * KB - 1)
         await newer.send(of("ana", b"x" * 4 * KB)[:-1])
         await held(bodies, 8 * KB - 2)
-        assert 200 == (await other.ask(of("bob", b"x" * 3 * KB))).status
+        assert (await other.ask(of("bob", b"x" * 3 * KB))).status == 200
         answer = await newer.answer()
-        assert (429, "bodies_full", "2") == (
+        assert (
             answer.status,
             answer.error["code"],
             answer.headers["retry-after"],
-        )
+        ) == (429, "bodies_full", "2")
         await older.send(b"x")
-        assert b"4096" == (await older.answer()).body
+        assert (await older.answer()).body == b"4096"
         await held(bodies, 0)
 
 
 @both
-async def test_a_body_that_alone_is_more_than_all_may_be_is_too_large(app_with):
+async def test_a_body_larger_than_the_total_is_too_large(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         answer = await server.ask(of("ana", b"x" * 2 * KB))
-        assert (413, "body_too_large") == (answer.status, answer.error["code"])
-        assert b"1024" == (await server.ask(of("ana", b"x" * KB))).body
+        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+        assert (await server.ask(of("ana", b"x" * KB))).body == b"1024"
 
 
 @both
-async def test_a_body_that_is_announced_and_does_not_come_takes_nothing(app_with):
+async def test_an_announced_body_that_is_not_sent_takes_no_memory(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         for _ in range(3):
             await (await server.connect()).send(of("ana", b"x" * KB)[:-KB])
-        assert b"1024" == (await server.ask(of("bob", b"x" * KB))).body
+        assert (await server.ask(of("bob", b"x" * KB))).body == b"1024"
 
 
 @both
-async def test_a_client_that_leaves_gives_back_what_it_held(app_with):
+async def test_a_disconnect_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         client = await server.connect()
@@ -126,18 +126,18 @@ async def test_a_client_that_leaves_gives_back_what_it_held(app_with):
         await held(bodies, KB - 1)
         client.reset()
         await held(bodies, 0)
-        assert 0 == bodies.holders
+        assert bodies.holders == 0
 
 
 @both
-async def test_a_body_that_comes_too_slowly_gives_back_what_it_held(app_with):
+async def test_a_body_timeout_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
-        assert 408 == (await server.ask(of("ana", b"x" * KB)[:-1])).status
+        assert (await server.ask(of("ana", b"x" * KB)[:-1])).status == 408
         await held(bodies, 0)
 
 
-async def test_a_request_whose_answer_has_begun_is_not_refused_for_another():
+async def test_a_request_whose_response_has_started_is_not_refused_for_another():
     bodies = Shares(10 * KB)
     begun = trio.Event()
 
@@ -165,13 +165,13 @@ async def test_a_request_whose_answer_has_begun_is_not_refused_for_another():
         await client.send(of("ana", b"x" * 8 * KB))
         await client.until(b"first")
         refused = await server.ask(of("bob", b"x" * 3 * KB))
-        assert 429 == refused.status
+        assert refused.status == 429
         begun.set()
         answer = await client.answer()
-        assert (200, b"firstsecond", True) == (answer.status, answer.body, answer.whole)
+        assert (answer.status, answer.body, answer.whole) == (200, b"firstsecond", True)
 
 
-async def test_a_body_that_waits_to_be_passed_on_makes_room_for_anothers():
+async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
     bodies = Shares(10 * KB)
 
     async def wait(call: Call) -> Reply:
@@ -183,8 +183,8 @@ async def test_a_body_that_waits_to_be_passed_on_makes_room_for_anothers():
         waiting = await server.connect()
         await waiting.send(of("ana", b"x" * 8 * KB))
         await held(bodies, 8 * KB)
-        assert 200 == (await server.ask(of("bob", b"x" * 3 * KB))).status
-        assert 429 == (await waiting.answer()).status
+        assert (await server.ask(of("bob", b"x" * 3 * KB))).status == 200
+        assert (await waiting.answer()).status == 429
 
 
 # In the application ------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def padded(size, **fields):
 
 @pytest.fixture
 def freed():
-    """Return a function that waits until memory is freed, without the cycle collector's help."""
+    """A function that waits until memory is freed, while the garbage collector is disabled."""
     gc.collect()
     gc.disable()
     tracemalloc.start()
@@ -218,7 +218,7 @@ async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, st
     async with serving(client.app) as server:
         await (await server.connect()).send(post(padded(2_000_000, stream=stream, **fields), path))
         await until(lambda: client.gateway.jobs)
-        assert (0, 0) == (shares.taken, shares.holders)
+        assert (shares.taken, shares.holders) == (0, 0)
         await freed()
 
 
@@ -233,7 +233,7 @@ async def test_a_relayed_job_holds_its_body_to_its_end(model):
         await until(lambda: client.gateway.jobs)
         assert len(body) == shares.taken
         nursery.cancel_scope.cancel()
-    assert 0 == shares.taken
+    assert shares.taken == 0
 
 
 @pytest.mark.parametrize(
@@ -250,24 +250,24 @@ async def test_a_relayed_job_holds_its_body_to_its_end(model):
 async def test_nothing_of_a_refused_body_stays_in_memory(model, freed, body):
     client = client_of(model)
     reply = await client.post(CHAT, body)
-    assert 400 == reply.status
+    assert reply.status == 400
     await freed()
-    assert 0 == client.app.hot._body_memory.taken
+    assert client.app.hot._body_memory.taken == 0
 
 
-async def test_nothing_of_a_body_without_room_stays_in_memory(freed):
+async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
     bodies = Shares(2_000_000)
     async with serving(hot(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])
         await held(bodies, 1_899_999)
-        assert 200 == (await server.ask(of("bob", b"x" * 200_000))).status
-        assert 429 == (await client.answer()).status
-        assert 200 == (await server.ask(get().replace(b"GET", b"POST"))).status
+        assert (await server.ask(of("bob", b"x" * 200_000))).status == 200
+        assert (await client.answer()).status == 429
+        assert (await server.ask(get().replace(b"GET", b"POST"))).status == 200
         await freed()
 
 
-async def test_the_configured_bound_is_that_of_the_application(model):
+async def test_the_application_uses_the_configured_bound(model):
     config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(bodies_bytes=1000))
     reply = await client_of(model, config=config).post(CHAT, padded(2000))
-    assert (413, "body_too_large") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (413, "body_too_large")

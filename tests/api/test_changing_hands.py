@@ -1,4 +1,4 @@
-"""A streamed answer that our engine began and another server ends, and the other way round."""
+"""Failover of a streamed response from our engine to another server, and the other way round."""
 
 import json
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ NAME = "small"
 
 
 class Engine:
-    """Says the words that the stub says, a token each; fails after `fails_after` of them."""
+    """Generates the stub server's words, one token each; fails after `fails_after` of them."""
 
     def __init__(self, fails_after: int = WORDS + 1) -> None:
         self.id = "engine"
@@ -50,7 +50,7 @@ class Engine:
     async def _say(self, into: Sink) -> None:
         for number in range(min(WORDS, self._fails_after)):
             into.put(Delta(0, word(number), [number + 1]))
-            await trio.sleep(0.01)  # so that each is read
+            await trio.sleep(0.01)  # so that each is read separately
         if self._fails_after <= WORDS:
             into.fail(NodeFailed("the engine is gone"))
         else:
@@ -58,7 +58,7 @@ class Engine:
 
 
 class House:
-    """A server with an engine and a node elsewhere that have the same model; `first` is up first."""
+    """A server whose engine and remote node have the same model. The node named `first` is up first."""
 
     def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
@@ -92,7 +92,7 @@ class House:
             client = await server.connect()
             answer = await client.ask(post(json.dumps(body).encode(), path="/v1/chat/completions"))
             nursery.cancel_scope.cancel()
-        assert 0 == self.dispatcher.statistics().running
+        assert self.dispatcher.statistics().running == 0
         return answer
 
     def _engine_up(self) -> None:
@@ -103,7 +103,7 @@ class House:
         self._remote.came_up()
 
     async def _after_stub(self) -> None:
-        while not self._stub.jobs:  # noqa: ASYNC110  # the stub tells nobody
+        while not self._stub.jobs:  # noqa: ASYNC110  # the stub sets no event
             await trio.sleep(0.001)
         self._engine_up()
 
@@ -120,44 +120,44 @@ def asking(**fields: object) -> dict:
 
 def said(answer: Answer) -> str:
     events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event]
-    assert b"[DONE]" == events.pop()
+    assert events.pop() == b"[DONE]"
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
-    assert ["assistant"] == [delta["role"] for delta in deltas if "role" in delta]
-    assert 1 == answer.body.replace(b": ", b":").count(b'"finish_reason":"stop"')
+    assert [delta["role"] for delta in deltas if "role" in delta] == ["assistant"]
+    assert answer.body.replace(b": ", b":").count(b'"finish_reason":"stop"') == 1
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
 @pytest.mark.parametrize("fails_after", [1, 4, WORDS])
-async def test_what_our_engine_began_another_server_ends(model, fails_after):
+async def test_another_server_completes_a_stream_that_our_engine_started(model, fails_after):
     engine = Engine(fails_after)
     async with stub() as elsewhere:
         answer = await House(model, engine, elsewhere).ask("engine", asking())
-        assert (1, 1) == (engine.jobs, len(elsewhere.jobs))
+        assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
     assert text() == said(answer)
 
 
 @pytest.mark.parametrize("after", [2, 4, WORDS])
-async def test_what_another_server_began_our_engine_ends(model, after):
+async def test_our_engine_completes_a_stream_that_another_server_started(model, after):
     engine = Engine()
     async with stub() as elsewhere:
         elsewhere.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
         answer = await House(model, engine, elsewhere).ask("stub", asking())
-        assert (1, 1) == (engine.jobs, len(elsewhere.jobs))
+        assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
     assert text() == said(answer)
 
 
-async def test_what_cannot_be_repeated_is_an_error_that_ends_it(model):
+async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
         answer = await House(model, engine, elsewhere).ask("engine", asking(temperature=1))
-        assert 0 == len(elsewhere.jobs)
+        assert len(elsewhere.jobs) == 0
     assert not answer.whole
-    assert "node_failed" == json.loads(answer.body.split(b"data: ")[-1])["error"]["code"]
+    assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "node_failed"
 
 
-async def test_whoever_repeats_it_otherwise_is_an_error_that_ends_it(model):
+async def test_a_stream_whose_repetition_differs_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
         elsewhere.behaviour = {"words": 2}

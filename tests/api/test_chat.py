@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what goes in as a Job, and what comes out, whole and streamed."""
+"""POST /v1/chat/completions: the job made from a request, and the response, whole and streamed."""
 
 import json
 import threading
@@ -24,16 +24,16 @@ async def test_an_answer_is_what_the_openai_client_expects(client, chat):
     assert answer.id.startswith("chatcmpl-")
     assert answer.model == "small"
     assert answer.system_fingerprint is None
-    assert ["Hello world"] * 2 == [choice.message.content for choice in answer.choices]
-    assert [0, 1] == [choice.index for choice in answer.choices]
-    assert {"stop"} == {choice.finish_reason for choice in answer.choices}
+    assert [choice.message.content for choice in answer.choices] == ["Hello world"] * 2
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
     prompt_tokens = client.gateway.job.prompt_tokens
     assert answer.usage.prompt_tokens == prompt_tokens
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == prompt_tokens + 8
 
 
-async def test_a_stream_is_these_bytes(client, chat):
+async def test_a_stream_has_exactly_these_bytes(client, chat):
     reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
     job = client.gateway.job
     created = reply.chunks[0]["created"]
@@ -80,7 +80,7 @@ async def test_last_delta_is_empty_and_comes_after_the_last_text_and_its_logprob
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cached_tokens_of_a_prompt_are_counted_once_however_many_answers(client, chat, stream):
+async def test_cached_tokens_of_a_prompt_are_counted_once_for_all_choices(client, chat, stream):
     client.gateway.script = lambda job: [
         [Delta(index, "a", [1], finish_reason="stop", cached_tokens=16 * (index + 1)) for index in range(2)]
     ]
@@ -90,9 +90,9 @@ async def test_cached_tokens_of_a_prompt_are_counted_once_however_many_answers(c
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
-async def test_all_deltas_that_are_there_go_out_in_one_piece(client, chat):
+async def test_all_available_deltas_are_sent_in_one_piece(client, chat):
     reply = await client.post(CHAT, chat(stream=True, n=3))
-    assert [6, 3, 3, 1] == [piece.count(b"\n\n") for piece in reply.pieces]
+    assert [piece.count(b"\n\n") for piece in reply.pieces] == [6, 3, 3, 1]
 
 
 async def test_chunks_are_what_the_openai_client_expects(client, chat):
@@ -105,16 +105,16 @@ async def test_chunks_are_what_the_openai_client_expects(client, chat):
         (choice,) = chunk.choices
         texts[choice.index] += choice.delta.content or ""
     assert texts == {0: "Hello world", 1: "Hello world"}
-    assert ["assistant"] * 2 == [
-        choice.delta.role for chunk in chunks for choice in chunk.choices if choice.delta.role
-    ]
+    assert [choice.delta.role for chunk in chunks for choice in chunk.choices if choice.delta.role] == [
+        "assistant"
+    ] * 2
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
     assert counts == sorted(counts)
     assert counts[-1] == 8
     assert chunks[-1].choices == []
 
 
-async def test_without_stream_options_no_chunk_speaks_of_usage(client, chat):
+async def test_without_stream_options_no_chunk_has_usage(client, chat):
     reply = await client.post(CHAT, chat(stream=True))
     assert b"usage" not in reply.body
 
@@ -134,7 +134,7 @@ async def test_deltas_whose_text_is_held_back_make_no_chunk(client, chat):
     ]
     reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
     deltas = [chunk["choices"][0]["delta"] for chunk in reply.chunks[:-1]]
-    assert [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}] == deltas
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}]
     assert reply.chunks[-2]["choices"][0]["finish_reason"] == "length"
     assert reply.chunks[-1]["usage"]["completion_tokens"] == 3
 
@@ -208,7 +208,7 @@ async def test_streamed_logprobs_are_those_of_the_whole_answer(client, chat):
     assert content == whole.json["choices"][0]["logprobs"]["content"]
 
 
-async def test_a_stop_string_is_told_as_the_reason(client, chat):
+async def test_a_stop_string_is_reported_as_the_stop_reason(client, chat):
     client.gateway.script = lambda job: [[Delta(0, "x", [1], finish_reason="stop", stop_reason="END")]]
     reply = await client.post(CHAT, chat(stop="END"))
     assert client.gateway.job.stop == ("END",)
@@ -219,18 +219,18 @@ async def test_a_stop_string_is_told_as_the_reason(client, chat):
     assert reply.chunks[-1]["choices"][0]["stop_reason"] == "END"
 
 
-async def test_an_error_after_the_first_byte_is_an_event_and_then_a_cut(client, chat):
+async def test_an_error_after_the_first_byte_is_an_event_and_cuts_the_stream(client, chat):
     client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], NodeFailed("the node died")]
     reply = await client.post(CHAT, chat(stream=True))
     assert reply.status == 200
-    assert {
+    assert (json.loads(reply.events[-1])) == {
         "error": {"message": "the node died", "type": "server_error", "param": None, "code": "node_failed"}
-    } == (json.loads(reply.events[-1]))
+    }
     assert b"[DONE]" not in reply.body
     assert not reply.whole
 
 
-async def test_a_bug_while_streaming_is_an_event_without_internals_and_a_cut(client, chat, log):
+async def test_a_bug_while_streaming_is_an_event_without_internals_and_cuts_the_stream(client, chat, log):
     client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], [Delta(99, "no such choice", [2])]]
     reply = await client.post(CHAT, chat(stream=True))
     assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
@@ -241,7 +241,7 @@ async def test_a_bug_while_streaming_is_an_event_without_internals_and_a_cut(cli
 
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [1])], None]], ids=["waiting", "running"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_its_job(client, chat, stream, script):
+async def test_a_disconnect_ends_the_job(client, chat, stream, script):
     client.gateway.script = lambda job: script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -253,7 +253,7 @@ async def test_a_client_that_leaves_ends_its_job(client, chat, stream, script):
     assert client.gateway.ended == 1
 
 
-async def test_a_client_that_does_not_stream_never_sees_part_of_an_answer(client, chat):
+async def test_without_streaming_a_failed_response_has_no_partial_text(client, chat):
     client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], RequestTimeout("too long")]
     reply = await client.post(CHAT, chat())
     assert reply.status == 408
@@ -262,14 +262,14 @@ async def test_a_client_that_does_not_stream_never_sees_part_of_an_answer(client
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_had_to_wait_says_so(client, chat, stream):
+async def test_a_response_to_a_queued_request_has_wait_headers(client, chat, stream):
     client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
     reply = await client.post(CHAT, chat(stream=stream))
     assert reply.headers["x-estimated-wait"] == "24"
     assert reply.headers["x-queue-position"] == "3"
 
 
-async def test_an_answer_that_did_not_wait_says_nothing_of_waiting(client, chat):
+async def test_a_response_without_a_wait_has_no_wait_headers(client, chat):
     reply = await client.post(CHAT, chat())
     assert "x-estimated-wait" not in reply.headers
     assert "x-queue-position" not in reply.headers
@@ -311,7 +311,7 @@ async def test_every_sampling_field_reaches_the_engine(client, chat):
     )
 
 
-async def test_what_the_client_leaves_out_or_nulls_is_the_models_default(client, chat, model):
+async def test_omitted_and_null_fields_have_the_models_defaults(client, chat, model):
     nulls = dict.fromkeys(
         ["temperature", "top_p", "top_k", "n", "stop", "max_tokens", "logit_bias", "stream", "seed"]
     )
@@ -323,7 +323,7 @@ async def test_what_the_client_leaves_out_or_nulls_is_the_models_default(client,
     assert job.stop == ()
 
 
-async def test_the_newer_name_for_max_tokens_goes_first(client, chat):
+async def test_max_completion_tokens_takes_precedence_over_max_tokens(client, chat):
     await client.post(CHAT, chat(max_tokens=5, max_completion_tokens=6))
     assert client.gateway.job.sampling.max_tokens == 6
 
@@ -382,24 +382,25 @@ async def test_tools_reach_the_template_unless_the_model_must_not_call_them(clie
     assert "does" not in await prompt_of(client, model, **asked, tool_choice="none")
 
 
-async def test_a_templates_own_variables_are_passed_on(client, model):
+async def test_template_variables_are_passed_to_the_template(client, model):
     messages = [{"role": "user", "content": "go"}]
     prompt = await prompt_of(client, model, messages=messages, chat_template_kwargs={"mood": "gay"})
     assert "(gay)" in prompt
 
 
-async def test_a_long_prompt_is_encoded_all_the_same_in_a_thread(client, model):
-    # Unknown fields make the body long without making the prompt so.
+async def test_a_long_body_or_prompt_is_encoded_in_a_thread_with_the_same_result(client, model):
+    # An unknown field makes the body long, but not the prompt.
     messages = [{"role": "user", "content": "hello"}]
-    assert "<|user|>hello\n<|assistant|>" == await prompt_of(
-        client, model, messages=messages, padding="x" * 30_000
+    assert (
+        await prompt_of(client, model, messages=messages, padding="x" * 30_000)
+        == "<|user|>hello\n<|assistant|>"
     )
     reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello " * 20_000}]})
     assert (reply.status, reply.error["param"]) == (400, "messages")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-async def test_many_messages_are_prepared_while_others_have_their_turn(client, monkeypatch, path):
+async def test_many_messages_are_prepared_in_a_thread(client, monkeypatch, path):
     threads = []
     prepared = prepare.template_messages
 
@@ -409,18 +410,18 @@ async def test_many_messages_are_prepared_while_others_have_their_turn(client, m
 
     monkeypatch.setattr(prepare, "template_messages", spy)
     message = {"role": "user", "content": "a"}
-    assert 200 == (await client.post(path, {"messages": [message]})).status
+    assert (await client.post(path, {"messages": [message]})).status == 200
     await client.post(path, {"messages": [message] * 2_000})
-    assert [True, False] == [thread is threading.main_thread() for thread in threads]
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-async def test_an_alias_is_answered_under_the_canonical_name(client, chat):
+async def test_a_response_for_an_alias_has_the_canonical_name(client, chat):
     reply = await client.post(CHAT, chat(model="tiny"))
     assert reply.json["model"] == "small"
     assert client.gateway.job.model == "small"
 
 
-async def test_with_one_model_its_name_may_be_left_out(client):
+async def test_with_one_model_its_name_may_be_omitted(client):
     reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello"}]})
     assert reply.json["model"] == "small"
 

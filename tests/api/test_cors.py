@@ -1,4 +1,4 @@
-"""Web pages of other servers may use the API if their origin is configured; an operator's routes never."""
+"""Web pages of other servers may use the API, except operator routes, if their origin is configured."""
 
 import pytest
 
@@ -20,7 +20,7 @@ ACCESS = "access-control-allow-origin"
 
 @pytest.fixture
 def client_for(model):
-    """A client of an application that is open to pages of these origins."""
+    """A function that returns a client of an application that allows pages of these origins."""
 
     def make(*origins, api_keys=(), **changes):
         config = Config(
@@ -38,7 +38,7 @@ def of_cors(reply) -> set[str]:
     return {name for name in reply.headers if name.startswith("access-control") or name == "vary"}
 
 
-async def test_by_default_no_page_is_let_in_and_no_answer_speaks_of_cors(client, chat):
+async def test_by_default_no_page_is_allowed_and_no_response_has_cors_headers(client, chat):
     own = await client.post(CHAT, chat(), headers={"Host": "localhost", "Origin": "http://localhost"})
     foreign = await client.post(CHAT, chat(), headers=FROM_PAGE)
     asked = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
@@ -67,7 +67,7 @@ async def test_page_may_read_lists_and_errors_too(client_for, chat):
         assert reply.headers[ACCESS] == PAGE
 
 
-async def test_other_pages_are_refused_as_ever(client_for, chat):
+async def test_pages_of_other_origins_are_refused(client_for, chat):
     client = client_for(PAGE)
     for origin in (
         "https://evil.example",
@@ -86,12 +86,12 @@ async def test_other_pages_are_refused_as_ever(client_for, chat):
     assert client.gateway.jobs == []
 
 
-async def test_name_of_the_server_is_checked_for_configured_pages_too(client_for, chat):
+async def test_host_is_checked_for_configured_pages_too(client_for, chat):
     reply = await client_for(PAGE).post(CHAT, chat(), headers=FROM_PAGE | {"Host": "evil.example"})
     assert (reply.status, reply.error["param"]) == (403, "Host")
 
 
-async def test_question_of_a_browser_is_answered_without_a_key(client_for):
+async def test_preflight_needs_no_key(client_for):
     client = client_for(PAGE, api_keys=(ApiKey("sk"),))
     reply = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
     assert (reply.status, reply.body, reply.headers[ACCESS]) == (204, b"", PAGE)
@@ -102,7 +102,7 @@ async def test_question_of_a_browser_is_answered_without_a_key(client_for):
     assert reply.headers["access-control-allow-methods"] == "GET, HEAD, OPTIONS"
 
 
-async def test_key_is_needed_for_all_but_the_question(client_for, chat):
+async def test_key_is_needed_for_everything_except_the_preflight(client_for, chat):
     client = client_for(PAGE, api_keys=(ApiKey("sk"),))
     refused = await client.post(CHAT, chat(), headers=FROM_PAGE)
     assert (refused.status, refused.headers[ACCESS]) == (401, PAGE)
@@ -114,13 +114,13 @@ async def test_key_is_needed_for_all_but_the_question(client_for, chat):
 
 
 @pytest.mark.parametrize("names", ["", "a\tb:", "a b", "a,,b", "é", "x" * 5000])
-async def test_names_of_headers_that_are_none_are_not_repeated(client_for, names):
+async def test_invalid_header_names_are_not_repeated(client_for, names):
     headers = FROM_PAGE | ASKING | {"Access-Control-Request-Headers": names}
     reply = await client_for(PAGE).send("OPTIONS", CHAT, b"", headers=headers)
     assert (reply.status, "access-control-allow-headers" in reply.headers) == (204, False)
 
 
-async def test_star_stands_for_every_page(client_for, chat):
+async def test_star_allows_every_page(client_for, chat):
     client = client_for("*")
     for headers in (FROM_PAGE, FROM_ELSEWHERE, FROM_PAGE | {"Origin": "null"}, {}):
         reply = await client.post(CHAT, chat(), headers=headers)
@@ -130,7 +130,7 @@ async def test_star_stands_for_every_page(client_for, chat):
 
 @pytest.mark.parametrize("origins", [(PAGE,), ("*",)])
 @pytest.mark.parametrize("keys", [(), (ApiKey("sk"),)])
-async def test_operators_routes_are_closed_to_configured_pages(client_for, origins, keys):
+async def test_operator_routes_are_closed_to_configured_pages(client_for, origins, keys):
     client = client_for(*origins, api_keys=keys)
     authorized = {"Authorization": "Bearer sk"} if keys else {}
     for rule in FleetRoutes.RULES:

@@ -1,4 +1,4 @@
-"""The dashboard's files: all there, all served, and nothing in them that runs or asks for anything else."""
+"""The dashboard's files: all are served, and they neither run nor request anything else."""
 
 import re
 import tomllib
@@ -24,7 +24,7 @@ def source(name: str) -> str:
 
 
 class Page(HTMLParser):
-    """What the page refers to, says and does by itself."""
+    """The page's references, the keys of its texts, and its inline scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def words(language: str) -> dict[str, str]:
-    """What a language's file says, by key."""
+    """Return the texts of a language's file by key."""
     return dict(re.findall(r'^  (\w+): "(.*)",$', source(f"words/{language}.js"), re.MULTILINE))
 
 
@@ -61,31 +61,31 @@ def words(language: str) -> dict[str, str]:
 async def test_the_page_and_all_of_its_files_are_served_without_a_key(client_with):
     client = client_with(ApiKey(key="sesame"))
     page = await client.get("/")
-    assert (200, "text/html; charset=utf-8") == (page.status, page.headers["content-type"])
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"<title>Fairlead</title>" in page.body
     for name, asset in pages.assets().items():
         reply = await client.get(f"/dashboard/{name}")
-        assert (200, asset.content) == (reply.status, reply.body)
+        assert (reply.status, reply.body) == (200, asset.content)
         assert asset.content_type == reply.headers["content-type"]
-    assert 401 == (await client.get("/queue")).status
+    assert (await client.get("/queue")).status == 401
 
 
-async def test_a_browser_is_told_to_run_and_load_nothing_else(client):
+async def test_the_security_policy_allows_nothing_from_other_servers(client):
     for path in ("/", "/dashboard/main.js", "/dashboard/vendor/uPlot.esm.js"):
         headers = (await client.get(path)).headers
         policy = dict(
             directive.strip().split(" ", 1) for directive in headers["content-security-policy"].split(";")
         )
-        assert "'self'" == policy["default-src"]
-        assert {"'none'"} == {policy[name] for name in ("frame-ancestors", "base-uri", "object-src")}
+        assert policy["default-src"] == "'self'"
+        assert {policy[name] for name in ("frame-ancestors", "base-uri", "object-src")} == {"'none'"}
         assert not {"script-src", "style-src", "connect-src", "img-src"} & policy.keys()
-        assert ("nosniff", "no-referrer") == (headers["x-content-type-options"], headers["referrer-policy"])
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again(client):
+async def test_a_cached_file_is_not_sent_again(client):
     first = await client.get("/dashboard/style.css")
     again = await client.get("/dashboard/style.css", headers={"If-None-Match": first.headers["etag"]})
-    assert (304, b"") == (again.status, again.body)
+    assert (again.status, again.body) == (304, b"")
     other = await client.get("/dashboard/style.css", headers={"If-None-Match": '"other"'})
     assert first.body == other.body
 
@@ -95,13 +95,13 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(client):
 )
 async def test_nothing_else_of_the_folder_is_served(client, name):
     reply = await client.get(f"/dashboard/{name}")
-    assert (404, "not_found") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
-# What it is made of ---------------------------------------------------------------------------------
+# Content --------------------------------------------------------------------------------------------
 
 
-def test_everything_the_page_and_its_modules_refer_to_is_there():
+def test_everything_the_page_and_its_modules_refer_to_exists():
     local = [name for name in Page().references if not name.startswith("#")]
     assert {"dashboard/main.js", "dashboard/style.css"} <= set(local)
     wanted = {name.removeprefix("dashboard/") for name in local if name != "queue"}
@@ -110,10 +110,10 @@ def test_everything_the_page_and_its_modules_refer_to_is_there():
             assert imported.startswith("./")
             wanted.add(str(PurePosixPath(script).parent / imported))
     assert wanted <= pages.assets().keys()
-    assert set(OUR_SCRIPTS) <= wanted  # and nothing is there that nobody uses
+    assert set(OUR_SCRIPTS) <= wanted  # no script is unused
 
 
-def test_nothing_of_ours_names_another_server():
+def test_no_file_of_ours_names_another_server():
     for name in pages.assets():
         if not name.startswith("vendor/"):
             said = source(name).replace('xmlns="http://www.w3.org/2000/svg"', "")
@@ -121,24 +121,24 @@ def test_nothing_of_ours_names_another_server():
 
 
 def test_the_page_runs_nothing_inline():
-    assert [] == Page().inline
+    assert Page().inline == []
 
 
 @pytest.mark.parametrize("name", OUR_SCRIPTS)
-def test_text_is_never_read_as_html_or_as_a_script(name):
+def test_text_is_never_parsed_as_html_or_as_a_script(name):
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|setHTMLUnsafe|document\.write|parseFromString|srcdoc"
     runs = r"\beval\(|new Function|javascript:|setTimeout\(\s*[\"'`]"
     assert not re.search(f"{sinks}|{runs}|createContextualFragment", source(name))
 
 
-def test_the_key_is_written_to_no_url_and_no_lasting_storage():
+def test_the_key_is_written_to_no_url_and_no_persistent_storage():
     for name in OUR_SCRIPTS:
         for line in source(name).splitlines():
             assert not ("localStorage" in line and "key" in line.lower().replace("monkey", "")), line
             assert not re.search(r"[?&](api_?)?key=", line), line
 
 
-def test_the_vendored_plots_come_with_their_licence():
+def test_the_vendored_plot_library_has_its_license():
     licence = (FOLDER / "vendor" / "LICENSE.uPlot").read_text()
     assert "MIT License" in licence
     version = re.search(r"\(v([\d.]+)\)", source("vendor/uPlot.esm.js"))
@@ -155,11 +155,11 @@ def test_the_wheel_ships_every_file():
     assert FOLDER / "vendor" / "LICENSE.uPlot" in shipped
 
 
-# What it says ---------------------------------------------------------------------------------------
+# Texts ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_language_says_everything_with_the_same_blanks(language):
+def test_every_language_has_every_text_with_the_same_placeholders(language):
     def blanks(said: str) -> list[str]:
         return sorted(set(re.findall(r"\{\w+\}", said)))
 
@@ -172,13 +172,13 @@ def test_every_language_says_everything_with_the_same_blanks(language):
 
 
 @pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "en"])
-def test_no_other_language_is_english_left_standing(language):
+def test_no_other_language_has_untranslated_english_texts(language):
     english = words("en")
     same = {key for key, said in words(language).items() if said == english[key]}
-    assert {"none"} == same
+    assert same == {"none"}
 
 
-def test_there_are_words_for_everything_that_is_said():
+def test_every_text_that_is_used_exists():
     said = set(Page().words)
     for name in OUR_SCRIPTS:
         said |= set(re.findall(r'\bsay\("(\w+)"', source(name)))
@@ -189,7 +189,7 @@ def test_there_are_words_for_everything_that_is_said():
     assert said <= words("en").keys()
 
 
-def test_there_are_words_for_every_state_kind_and_total():
+def test_every_state_kind_and_total_has_a_text():
     for literal in (ModelState, NodeState, NodeKind):
         assert set(literal.__args__) <= words("en").keys()
     assert set(re.findall(r'\bid: "(\w+)"', source("totals.js"))) <= words("en").keys()

@@ -26,7 +26,7 @@ def vector_of(index):
 
 
 def script(job):
-    """The last text's vector comes first."""
+    """Return the vectors in reverse order of the texts."""
     return [
         [Delta(index, finish_reason="stop", vector=struct.pack("<4f", *vector_of(index)))]
         for index in reversed(range(job.sequences))
@@ -49,14 +49,14 @@ async def test_an_answer_is_what_the_openai_client_expects(client, model):
     reply = await client.post(EMBEDDINGS, {"model": "tiny", "input": ["hello", "one two"], "user": "ana"})
     answer = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
     assert [vector_of(0), vector_of(1)] == [one.embedding for one in answer.data]
-    assert [(0, "embedding"), (1, "embedding")] == [(one.index, one.object) for one in answer.data]
+    assert [(one.index, one.object) for one in answer.data] == [(0, "embedding"), (1, "embedding")]
     tokens = len(model.encode_prompt("hello")) + len(model.encode_prompt("one two"))
     assert (tokens, tokens) == (answer.usage.prompt_tokens, answer.usage.total_tokens)
-    assert ("list", "small") == (answer.object, answer.model)
+    assert (answer.object, answer.model) == ("list", "small")
     job = client.gateway.job
     assert job.embed
     assert job.id.startswith("embd-")
-    assert ("user/ana", "small", False) == (job.tenant, job.model, job.stream)
+    assert (job.tenant, job.model, job.stream) == ("user/ana", "small", False)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_an_answer_is_what_the_openai_client_expects(client, model):
         ([[72], [73, 74]], [[72], [73, 74]]),
     ],
 )
-async def test_an_input_comes_in_four_forms(client, model, given, expected):
+async def test_an_input_may_have_four_forms(client, model, given, expected):
     reply = await client.post(EMBEDDINGS, {"input": given})
     assert reply.status == 200
     encoded = [model.encode_prompt(one) if isinstance(one, str) else one for one in expected]
@@ -84,7 +84,7 @@ async def test_base64_is_of_little_endian_float32(client):
 
 @pytest.mark.parametrize("dimensions", [1, 3, WIDTH])
 @pytest.mark.parametrize("normalized", [True, False])
-async def test_fewer_dimensions_are_the_first_ones_and_as_long_as_before(
+async def test_fewer_dimensions_are_the_first_ones_normalized_if_the_model_normalizes(
     client_with, embedder, dimensions, normalized
 ):
     embedder = dataclasses.replace(embedder, embedding=Embedding(WIDTH, normalized=normalized))
@@ -98,7 +98,7 @@ async def test_fewer_dimensions_are_the_first_ones_and_as_long_as_before(
     assert reply.json["data"][0]["embedding"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_vector_of_nothing_has_no_direction():
+def test_a_zero_vector_stays_zero_when_shortened():
     assert bytes(8) == embeddings.shortened(bytes(16), 2, normalized=True)
 
 
@@ -126,73 +126,73 @@ def test_a_vector_of_nothing_has_no_direction():
         ({"input": "a", "priority": "now"}, "priority"),
     ],
 )
-async def test_a_body_that_does_not_fit_is_refused_with_the_field(client, fields, param):
+async def test_an_invalid_body_is_refused_by_field(client, fields, param):
     reply = await client.post(EMBEDDINGS, {"model": "small", **fields})
-    assert (400, "invalid_request", param) == (reply.status, reply.error["code"], reply.error["param"])
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", param)
     assert not client.gateway.jobs
 
 
-async def test_a_text_that_is_too_long_has_openais_code_for_it(client):
+async def test_a_text_that_is_too_long_is_refused_with_openais_code(client):
     reply = await client.post(EMBEDDINGS, {"model": "small", "input": ["a", "word " * 5000]})
-    assert (400, "context_length_exceeded", "input") == (
+    assert (
         reply.status,
         reply.error["code"],
         reply.error["param"],
-    )
+    ) == (400, "context_length_exceeded", "input")
     assert not client.gateway.jobs
 
 
-async def test_a_model_that_makes_text_makes_no_embeddings(client_with, model):
+async def test_a_text_model_refuses_embeddings(client_with, model):
     reply = await client_with().post(EMBEDDINGS, {"model": "small", "input": "a"})
-    assert (400, "invalid_request", "model") == (reply.status, reply.error["code"], reply.error["param"])
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
     assert "does not make embeddings" in reply.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_model_that_makes_embeddings_makes_no_text(client, chat, path):
+async def test_an_embedding_model_refuses_completions(client, chat, path):
     reply = await client.post(path, {**chat(), "prompt": "hello"})
-    assert (400, "invalid_request", "model") == (reply.status, reply.error["code"], reply.error["param"])
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
     assert not client.gateway.jobs
 
 
-async def test_the_list_of_models_says_what_each_is_for(client):
-    assert "embed" == (await client.get("/v1/models/small")).json["task"]
+async def test_the_model_card_has_the_task(client):
+    assert (await client.get("/v1/models/small")).json["task"] == "embed"
 
 
-async def test_an_unknown_model_and_another_method_are_errors_of_the_dialect(client):
+async def test_an_unknown_model_and_another_method_are_errors_in_openais_format(client):
     reply = await client.post(EMBEDDINGS, {"model": "large", "input": "a"})
-    assert (404, "model_not_found") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
     reply = await client.get(EMBEDDINGS)
-    assert (405, "POST") == (reply.status, reply.headers["allow"].removeprefix("OPTIONS, "))
+    assert (reply.status, reply.headers["allow"].removeprefix("OPTIONS, ")) == (405, "POST")
 
 
-async def test_a_key_that_may_not_use_the_model_is_told_so(client_with, embedder):
+async def test_a_key_that_may_not_use_the_model_gets_a_403(client_with, embedder):
     client = client_with(ApiKey(key="k", models=("other",)), models={"small": embedder})
     headers = {"Authorization": "Bearer k"}
     reply = await client.post(EMBEDDINGS, {"model": "small", "input": "a"}, headers=headers)
-    assert (403, "forbidden") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (403, "forbidden")
 
 
-async def test_headers_say_the_priority_and_that_one_will_not_wait(client):
+async def test_headers_set_priority_no_queue_and_request_id(client):
     headers = {"X-Priority": "high", "X-No-Queue": "1", "X-Request-Id": "mine"}
     reply = await client.post(EMBEDDINGS, {"input": "a"}, headers=headers)
     job = client.gateway.job
-    assert (0, True, "mine", "mine") == (
+    assert (
         job.priority,
         job.no_queue,
         job.request_id,
         reply.headers["x-request-id"],
-    )
+    ) == (0, True, "mine", "mine")
 
 
-async def test_who_had_to_wait_is_told_so(client):
+async def test_a_response_to_a_queued_request_has_wait_headers(client):
     client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
     reply = await client.post(EMBEDDINGS, {"input": "a"})
-    assert ("24", "3") == (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"])
+    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("24", "3")
 
 
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=3), NodeFailed("it died")])
-async def test_an_error_is_the_whole_answer_whenever_it_comes(client, error):
+async def test_an_error_at_any_time_is_the_whole_response(client, error):
     client.gateway.refusal = error
     reply = await client.post(EMBEDDINGS, {"input": ["a", "b"]})
     assert (error.status, error.code) == (reply.status, reply.error["code"])
@@ -202,25 +202,25 @@ async def test_an_error_is_the_whole_answer_whenever_it_comes(client, error):
     assert (error.status, error.code) == (reply.status, reply.error["code"])
 
 
-async def test_a_vector_of_another_length_is_the_nodes_fault(client):
+async def test_a_vector_of_another_length_is_a_node_failure(client):
     client.gateway.script = lambda _: [[Delta(0, finish_reason="stop", vector=b"1234")]]
     reply = await client.post(EMBEDDINGS, {"input": "a"})
-    assert (502, "node_failed") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (502, "node_failed")
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-async def test_a_client_that_leaves_ends_its_job(client, autojump_clock, steps):
+async def test_a_disconnect_ends_the_job(client, autojump_clock, steps):
     client.gateway.script = lambda job: [*script(job)[:steps], None]
     left = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post(EMBEDDINGS, {"input": ["a", "b"]}, left=left))
         await trio.testing.wait_all_tasks_blocked()
-        assert 0 == client.gateway.ended
+        assert client.gateway.ended == 0
         left.set()
-    assert 1 == client.gateway.ended
+    assert client.gateway.ended == 1
 
 
-async def test_a_large_answer_is_written_while_others_have_their_turn(client, monkeypatch):
+async def test_a_large_response_is_written_in_a_thread(client, monkeypatch):
     monkeypatch.setattr(answers, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
     threads = []
     run_sync = trio.to_thread.run_sync
@@ -230,14 +230,14 @@ async def test_a_large_answer_is_written_while_others_have_their_turn(client, mo
         return await run_sync(function, *arguments, **options)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", spy)
-    assert 1 == len((await client.post(EMBEDDINGS, {"input": ["a"]})).json["data"])
-    assert [] == threads
+    assert len((await client.post(EMBEDDINGS, {"input": ["a"]})).json["data"]) == 1
+    assert threads == []
     many = (await client.post(EMBEDDINGS, {"input": ["a"] * 5})).json["data"]
     assert [vector_of(index) for index in range(5)] == [one["embedding"] for one in many]
-    assert 1 == len(threads)
+    assert len(threads) == 1
 
 
-async def test_a_model_that_another_server_has_too_may_be_embedded_there(client_with, embedder):
+async def test_a_model_that_another_server_has_too_may_embed_there(client_with, embedder):
     fleet = FakeFleet(["small"], ["small"])
     client = client_with(models={"small": embedder}, fleet=fleet)
     theirs = b'{"theirs": [1,  2]}'
@@ -247,13 +247,13 @@ async def test_a_model_that_another_server_has_too_may_be_embedded_there(client_
     ]
     body = {"model": "small", "input": ["a", "b"], "unheard_of": 1, "stream": True}
     reply = await client.post(EMBEDDINGS, body)
-    assert (200, theirs) == (reply.status, reply.body)
+    assert (reply.status, reply.body) == (200, theirs)
     job = client.gateway.job
-    assert (2, True) == (job.sequences, job.embed)
-    assert (EMBEDDINGS, json.dumps(body).encode(), False) == (
+    assert (job.sequences, job.embed) == (2, True)
+    assert (
         job.relay.path,
         job.relay.body,
         job.relay.stream,
-    )
+    ) == (EMBEDDINGS, json.dumps(body).encode(), False)
     client.gateway.script = script
-    assert 2 == len((await client.post(EMBEDDINGS, body)).json["data"])
+    assert len((await client.post(EMBEDDINGS, body)).json["data"]) == 2

@@ -1,4 +1,4 @@
-"""The prompts of one request as token ids."""
+"""Encoding of the prompts of one request as token ids."""
 
 from array import array
 
@@ -10,19 +10,19 @@ from fairlead.errors import InvalidRequest
 from fairlead.worker.wire import pack_tokens
 
 
-def test_texts_and_ids_become_ids(model):
+def test_texts_are_encoded_and_token_ids_kept(model):
     encoded = encode_prompts(model, ["hello world", [1, 2]], Limits(), "prompt")
     assert encoded == (model.tokenizer.encode("hello world"), [1, 2])
 
 
-def test_many_ids_take_four_bytes_each_and_reach_the_engine_as_they_are(model):
+def test_many_ids_take_four_bytes_each_and_reach_the_engine_unchanged(model):
     ids = [n % 300 for n in range(LONG_PROMPT_TOKENS)]
     (encoded,) = encode_prompts(model, [ids], Limits(), "prompt")
     assert encoded == array("i", ids)
     assert pack_tokens(encoded) == pack_tokens(ids)
 
 
-def test_all_prompts_of_a_request_together_have_a_bound(model):
+def test_the_total_tokens_of_a_request_are_bounded(model):
     asked = []
 
     def prompts():
@@ -33,4 +33,4 @@ def test_all_prompts_of_a_request_together_have_a_bound(model):
     with pytest.raises(InvalidRequest, match="12 tokens are too many; a request may have 10") as caught:
         encode_prompts(model, prompts(), Limits(request_tokens=10), "input")
     assert caught.value.param == "input"
-    assert asked == [0, 1, 2]  # what comes after it is not encoded
+    assert asked == [0, 1, 2]  # prompts after the bound are not encoded

@@ -1,4 +1,4 @@
-"""`GET /events`: what a watcher is told and when, how many may watch, and what is left when they leave."""
+"""`GET /events`: what watchers receive and when, how many there may be, and cleanup after a disconnect."""
 
 import json
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fairlead.telemetry.snapshot import QueueTotals, Snapshot, TokenTotals
 
 
 class Server:
-    """A server to be looked at, that counts the looks. Its clock is Trio's."""
+    """A source of snapshots that counts how many are taken. Its clock is Trio's."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -54,22 +54,22 @@ class Server:
 
 @dataclass
 class CountingGateway(FakeGateway):
-    """Has served nobody."""
+    """Has the statistics of a gateway without jobs."""
 
     def statistics(self):
         return Tally().statistics()
 
 
 def parsed(body: bytes) -> list[tuple[str, dict]]:
-    """The events in a body: names and values."""
+    """Return the events in a body: names and values."""
     *blocks, rest = body.decode().split("\n\n")
-    assert "" == rest
+    assert rest == ""
     lines = [block.split("\n") for block in blocks]
     return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
 
 
 async def said_within(watch: Watch, seconds: float) -> list[tuple[float, dict]]:
-    """What a watcher who always reads is told in that time, with when it was."""
+    """Return the snapshots, with their times, that a watcher which always reads gets in that time."""
     said = []
     with trio.move_on_after(seconds):
         async for piece in watch:
@@ -77,7 +77,7 @@ async def said_within(watch: Watch, seconds: float) -> list[tuple[float, dict]]:
     return said
 
 
-# What is told, and when -----------------------------------------------------------------------------
+# Events and their times -----------------------------------------------------------------------------
 
 
 async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock):
@@ -88,26 +88,29 @@ async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock)
     began = trio.current_time()
     (first, kept), (second, snapshot) = parsed(await anext(server.watch(history=history)))
     assert began == trio.current_time()
-    assert ("history", "snapshot") == (first, second)
-    assert EVERY_S == kept["every_s"]
+    assert (first, second) == ("history", "snapshot")
+    assert kept["every_s"] == EVERY_S
     assert [began - 60 + EVERY_S * row for row in range(30)] == pytest.approx(kept["columns"]["at_s"])
-    assert {
+    assert {name: column for name, column in kept["columns"].items() if name != "at_s"} == {
         "waiting": [0] * 30,
         "running": [1] * 30,
         "mean_wait_s": [2.5] * 30,
         "rejected": [3] * 30,
         "tokens_per_s": [1.5] * 30,
         "cache_usage": [0.25] * 30,
-    } == {name: column for name, column in kept["columns"].items() if name != "at_s"}
-    assert {"waiting": 0, "running": 1, "capacity": 100, "seats": 1} == {
-        name: snapshot["queue"][name] for name in ("waiting", "running", "capacity", "seats")
     }
-    assert ["small"] == [model["model"] for model in snapshot["models"]]
+    assert {name: snapshot["queue"][name] for name in ("waiting", "running", "capacity", "seats")} == {
+        "waiting": 0,
+        "running": 1,
+        "capacity": 100,
+        "seats": 1,
+    }
+    assert [model["model"] for model in snapshot["models"]] == ["small"]
 
 
-async def test_where_nothing_changes_there_is_one_snapshot_a_second(autojump_clock):
+async def test_without_changes_there_is_one_snapshot_a_second(autojump_clock):
     said = await said_within(Server().watch(), 60.1)
-    assert 61 == len(said)
+    assert len(said) == 61
 
 
 async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
@@ -128,11 +131,11 @@ async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
     for at, snapshot in said:
         told.setdefault(snapshot["queue"]["waiting"], at)
     delays = [told[waiting] - at for waiting, at in changed.items()]
-    assert 0.25 >= max(delays)
-    assert 0 < min(delays)
+    assert max(delays) <= 0.25
+    assert min(delays) > 0
 
 
-async def test_where_something_always_changes_there_are_four_snapshots_a_second_and_no_more(autojump_clock):
+async def test_with_constant_changes_there_are_only_four_snapshots_a_second(autojump_clock):
     server = Server()
 
     async def change() -> None:
@@ -144,19 +147,19 @@ async def test_where_something_always_changes_there_are_four_snapshots_a_second_
         nursery.start_soon(change)
         said = await said_within(server.watch(), 10.1)
         nursery.cancel_scope.cancel()
-    assert 41 == len(said)
+    assert len(said) == 41
 
 
-async def test_a_hundred_watchers_cost_as_many_looks_as_one(autojump_clock):
+async def test_a_hundred_watchers_need_as_many_snapshots_as_one(autojump_clock):
     server = Server()
     looks = Looks(server.take)
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(said_within, server.watch(looks), 10.1)
-    assert 41 == server.looks
+    assert server.looks == 41
 
 
-async def test_a_slow_watcher_gets_what_is_true_now_and_nothing_is_kept_for_it(autojump_clock):
+async def test_a_slow_watcher_gets_the_current_snapshot_and_none_are_buffered(autojump_clock):
     server = Server()
     watch = server.watch()
     await anext(watch)
@@ -166,7 +169,7 @@ async def test_a_slow_watcher_gets_what_is_true_now_and_nothing_is_kept_for_it(a
         server.waiting = waiting
     assert looks == server.looks
     ((_, snapshot),) = parsed(await anext(watch))
-    assert 3 == snapshot["queue"]["waiting"]
+    assert snapshot["queue"]["waiting"] == 3
 
 
 async def test_a_server_that_drains_ends_the_stream(autojump_clock):
@@ -180,11 +183,11 @@ async def test_a_server_that_drains_ends_the_stream(autojump_clock):
         nursery.start_soon(drain)
         began = trio.current_time()
         said = [piece async for piece in server.watch()]
-    assert 5 == pytest.approx(trio.current_time() - began, abs=2 * LOOK_EVERY_S)
+    assert pytest.approx(trio.current_time() - began, abs=2 * LOOK_EVERY_S) == 5
     assert 5 <= len(said) <= 6
 
 
-async def test_what_commands_print_is_not_shown_and_is_no_change(autojump_clock):
+async def test_output_of_commands_is_not_shown_and_is_no_change(autojump_clock):
     shown = Server().take()
     (model,) = shown.models
     printed = []
@@ -197,25 +200,25 @@ async def test_what_commands_print_is_not_shown_and_is_no_change(autojump_clock)
     view.look()
     await trio.sleep(1)
     view.look()
-    assert (2, 1) == (len(printed), view.changes)
+    assert (len(printed), view.changes) == (2, 1)
     assert b"password" not in view.event
 
 
 # The history ----------------------------------------------------------------------------------------
 
 
-async def test_the_history_is_ten_minutes_long_however_long_the_server_runs(autojump_clock):
+async def test_the_history_is_limited_to_ten_minutes(autojump_clock):
     server = Server()
     history = History(server.take)
     with trio.move_on_after(3 * 3600):
         await history.run()
     columns = history.columns()
     assert {round(SPAN_S / EVERY_S) + 1} == {len(column) for column in columns.values()}
-    assert SPAN_S == pytest.approx(columns["at_s"][-1] - columns["at_s"][0])
-    assert EVERY_S >= trio.current_time() - columns["at_s"][-1]
+    assert pytest.approx(columns["at_s"][-1] - columns["at_s"][0]) == SPAN_S
+    assert trio.current_time() - columns["at_s"][-1] <= EVERY_S
 
 
-async def test_a_snapshot_that_fails_leaves_a_gap_and_ends_nothing(autojump_clock, log):
+async def test_a_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log):
     server = Server()
 
     def take() -> Snapshot:
@@ -228,14 +231,20 @@ async def test_a_snapshot_that_fails_leaves_a_gap_and_ends_nothing(autojump_cloc
     began = trio.current_time()
     with trio.move_on_after(9 * EVERY_S + 0.1):
         await history.run()
-    assert [0, 1, 4, 5, 6, 7, 8, 9] == [(at - began) / EVERY_S for at in history.columns()["at_s"]]
-    assert ["no snapshot"] * 2 == [entry["event"] for entry in log]
+    assert [(at - began) / EVERY_S for at in history.columns()["at_s"]] == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert [entry["event"] for entry in log] == ["no snapshot"] * 2
 
 
 async def test_a_row_has_totals_only(autojump_clock):
-    """Seed 000, FR-014: nobody is told of somebody's jobs."""
-    assert ("at_s", "waiting", "running", "mean_wait_s", "rejected", "tokens_per_s", "cache_usage") == (
-        totals_of(Server().take()).__struct_fields__
+    """Watchers must not learn about jobs of other users."""
+    assert (totals_of(Server().take()).__struct_fields__) == (
+        "at_s",
+        "waiting",
+        "running",
+        "mean_wait_s",
+        "rejected",
+        "tokens_per_s",
+        "cache_usage",
     )
 
 
@@ -254,16 +263,16 @@ async def test_the_history_is_kept_from_the_apps_start_to_its_end(autojump_clock
         await to_app.send({"type": "lifespan.startup"})
         await trio.sleep(10.5 * EVERY_S)
         await to_app.send({"type": "lifespan.shutdown"})
-    assert ["lifespan.startup.complete", "lifespan.shutdown.complete"] == said
-    assert 11 == len(watched.history.columns()["at_s"])
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert len(watched.history.columns()["at_s"]) == 11
 
 
-# Who watches ----------------------------------------------------------------------------------------
+# Watchers -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def watchable(client_with):
-    """A client of an application whose gateway can be looked at."""
+    """A function that returns a client of an application whose gateway has statistics."""
     return lambda *api_keys, **changes: client_with(
         *api_keys, gateway=CountingGateway(hello_world), **changes
     )
@@ -277,13 +286,13 @@ async def test_the_route_says_what_the_queue_says(watchable, autojump_clock):
         await trio.sleep(3.1)
         left.set()
     told = parsed(b"".join(pieces))
-    assert ["history"] + ["snapshot"] * 4 == [event for event, _ in told]
-    assert {(5, 3)} == {
+    assert [event for event, _ in told] == ["history"] + ["snapshot"] * 4
+    assert {
         (value["queue"]["waiting"], value["queue"]["running"]) for event, value in told if event == "snapshot"
-    }
+    } == {(5, 3)}
 
 
-async def test_only_so_many_may_watch_and_who_leaves_makes_room(watchable, autojump_clock):
+async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, autojump_clock):
     client = watchable()
     leaving = [trio.Event() for _ in range(WATCHERS)]
     async with trio.open_nursery() as nursery:
@@ -291,8 +300,8 @@ async def test_only_so_many_may_watch_and_who_leaves_makes_room(watchable, autoj
             nursery.start_soon(partial(client.get, "/events", left=left))
         await trio.sleep(2)
         refused = await client.get("/events")
-        assert (429, "rate_limited") == (refused.status, refused.error["code"])
-        assert "10" == refused.headers["retry-after"]
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+        assert refused.headers["retry-after"] == "10"
 
         leaving[7].set()
         await trio.sleep(1)
@@ -300,21 +309,21 @@ async def test_only_so_many_may_watch_and_who_leaves_makes_room(watchable, autoj
         nursery.start_soon(partial(client.get, "/events", left=again, pieces=pieces))
         await trio.sleep(1)
         assert pieces
-        assert 429 == (await client.get("/events")).status
+        assert (await client.get("/events")).status == 429
         for left in (*leaving, again):
             left.set()
 
 
-async def test_a_client_that_only_asks_for_the_head_takes_no_place(watchable, autojump_clock):
+async def test_a_head_request_takes_no_place(watchable, autojump_clock):
     client = watchable()
     for _ in range(2 * WATCHERS):
-        assert 200 == (await client.send("HEAD", "/events", b"")).status
+        assert (await client.send("HEAD", "/events", b"")).status == 200
 
 
 async def test_watching_needs_the_key(watchable, autojump_clock):
     client = watchable(ApiKey(key="sesame"))
     refused = await client.get("/events")
-    assert (401, "invalid_api_key") == (refused.status, refused.error["code"])
+    assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
     left, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
         key = {"Authorization": "Bearer sesame"}
@@ -324,7 +333,7 @@ async def test_watching_needs_the_key(watchable, autojump_clock):
     assert pieces
 
 
-# Through sockets ------------------------------------------------------------------------------------
+# Over sockets ---------------------------------------------------------------------------------------
 
 
 def served(watched: Events) -> QuartTrio:
@@ -346,7 +355,7 @@ def served(watched: Events) -> QuartTrio:
 
 async def until(condition) -> None:
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110  # a listener's own state tells nobody when it changes
+        while not condition():  # noqa: ASYNC110  # no event is set when this state changes
             await trio.sleep(0.01)
 
 
@@ -357,20 +366,20 @@ async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(mon
     async with serving(served(watched), Limits(stall_s=0.3)) as server:
         client = await server.connect()
         await client.send(get("/events"))
-        await until(lambda: 1 == watched._watchers)
-        await until(lambda: 0 == watched._watchers)
+        await until(lambda: watched._watchers == 1)
+        await until(lambda: watched._watchers == 0)
         assert not (await client.answer()).whole
 
 
-async def test_a_server_that_stops_does_not_wait_for_those_who_watch():
+async def test_a_server_that_shuts_down_does_not_wait_for_watchers():
     looked_at = Server()
     watched = Events(looked_at.take, lambda: looked_at.draining)
     async with serving(served(watched), Limits(drain_s=3600)) as server:
         client = await server.connect()
         await client.send(get("/events"))
-        await until(lambda: 1 == watched._watchers)
+        await until(lambda: watched._watchers == 1)
         looked_at.draining = True
         server.shutdown.set()
         await server.ended.wait()
         assert (await client.answer()).whole
-    assert 0 == watched._watchers
+    assert watched._watchers == 0

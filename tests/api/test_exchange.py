@@ -1,4 +1,4 @@
-"""One request and its answer, through Quart and real sockets: what lives how long, who is told of errors."""
+"""Requests through Quart and real sockets: lifetimes of tasks, errors, bodies and exception groups."""
 
 import pytest
 import structlog
@@ -24,7 +24,7 @@ def current():
 @pytest.fixture
 def app():
     app = App("test")
-    app.config["RESPONSE_TIMEOUT"] = 0  # would cut any answer that takes any time
+    app.config["RESPONSE_TIMEOUT"] = 0  # would time out every response that takes any time
 
     @app.before_request
     async def name():
@@ -68,12 +68,12 @@ async def test_a_task_of_the_request_ends_when_its_answer_has_been_sent(app):
         return await current().nursery.start(task)
 
     async with serving(app) as server:
-        assert b"begun" == (await server.ask(get())).body
+        assert (await server.ask(get())).body == b"begun"
         await ended.wait()
 
 
 @pytest.mark.parametrize("where", ["route", "task", "stream"])
-async def test_a_client_that_leaves_unwinds_the_route_its_tasks_and_its_stream(app, where):
+async def test_a_disconnect_cancels_the_route_its_tasks_and_its_stream(app, where):
     running, ended = trio.Event(), trio.Event()
 
     async def work(*, task_status=trio.TASK_STATUS_IGNORED):
@@ -118,17 +118,17 @@ async def test_a_stream_has_no_timeout_and_keeps_its_connection_alive(app):
     async with serving(app) as server:
         client = await server.connect()
         answers = [await client.ask(get("/stream")) for _ in range(10)]
-    assert [(b"01234", True)] * 10 == [(answer.body, answer.whole) for answer in answers]
+    assert [(answer.body, answer.whole) for answer in answers] == [(b"01234", True)] * 10
 
 
-async def test_the_end_of_an_answer_does_not_keep_the_connection_from_timing_out(app):
+async def test_an_idle_connection_times_out_after_a_response(app):
     async with serving(app, Limits(idle_timeout_s=0.3)) as server:
         client = await server.connect()
-        assert b"hello" == (await client.ask(get("/hello"))).body
-        assert b"" == await client.end()
+        assert (await client.ask(get("/hello"))).body == b"hello"
+        assert await client.end() == b""
 
 
-async def test_a_head_request_for_an_endless_stream_has_an_end(app):
+async def test_a_head_request_for_an_endless_stream_ends(app):
     @app.get("/stream")
     async def route():
         async def body():
@@ -140,20 +140,20 @@ async def test_a_head_request_for_an_endless_stream_has_an_end(app):
     async with serving(app) as server:
         client = await server.connect()
         await client.send(b"HEAD /stream HTTP/1.1\r\nHost: test\r\n\r\n")
-        assert 200 == (await client.answer(head=True)).status
-        assert b"hello" == (await client.ask(get("/hello"))).body
+        assert (await client.answer(head=True)).status == 200
+        assert (await client.ask(get("/hello"))).body == b"hello"
 
 
-async def test_a_page_that_no_handler_replaces_is_sent_as_it_is(app):
+async def test_an_error_page_without_an_error_handler_is_sent_unchanged(app):
     async with serving(app) as server:
         answers = [await server.ask(get("/nowhere")), await server.ask(get("*").replace(b"GET", b"OPTIONS"))]
-    assert [404, 404] == [answer.status for answer in answers]
+    assert [answer.status for answer in answers] == [404, 404]
 
 
 # Errors --------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_fails_before_the_answer_is_answered_for_like_the_route(app):
+async def test_an_error_of_a_task_before_the_response_is_handled_like_the_routes(app):
     async def task():
         raise NodeFailed("gone")
 
@@ -165,12 +165,12 @@ async def test_a_task_that_fails_before_the_answer_is_answered_for_like_the_rout
     async with serving(app) as server:
         client = await server.connect()
         answer = await client.ask(get("/", "X-Name: ana"))
-        assert b"hello" == (await client.ask(get("/hello"))).body
-    assert (502, "ana") == (answer.status, answer.headers["x-signed"])
-    assert b'{"code":"node_failed","name":"ana"}' == answer.body.replace(b" ", b"").strip()
+        assert (await client.ask(get("/hello"))).body == b"hello"
+    assert (answer.status, answer.headers["x-signed"]) == (502, "ana")
+    assert answer.body.replace(b" ", b"").strip() == b'{"code":"node_failed","name":"ana"}'
 
 
-async def test_a_refusal_before_started_is_a_plain_error_in_the_route(app):
+async def test_an_error_before_started_is_raised_in_the_route_without_a_group(app):
     async def serve(*, task_status):
         raise QueueFull("full")
 
@@ -185,11 +185,11 @@ async def test_a_refusal_before_started_is_a_plain_error_in_the_route(app):
             raise
 
     async with serving(app) as server:
-        assert 429 == (await server.ask(get())).status
-    assert ["queue_full"] == caught
+        assert (await server.ask(get())).status == 429
+    assert caught == ["queue_full"]
 
 
-async def test_a_task_that_fails_during_the_answer_cuts_it_and_is_logged_once(app):
+async def test_a_task_that_fails_during_the_response_cuts_it_and_is_logged_once(app):
     @app.get("/")
     async def route():
         async def task():
@@ -208,11 +208,11 @@ async def test_a_task_that_fails_during_the_answer_cuts_it_and_is_logged_once(ap
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
             answer = await server.ask(get())
-    assert (200, b"half", False) == (answer.status, answer.body, answer.whole)
-    assert ["request failed"] == [entry["event"] for entry in logs]
+    assert (answer.status, answer.body, answer.whole) == (200, b"half", False)
+    assert [entry["event"] for entry in logs] == ["request failed"]
 
 
-async def test_a_cut_stream_has_no_end_and_makes_no_noise(app):
+async def test_a_cut_stream_is_incomplete_and_logs_nothing(app):
     @app.get("/")
     async def route():
         async def body():
@@ -224,11 +224,11 @@ async def test_a_cut_stream_has_no_end_and_makes_no_noise(app):
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
             answer = await server.ask(get())
-    assert (b"data: error\n\n", False, []) == (answer.body, answer.whole, logs)
+    assert (answer.body, answer.whole, logs) == (b"data: error\n\n", False, [])
 
 
 @pytest.mark.parametrize("name", ["X-Broken", "X Broken"])
-async def test_a_header_that_cannot_be_sent_is_an_error_of_that_request_alone(app, name):
+async def test_an_invalid_response_header_fails_only_its_request(app, name):
     @app.get("/")
     async def route():
         return Response("never", headers=[(name, "\x00")])
@@ -238,8 +238,8 @@ async def test_a_header_that_cannot_be_sent_is_an_error_of_that_request_alone(ap
             client = await server.connect()
             await client.send(get())
             await client.end()
-            assert b"hello" == (await server.ask(get("/hello"))).body
-    assert ["request failed"] == [entry["event"] for entry in logs]
+            assert (await server.ask(get("/hello"))).body == b"hello"
+    assert [entry["event"] for entry in logs] == ["request failed"]
 
 
 # Bodies --------------------------------------------------------------------------------------------
@@ -249,16 +249,16 @@ async def test_a_header_that_cannot_be_sent_is_an_error_of_that_request_alone(ap
 async def test_a_body_of_exactly_the_limit_is_read(app, encoding):
     async with serving(app, Limits(body_bytes=1000)) as server:
         answer = await server.ask(post(b"x" * 1000, "/echo", *encoding))
-    assert (200, 1000) == (answer.status, len(answer.body))
+    assert (answer.status, len(answer.body)) == (200, 1000)
 
 
-async def test_a_body_announced_as_too_large_is_refused_before_it_comes(app):
+async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent(app):
     async with serving(app, Limits(body_bytes=1000)) as server:
         client = await server.connect()
         await client.send(post(b"x" * 1001, "/echo")[:-1001])
         answer = await client.answer()
-        assert b"" == await client.end()
-    assert (413, "close") == (answer.status, answer.headers["connection"])
+        assert await client.end() == b""
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
 async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(app):
@@ -268,17 +268,17 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.send_in_vain, 7 * (b"4000\r\n" + bytes(0x4000) + b"\r\n"))
             answer = await client.answer()
-        assert b"" == await client.end()
-    assert (413, "close") == (answer.status, answer.headers["connection"])
+        assert await client.end() == b""
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
-async def test_a_body_that_does_not_come_is_a_timeout(app):
+async def test_a_body_that_is_not_sent_times_out(app):
     async with serving(app, Limits(body_timeout_s=0.3)) as server:
         client = await server.connect()
         await client.send(post(b"0123456789", "/echo")[:-1])
         answer = await client.answer()
-        assert b"" == await client.end()
-    assert (408, "close") == (answer.status, answer.headers["connection"])
+        assert await client.end() == b""
+    assert (answer.status, answer.headers["connection"]) == (408, "close")
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
@@ -292,28 +292,28 @@ async def test_a_compressed_body_is_refused_by_the_name_of_its_header(app, encod
 
     async with serving(app) as server:
         answer = await server.ask(post(b"\x1f\x8b", "/echo", f"Content-Encoding: {encoding}"))
-    assert (400, ["Content-Encoding"]) == (answer.status, seen)
+    assert (answer.status, seen) == (400, ["Content-Encoding"])
 
 
-async def test_a_body_is_read_in_a_test_client_too(app):
+async def test_a_body_is_read_with_quarts_test_client_too(app):
     response = await app.test_client().post("/echo", data=b"hello")
-    assert b"hello" == await response.get_data()
+    assert await response.get_data() == b"hello"
 
 
-# Groups --------------------------------------------------------------------------------------------
+# Exception groups ----------------------------------------------------------------------------------
 
 
-def test_what_is_no_group_is_left_as_it_is():
+def test_unwrap_returns_a_plain_error_unchanged():
     error = ValueError("plain")
     assert error is unwrap(error)
 
 
 @pytest.mark.parametrize("error", [BodyTooLarge("large"), BodyTimeout("late"), ValueError("bug")])
-def test_a_single_error_is_found_however_deep(error):
+def test_unwrap_finds_a_single_nested_error(error):
     assert error is unwrap(ExceptionGroup("outer", [ExceptionGroup("inner", [error])]))
 
 
-def test_the_fairlead_error_is_what_a_group_is_about():
+def test_unwrap_prefers_the_fairlead_error_of_a_group():
     error = NodeFailed("gone")
     group = BaseExceptionGroup(
         "outer", [ValueError("noise"), ExceptionGroup("inner", [error]), KeyError("x")]
@@ -321,6 +321,6 @@ def test_the_fairlead_error_is_what_a_group_is_about():
     assert error is unwrap(group)
 
 
-def test_a_group_of_several_bugs_stays_a_group():
+def test_unwrap_returns_a_group_of_several_bugs_unchanged():
     group = ExceptionGroup("bugs", [ValueError("one"), KeyError("two")])
     assert group is unwrap(group)

@@ -1,4 +1,4 @@
-"""What an operator does to models and nodes by HTTP, and what is told of them, over a fleet that pretends."""
+"""Operator routes for models and nodes, and what they report, with a fake fleet."""
 
 import json
 
@@ -51,23 +51,23 @@ def operator(client_with, fleet):
 
 
 @pytest.mark.parametrize("name", ["cold", "frozen"])
-async def test_a_model_is_loaded_by_name_or_alias_and_its_state_told(operator, fleet, name):
+async def test_a_model_is_loaded_by_name_or_alias_and_its_state_returned(operator, fleet, name):
     reply = await operator.post("/models/load", {"model": name})
-    assert (200, [("load", "cold")]) == (reply.status, fleet.asked)
-    assert ("cold", "stopped", ["frozen"]) == tuple(reply.json[key] for key in ("model", "state", "aliases"))
+    assert (reply.status, fleet.asked) == (200, [("load", "cold")])
+    assert tuple(reply.json[key] for key in ("model", "state", "aliases")) == ("cold", "stopped", ["frozen"])
 
 
 @pytest.mark.parametrize(
     ("fields", "force"), [({}, False), ({"force": None}, False), ({"force": True}, True)]
 )
-async def test_a_model_is_unloaded_gently_unless_it_is_to_be_forced(operator, fleet, fields, force):
+async def test_an_unload_is_forced_only_if_requested(operator, fleet, fields, force):
     reply = await operator.post("/models/unload", {"model": "tiny", **fields})
-    assert (200, [("unload", "small", force)]) == (reply.status, fleet.asked)
-    assert "small" == reply.json["model"]
+    assert (reply.status, fleet.asked) == (200, [("unload", "small", force)])
+    assert reply.json["model"] == "small"
 
 
 @pytest.mark.parametrize(("query", "asked"), [("", ()), ("?wait=false", ()), ("?wait=true", ("wait",))])
-async def test_an_unload_ends_what_waits_unless_it_is_to_wait(operator, fleet, query, asked):
+async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, fleet, query, asked):
     reply = await operator.post(f"/models/unload{query}", {"model": "tiny"})
     assert (reply.status, fleet.asked) == (200, [("unload", "small", False, *asked)])
 
@@ -79,7 +79,7 @@ async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operato
     assert fleet.asked == []
 
 
-async def test_a_request_for_a_model_all_nodes_of_which_are_drained_is_answered_503_at_once(operator, fleet):
+async def test_a_request_for_a_model_whose_nodes_are_all_drained_is_a_503_at_once(operator, fleet):
     fleet.drained = frozenset({"far"})
     chat = {"model": "far", "messages": [{"role": "user", "content": "Hello"}]}
     reply = await operator.post("/v1/chat/completions", chat)
@@ -88,14 +88,14 @@ async def test_a_request_for_a_model_all_nodes_of_which_are_drained_is_answered_
     assert int(reply.headers["retry-after"]) >= 1
 
 
-async def test_a_load_that_fails_says_why(operator, fleet):
+async def test_a_failed_load_reports_the_reason(operator, fleet):
     fleet.refusal = LoadFailed("cold: exit code 3 while loading")
     reply = await operator.post("/models/load", {"model": "cold"})
-    assert (502, "load_failed", "cold: exit code 3 while loading") == (
+    assert (
         reply.status,
         reply.error["code"],
         reply.error["message"],
-    )
+    ) == (502, "load_failed", "cold: exit code 3 while loading")
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
@@ -109,18 +109,18 @@ async def test_a_load_that_fails_says_why(operator, fleet):
         (b"small", (400, None)),
     ],
 )
-async def test_what_names_no_model_loads_none(operator, fleet, path, body, expected):
+async def test_a_load_or_unload_without_a_valid_model_is_refused(operator, fleet, path, body, expected):
     reply = await operator.post(path, body)
     assert expected == (reply.status, reply.error["param"])
-    assert [] == fleet.asked
+    assert fleet.asked == []
 
 
-async def test_force_is_a_truth_value(operator, fleet):
+async def test_force_must_be_a_boolean(operator, fleet):
     reply = await operator.post("/models/unload", {"model": "small", "force": "yes"})
-    assert (400, "force", []) == (reply.status, reply.error["param"], fleet.asked)
+    assert (reply.status, reply.error["param"], fleet.asked) == (400, "force", [])
 
 
-async def test_who_asked_for_a_load_and_leaves_waits_no_longer(client_with):
+async def test_a_disconnect_ends_the_wait_for_a_load(client_with):
     class Slow(FakeFleet):
         left = False
 
@@ -146,28 +146,28 @@ async def test_a_key_loads_and_unloads_its_own_models_only(client_with, fleet):
     headers = {"Authorization": "Bearer sk"}
     for path in ("/models/load", "/models/unload"):
         refused = await client.post(path, {"model": "small"}, headers=headers)
-        assert (403, "forbidden") == (refused.status, refused.error["code"])
-        assert 200 == (await client.post(path, {"model": "cold"}, headers=headers)).status
-    assert ["cold", "cold"] == [model for _, model, *_ in fleet.asked]
+        assert (refused.status, refused.error["code"]) == (403, "forbidden")
+        assert (await client.post(path, {"model": "cold"}, headers=headers)).status == 200
+    assert [model for _, model, *_ in fleet.asked] == ["cold", "cold"]
 
 
-async def test_the_resident_models_are_those_with_a_process_here(operator):
+async def test_running_models_are_those_with_a_local_process(operator):
     running = (await operator.get("/running")).json
-    assert ["small", "coming", "secret"] == [entry["model"] for entry in running]
+    assert [entry["model"] for entry in running] == ["small", "coming", "secret"]
     assert {"seats": 8, "blocks_total": 64, "sequences": 0}.items() <= running[0].items()
-    assert 0.5 == running[1]["load_progress"]
+    assert running[1]["load_progress"] == 0.5
 
 
-async def test_the_models_that_are_listed_are_those_one_may_ask_for(operator):
+async def test_the_model_list_has_every_model_that_is_not_unlisted(operator):
     data = (await operator.get("/v1/models")).json["data"]
-    assert ["small", "cold", "broken", "coming", "far"] == [card["id"] for card in data]
+    assert [card["id"] for card in data] == ["small", "cold", "broken", "coming", "far"]
     for card in data:
         Model.model_validate(card, strict=True)
     assert "max_model_len" in data[0]
     assert "max_model_len" not in data[1]
 
 
-async def test_a_model_that_only_a_node_has_that_is_down_is_not_listed_but_known(client_with):
+async def test_a_model_whose_only_node_is_down_is_not_listed_but_known(client_with):
     def status(model, kind, state):
         return ModelStatus(model=model, kind=kind, node="n", state=state)
 
@@ -175,12 +175,12 @@ async def test_a_model_that_only_a_node_has_that_is_down_is_not_listed_but_known
     statuses = [status(*state) for state in states] + [status("there", "remote", "ready")]
     client = client_with(fleet=FakeFleet(statuses=statuses))
     data = (await client.get("/v1/models")).json["data"]
-    assert ["cold", "there"] == [card["id"] for card in data]
-    # A job for it may wait until the node comes back.
-    assert "far" == (await client.get("/v1/models/far")).json["id"]
+    assert [card["id"] for card in data] == ["cold", "there"]
+    # A job for it may be queued until the node is up again.
+    assert (await client.get("/v1/models/far")).json["id"] == "far"
 
 
-async def test_a_command_is_described_as_its_configuration_does(client_with):
+async def test_a_command_has_the_description_of_its_configuration(client_with):
     settings = {"cmd": ("serve",), "proxy": "http://127.0.0.1:1"}
     plain = CommandConfig(name="plain", **settings)
     known = CommandConfig(
@@ -193,7 +193,7 @@ async def test_a_command_is_described_as_its_configuration_does(client_with):
     )
     client = client_with(fleet=FakeFleet([], ["plain", "known"], configs=(plain, known)))
     first, second = (await client.get("/v1/models")).json["data"]
-    assert {"id", "object", "created", "owned_by", "root", "parent"} == set(first)
+    assert set(first) == {"id", "object", "created", "owned_by", "root", "parent"}
     assert {
         "name": "Known well",
         "description": "what all know",
@@ -206,24 +206,24 @@ async def test_a_command_is_described_as_its_configuration_does(client_with):
 @pytest.mark.parametrize(
     ("name", "canonical"), [("frozen", "cold"), ("far", "far"), ("secret", "secret"), ("tiny", "small")]
 )
-async def test_each_model_can_be_looked_up_listed_or_not(operator, name, canonical):
+async def test_unlisted_models_can_be_looked_up_too(operator, name, canonical):
     assert canonical == (await operator.get(f"/v1/models/{name}")).json["id"]
 
 
-async def test_a_model_that_is_gone_when_its_load_is_told_is_not_found(client_with):
+async def test_a_model_that_is_removed_during_its_load_is_not_found(client_with):
     class Fickle(FakeFleet):
         async def load(self, model: str) -> None:
             await trio.lowlevel.checkpoint()
             self.statuses = []
 
     reply = await client_with(fleet=Fickle(["small"])).post("/models/load", {"model": "small"})
-    assert 404 == reply.status
+    assert reply.status == 404
 
 
-async def test_an_engines_model_that_is_about_to_go_is_not_found(client_with, fleet):
+async def test_an_engines_model_that_is_being_removed_is_not_found(client_with, fleet):
     client = client_with(fleet=fleet, models={})
     reply = await client.post("/v1/chat/completions", {"model": "small", "messages": []})
-    assert (404, "model_not_found", []) == (reply.status, reply.error["code"], client.gateway.jobs)
+    assert (reply.status, reply.error["code"], client.gateway.jobs) == (404, "model_not_found", [])
 
 
 # Nodes ---------------------------------------------------------------------------------------------
@@ -245,16 +245,16 @@ async def test_nodes_are_listed_without_their_keys(operator):
     assert not any("key" in name for name in node)
 
 
-async def test_a_node_joins_with_what_a_configuration_could_say(operator, fleet):
+async def test_a_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
     body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
     reply = await operator.post("/nodes", {**body, "models": ["far"], "model_names": {"far": "qwen"}})
-    assert (201, "org/big") == (reply.status, reply.json["id"])
+    assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
     wanted = NodeConfig(**body, models=("far",), model_names={"far": "qwen"})
     assert [("add", wanted)] == fleet.asked
 
 
-async def test_what_a_node_leaves_out_is_as_in_a_configuration(operator, fleet):
+async def test_omitted_settings_of_a_node_have_the_configurations_defaults(operator, fleet):
     await operator.post("/nodes", {"id": "org/big", "url": "http://10.0.0.2:8000", "seats": None})
     assert [("add", NodeConfig("org/big", "http://10.0.0.2:8000"))] == fleet.asked
 
@@ -275,56 +275,56 @@ async def test_what_a_node_leaves_out_is_as_in_a_configuration(operator, fleet):
         ({"apiKey": "sk-far"}, "apiKey"),
     ],
 )
-async def test_a_node_that_cannot_be_is_refused_by_field(operator, fleet, fields, param):
+async def test_an_invalid_node_is_refused_by_field(operator, fleet, fields, param):
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000", **fields})
-    assert (400, param, []) == (reply.status, reply.error["param"], fleet.asked)
+    assert (reply.status, reply.error["param"], fleet.asked) == (400, param, [])
     assert param in reply.error["message"]
 
 
-async def test_a_refusal_names_fields_as_they_are_written_here(operator):
+async def test_a_refusal_names_fields_as_the_api_spells_them(operator):
     reply = await operator.post("/nodes", {"id": "big", "url": "http://me:secret@10.0.0.2"})
-    assert "url" == reply.error["param"]
+    assert reply.error["param"] == "url"
     assert "api_key" in reply.error["message"]
     assert "apiKey" not in reply.error["message"]
 
 
 @pytest.mark.parametrize("missing", ["id", "url"])
-async def test_a_node_needs_a_name_and_an_address(operator, fleet, missing):
+async def test_a_node_needs_an_id_and_a_url(operator, fleet, missing):
     body = {"id": "big", "url": "http://10.0.0.2:8000"}
     del body[missing]
     reply = await operator.post("/nodes", body)
-    assert (400, []) == (reply.status, fleet.asked)
+    assert (reply.status, fleet.asked) == (400, [])
     assert missing in reply.error["message"]
 
 
-async def test_a_name_that_is_taken_is_the_fleets_to_refuse(operator, fleet):
+async def test_the_fleet_refuses_a_node_id_that_is_taken(operator, fleet):
     fleet.refusal = InvalidRequest("id: big is taken", param="id")
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000"})
-    assert (400, "id") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "id")
 
 
 async def test_a_node_is_drained_and_removed_by_its_id_which_may_have_slashes(operator, fleet):
     drained = await operator.post("/nodes/org/big/drain", b"")
-    assert (200, "org/big") == (drained.status, drained.json["id"])
+    assert (drained.status, drained.json["id"]) == (200, "org/big")
     removed = await operator.send("DELETE", "/nodes/org/big", b"")
-    assert (200, {"id": "org/big", "object": "node", "deleted": True}) == (removed.status, removed.json)
-    assert [("drain", "org/big"), ("remove", "org/big")] == fleet.asked
+    assert (removed.status, removed.json) == (200, {"id": "org/big", "object": "node", "deleted": True})
+    assert fleet.asked == [("drain", "org/big"), ("remove", "org/big")]
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/nodes/x"), ("POST", "/nodes/x/drain")])
-async def test_a_node_that_is_not_there_is_not_found(operator, fleet, method, path):
+async def test_an_unknown_node_is_not_found(operator, fleet, method, path):
     fleet.refusal = NotFound("there is no node 'x'")
     reply = await operator.send(method, path, b"")
-    assert (404, "not_found") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
-async def test_a_job_for_a_model_without_a_node_is_told_so(operator):
+async def test_a_job_for_a_model_without_a_node_is_a_503(operator):
     operator.gateway.refusal = NoNode("no node has far now")
     reply = await operator.post("/v1/chat/completions", {"model": "far", "messages": []})
-    assert (503, "no_node", "2") == (reply.status, reply.error["code"], reply.headers["retry-after"])
+    assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "no_node", "2")
 
 
-# Whose page asks -----------------------------------------------------------------------------------
+# Pages of other servers ----------------------------------------------------------------------------
 
 ROUTES = [
     ("POST", "/models/load", {"model": "small"}),
@@ -347,40 +347,40 @@ ROUTES = [
         ({"Origin": "null"}, "Origin"),
     ],
 )
-async def test_a_page_of_another_server_may_do_nothing(operator, fleet, method, path, body, headers, param):
+async def test_a_page_of_another_server_is_refused(operator, fleet, method, path, body, headers, param):
     content = b"" if body is None else json.dumps(body).encode()
     refused = await operator.send(method, path, content, headers=headers)
-    assert (403, "forbidden", param) == (refused.status, refused.error["code"], refused.error["param"])
-    assert [] == fleet.asked
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "forbidden", param)
+    assert fleet.asked == []
     own = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
     assert (await operator.send(method, path, content, headers=own)).status in (200, 201)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)
-async def test_an_operator_needs_a_key_where_there_are_any(client_with, fleet, method, path, body):
+async def test_operator_routes_need_a_key_if_keys_are_configured(client_with, fleet, method, path, body):
     client = client_with(ApiKey("sk"), fleet=fleet)
     content = b"" if body is None else json.dumps(body).encode()
-    assert 401 == (await client.send(method, path, content)).status
-    assert [] == fleet.asked
+    assert (await client.send(method, path, content)).status == 401
+    assert fleet.asked == []
     reply = await client.send(method, path, content, headers={"Authorization": "Bearer sk"})
     assert reply.status in (200, 201)
 
 
-async def test_a_key_for_some_models_changes_no_nodes(client_with, fleet):
+async def test_a_key_for_some_models_may_not_change_nodes(client_with, fleet):
     client = client_with(ApiKey("sk", models=("small",)), fleet=fleet)
     headers = {"Authorization": "Bearer sk"}
     for method, path, body in ROUTES[4:]:
         reply = await client.send(method, path, json.dumps(body).encode(), headers=headers)
-        assert (403, "forbidden") == (reply.status, reply.error["code"])
-    assert [] == fleet.asked
-    assert 200 == (await client.get("/nodes", headers=headers)).status
+        assert (reply.status, reply.error["code"]) == (403, "forbidden")
+    assert fleet.asked == []
+    assert (await client.get("/nodes", headers=headers)).status == 200
 
 
-async def test_every_operators_route_is_among_those(operator):
+async def test_every_operator_route_is_tested(operator):
     rules = {"org/big": "<path:node_id>", "small/logs": "<path:name>/logs"}
     tried = set()
     for _, path, _ in ROUTES:
         for name, rule in rules.items():
             path = path.replace(name, rule)  # noqa: PLW2901
         tried.add(path)
-    assert FleetRoutes.RULES == tried
+    assert tried == FleetRoutes.RULES

@@ -1,4 +1,4 @@
-"""Without API keys, another server's web page may call no route; with keys, none but with a key."""
+"""Web pages of other servers may call no route without API keys; with keys, they need one."""
 
 import pytest
 
@@ -29,14 +29,14 @@ async def test_without_keys_every_route_refuses_pages_of_other_servers(client, h
 
 
 @pytest.mark.parametrize(("headers", "_param"), FOREIGN)
-async def test_probes_are_open_whatever_they_call_the_server(client, headers, _param):
+async def test_probes_are_open_for_every_host_and_origin(client, headers, _param):
     for path in PROBES:
         assert (await client.get(path, headers=headers)).status == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null"])
 async def test_request_that_needs_no_preflight_is_refused(client, chat, origin):
-    """A page may send it anywhere: its content type is one of a form."""
+    """A page may send it to any server, as its content type is one that HTML forms use."""
     headers = {"Host": "127.0.0.1:8000", "Origin": origin, "Content-Type": "text/plain"}
     for path, body in (
         (CHAT, chat()),
@@ -55,7 +55,7 @@ async def test_programs_and_our_own_page_may_call_every_route(client, chat, head
         assert (await client.get(path, headers=headers)).status == 200
 
 
-async def test_program_that_speaks_http_1_0_need_not_send_host(client):
+async def test_program_that_uses_http_1_0_need_not_send_host(client):
     async with serving(client.app) as server:
         for path in ("/nodes", "/v1/models", "/health"):
             request = get(path, version="1.0").replace(b"Host: test\r\n", b"")
@@ -65,7 +65,7 @@ async def test_program_that_speaks_http_1_0_need_not_send_host(client):
 @pytest.mark.parametrize(
     "host", ["x" * 300, "a..b", "x" * 64 + ".example", "%ff", "xn--a", "a:0", "1.2.3.4.5"]
 )
-async def test_host_that_dns_could_not_have_is_no_failure(client_with, host):
+async def test_host_that_is_invalid_in_dns_causes_no_failure(client_with, host):
     client = client_with(ApiKey("sk"))
     for path in ("/health", "/v1/models", "/nothing"):
         reply = await client.get(path, headers={"Host": host, "Authorization": "Bearer sk"})
@@ -79,7 +79,7 @@ async def test_server_named_in_the_target_is_checked_like_host(client):
 
 
 @pytest.mark.parametrize(("headers", "_param"), FOREIGN)
-async def test_with_keys_a_page_needs_one_but_for_an_operators_routes(client_with, chat, headers, _param):
+async def test_with_keys_a_page_needs_one_and_operator_routes_refuse_it(client_with, chat, headers, _param):
     client = client_with(ApiKey("sk"))
     assert (await client.post(CHAT, chat(), headers=headers)).status == 401
     headers = headers | {"Authorization": "Bearer sk"}
@@ -89,7 +89,7 @@ async def test_with_keys_a_page_needs_one_but_for_an_operators_routes(client_wit
     assert (await client.get("/nodes", headers=headers)).status == 403
 
 
-async def test_reload_that_takes_the_keys_away_begins_to_check(client_with, chat):
+async def test_removal_of_the_keys_turns_the_check_on(client_with, chat):
     client = client_with(ApiKey("sk"))
     foreign = {"Host": "evil.example", "Authorization": "Bearer sk"}
     assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
@@ -99,7 +99,7 @@ async def test_reload_that_takes_the_keys_away_begins_to_check(client_with, chat
     assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
 
 
-async def test_refusal_of_a_page_is_answered_although_its_body_was_not_read(client):
+async def test_refusal_of_a_page_is_sent_although_its_body_was_not_read(client):
     async with serving(client.app) as server:
         answer = await server.ask(post(b"x" * 100_000, CHAT, "Origin: null"))
     assert (answer.status, answer.error["code"]) == (403, "forbidden")

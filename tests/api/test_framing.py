@@ -1,4 +1,4 @@
-"""Strict framing: what h11 would take, against a plain reading of the whole."""
+"""Strict framing of requests that h11 would accept, compared with a simple parser of the whole data."""
 
 import re
 
@@ -28,7 +28,7 @@ BAD_LENGTH = re.compile(rb"(?si)\ncontent-length:(?:[^\r]*,|.*\ncontent-length:)
 
 
 def expected(data: bytes) -> list[bytes] | str | None:
-    """Return the lines of the head that `data` begins with, what is wrong with it, or None: not complete."""
+    """Return the lines of the head at the start of `data`, its error, or None if it is incomplete."""
     if data.startswith(b"\r\n"):
         return []
     head, end, _ = data.partition(b"\r\n\r\n")
@@ -46,7 +46,7 @@ def expected(data: bytes) -> list[bytes] | str | None:
 
 
 def outcome(pieces: list[bytes]) -> tuple[list[bytes] | str | None, bytes]:
-    """Return what the buffer says of these, and what it leaves; a refusal may come before all have."""
+    """Return the buffer's result and the data it leaves. It may refuse before it has all pieces."""
     buffer = StrictBuffer()
     lines = None
     for index, piece in enumerate(pieces):
@@ -61,7 +61,7 @@ def outcome(pieces: list[bytes]) -> tuple[list[bytes] | str | None, bytes]:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), st.lists(st.integers(0, 60), max_size=6))
-def test_head_is_read_the_same_in_whatever_pieces_it_arrives(data, cuts):
+def test_head_is_read_the_same_in_any_pieces(data, cuts):
     places = sorted({min(cut, len(data)) for cut in cuts})
     pieces = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
     lines, left = outcome(pieces)
@@ -98,11 +98,11 @@ def test_every_byte_of_a_slow_head_is_examined_once():
         buffer._data.append(head[index])
         lines = buffer.maybe_extract_lines()
     assert len(lines) == 3
-    assert Counting.examined <= 3 * (len(head) + 4)  # by three counts
+    assert Counting.examined <= 3 * (len(head) + 4)  # by each of three counts
 
 
 def test_h11_reads_through_our_buffer():
-    """What would silently not be so with another version of h11."""
+    """Another version of h11 could silently bypass the buffer."""
     connection = StrictConnection(1000)
     connection.receive_data(b"GET / HTTP/1.1\nHost: test\n\n")
     with pytest.raises(h11.RemoteProtocolError, match="CR LF"):

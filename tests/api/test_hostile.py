@@ -1,4 +1,4 @@
-"""Bodies that lie: each is a 400 in OpenAI's form that names the field, and never reaches the gateway."""
+"""Invalid bodies: each is a 400 in OpenAI's format that names the field, and never reaches the gateway."""
 
 import json
 
@@ -60,7 +60,7 @@ async def test_a_body_that_is_no_json_object_is_refused(client, name):
 
 
 FIELDS = [
-    # what is not a JSON number
+    # not JSON numbers
     (b'"temperature":NaN', "temperature"),
     (b'"top_p":Infinity', "top_p"),
     (b'"seed":-Infinity', "seed"),
@@ -116,7 +116,7 @@ FIELDS = [
     (b'"tools":[{"type":"function"}]', "tools[0].function"),
     (b'"stream_options":[]', "stream_options"),
     (b'"logprobs":5', "logprobs"),
-    # texts that are none
+    # invalid text
     (b'"user":"\\ud800"', "user"),
     (b'"user":"\\udc00abc"', "user"),
     (b'"user":"\xff"', "user"),
@@ -130,7 +130,7 @@ FIELDS = [
     (b'"stop":["a",""]', "stop[1]"),
     (b'"stop":' + json.dumps(["s"] * 17).encode(), "stop"),
     (b'"stop":"' + b"x" * 1025 + b'"', "stop"),
-    # what is not served
+    # features that are not served
     (b'"response_format":{"type":"json_object"}', "response_format"),
     (b'"response_format":{"type":"json_schema","json_schema":{"name":"x"}}', "response_format"),
     (b'"response_format":"json"', "response_format"),
@@ -143,7 +143,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("field", "param"), FIELDS, ids=lambda value: str(value)[:50])
-async def test_a_field_that_lies_is_refused_by_name(client, field, param):
+async def test_an_invalid_field_is_refused_by_name(client, field, param):
     error = await refused(client, b"{" + MESSAGES + b"," + field + b"}")
     if param is not None:
         assert error["param"] == param
@@ -175,18 +175,18 @@ CONVERSATIONS = [
 
 
 @pytest.mark.parametrize(("messages", "param"), CONVERSATIONS, ids=lambda value: str(value)[:50])
-async def test_messages_that_are_none_are_refused_by_their_place(client, messages, param):
+async def test_invalid_messages_are_refused_by_their_path(client, messages, param):
     error = await refused(client, json.dumps({"messages": messages}).encode())
     assert error["param"] == param
 
 
-async def test_a_part_that_is_not_served_is_named(client):
+async def test_the_refusal_of_a_content_part_names_its_type(client):
     body = {"messages": [{"role": "user", "content": [IMAGE]}]}
     error = await refused(client, json.dumps(body).encode())
     assert "'image_url'" in error["message"]
 
 
-async def test_tools_nested_as_deep_as_the_parser_goes_do_no_harm(client, chat):
+async def test_tools_nested_as_deep_as_the_parser_allows_are_a_400(client, chat):
     schema: dict = {}
     for _ in range(400):
         schema = {"properties": {"x": schema}}
@@ -205,7 +205,7 @@ async def test_tools_nested_as_deep_as_the_parser_goes_do_no_harm(client, chat):
     ],
     ids=["a value", "a key", "a part"],
 )
-async def test_what_a_client_wrote_is_not_told_back_at_length(client, body):
+async def test_an_error_does_not_repeat_long_parts_of_the_request(client, body):
     error = await refused(client, body)
     assert len(json.dumps(error)) < 1000
 
@@ -248,7 +248,7 @@ def outcome(body: bytes) -> ChatCompletionRequest | InvalidRequest:
 
 
 def whole_numbers_as_floats(**more) -> bytes:
-    """A good body with 5.0 for 5, in a field, in a list and in what is not ours."""
+    """Return a valid body with 5.0 for 5: in a field, in a list and in a tool, which is not validated."""
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"minimum": 1.0}}}]
     messages = [{"role": "user", "content": "hello"}]
     fields = {"messages": messages, "max_tokens": 5.0, "stop_token_ids": [1, 2.0], "tools": tools}
@@ -259,7 +259,7 @@ def test_a_whole_number_may_be_written_with_a_fraction_of_zero():
     request = outcome(whole_numbers_as_floats(temperature=1.0, seed=-3e2))
     assert (request.max_tokens, request.stop_token_ids, request.temperature) == (5, [1, 2], 1.0)
     assert (type(request.max_tokens), request.seed) == (int, -300)
-    assert type(request.tools[0].function.parameters["minimum"]) is float  # the template's, which prints it
+    assert type(request.tools[0].function.parameters["minimum"]) is float  # the template prints it
 
 
 @pytest.mark.parametrize(
@@ -279,16 +279,16 @@ def test_another_fraction_is_refused_by_name(more, param):
     assert error.param == param
 
 
-def test_in_a_large_body_whole_numbers_have_no_fraction():
+def test_in_a_large_body_whole_numbers_may_not_have_a_fraction():
     assert outcome(whole_numbers_as_floats(user="x" * MAX_REWRITTEN_BYTES)).param == "max_tokens"
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_whatever_comes_is_a_request_or_an_invalid_request(body):
+def test_any_body_is_a_request_or_an_invalid_request(body):
     assert isinstance(outcome(body), ChatCompletionRequest | InvalidRequest)
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(0, 60))
-def test_bytes_put_into_a_good_body_never_escape_as_another_error(noise, place):
+def test_bytes_inserted_into_a_valid_body_raise_no_other_error(noise, place):
     good = b"{" + MESSAGES + b',"temperature":1}'
     assert isinstance(outcome(good[:place] + noise + good[place:]), ChatCompletionRequest | InvalidRequest)

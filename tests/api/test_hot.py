@@ -1,4 +1,4 @@
-"""The routes that go past Quart, over real sockets: bodies, streams that need no task to wake, leaving."""
+"""The routes that bypass Quart, over real sockets: bodies, streams that wake no task, disconnects."""
 
 import gc
 import json
@@ -50,13 +50,13 @@ async def echo(call: Call) -> Reply:
 async def test_a_body_of_exactly_the_limit_is_read(encoding):
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         answer = await server.ask(post(b"0123456789", "/", f"Content-Encoding: {encoding}"))
-    assert (200, b"0123456789") == (answer.status, answer.body)
+    assert (answer.status, answer.body) == (200, b"0123456789")
 
 
-async def test_a_body_announced_as_too_large_is_refused_before_it_comes():
+async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         answer = await server.ask(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 11\r\n\r\n")
-    assert (413, "close") == (answer.status, answer.headers["connection"])
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
 async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed():
@@ -66,26 +66,26 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
         for _ in range(11):
             await client.send(b"1\r\nx\r\n")
         answer = await client.answer()
-        assert (413, b"") == (answer.status, await client.end())
+        assert (answer.status, await client.end()) == (413, b"")
 
 
-async def test_a_body_that_does_not_come_is_a_timeout():
+async def test_a_body_that_is_not_sent_times_out():
     async with serving(served(echo), Limits(body_timeout_s=0.3)) as server:
         answer = await server.ask(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nabc")
-    assert (408, "body_timeout") == (answer.status, answer.error["code"])
+    assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 
 async def test_a_compressed_body_is_refused_by_the_name_of_its_header():
     async with serving(served(echo)) as server:
         answer = await server.ask(post(b"x", "/", "Content-Encoding: gzip"))
-    assert (400, "Content-Encoding") == (answer.status, answer.error["param"])
+    assert (answer.status, answer.error["param"]) == (400, "Content-Encoding")
 
 
 # Streams -------------------------------------------------------------------------------------------
 
 
 class Plain:
-    """A writer whose events are the deltas' texts; it fails at "!"."""
+    """A writer whose events are the deltas' texts; it raises at "!"."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         text = "".join(delta.text for delta in deltas)
@@ -102,7 +102,7 @@ class Plain:
 
 @dataclass
 class Given:
-    """An answer whose deltas the test puts."""
+    """An answer whose deltas the test supplies."""
 
     deltas: Deltas
     estimated_wait_s: None = None
@@ -111,7 +111,7 @@ class Given:
 
 
 def streaming(deltas: Deltas) -> object:
-    """Return an app whose every answer is the stream of these deltas, with one event for a beginning."""
+    """Return an app whose every response is the stream of these deltas."""
 
     async def route(call: Call) -> Reply:
         await call.read()
@@ -123,7 +123,7 @@ def streaming(deltas: Deltas) -> object:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_what_is_put_between_two_turns_goes_out_in_order(version):
+async def test_deltas_put_between_two_runs_of_the_task_are_sent_in_order(version):
     deltas = Deltas(1)
     async with serving(streaming(deltas)) as server:
         client = await server.connect()
@@ -136,11 +136,11 @@ async def test_what_is_put_between_two_turns_goes_out_in_order(version):
         deltas.put(Delta(0, "last ", finish_reason="stop"))
         answer = await client.answer()
     told = "begun " + "".join(f"{number} {number}b " for number in range(100)) + "last END"
-    assert (told, True) == (answer.body.decode(), answer.whole)
+    assert (answer.body.decode(), answer.whole) == (told, True)
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the turns that the tasks of requests have."""
+    """Counts how often the tasks of requests run."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -149,7 +149,7 @@ class Steps(trio.abc.Instrument):
         self.count += "Protocol._run" in task.name
 
 
-async def test_a_client_that_keeps_up_is_served_without_a_turn_of_its_requests_task():
+async def test_a_client_that_keeps_up_is_served_without_waking_its_requests_task():
     deltas = Deltas(1)
     steps = Steps()
     async with serving(streaming(deltas)) as server:
@@ -163,18 +163,18 @@ async def test_a_client_that_keeps_up_is_served_without_a_turn_of_its_requests_t
             deltas.put(Delta(0, f"@{number} "))
             await client.until(f"@{number} ".encode())
         trio.lowlevel.remove_instrument(steps)
-        assert 0 == steps.count
+        assert steps.count == 0
         deltas.put(Delta(0, finish_reason="stop"))
 
 
 @pytest.mark.parametrize("at_once", [1, 7])
-@pytest.mark.parametrize("_time", range(5))  # which task comes first is chance
-async def test_a_client_that_does_not_keep_up_gets_everything_once_and_in_order(at_once, _time):
+@pytest.mark.parametrize("_time", range(5))  # the order of the tasks is random
+async def test_a_slow_client_gets_everything_once_and_in_order(at_once, _time):
     deltas = Deltas(1)
     async with serving(streaming(deltas)) as server:
         client = await server.connect(receive_buffer=4096)
         await client.send(get())
-        for number in range(400):  # far more than the two sockets hold
+        for number in range(400):  # far more than the buffers of the two sockets hold
             deltas.put(Delta(0, f"{number:04} " * 2000))
             if number % at_once == 0:
                 await trio.lowlevel.checkpoint()
@@ -182,10 +182,10 @@ async def test_a_client_that_does_not_keep_up_gets_everything_once_and_in_order(
         answer = await client.answer()
     expected = b"".join(b"%04d " % number * 2000 for number in range(400)) + b"END"
     assert answer.whole
-    assert expected == answer.body  # not in the line above: it is four megabytes
+    assert expected == answer.body  # apart from the line above, as it has four megabytes
 
 
-async def test_while_a_client_does_not_read_no_other_waits_and_what_it_has_not_read_is_kept_as_text():
+async def test_text_for_a_client_that_does_not_read_is_kept_and_blocks_no_other():
     deltas = Deltas(1)
     async with serving(streaming(deltas)) as server:
         client = await server.connect(receive_buffer=4096)
@@ -196,10 +196,10 @@ async def test_while_a_client_does_not_read_no_other_waits_and_what_it_has_not_r
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="length"))
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert 200 * 10_000 == (await client.answer()).body.count(b"x")
+        assert (await client.answer()).body.count(b"x") == 200 * 10_000
 
 
-async def test_a_writer_that_fails_is_an_error_event_and_a_cut_and_not_the_engines_affair():
+async def test_a_failing_writer_sends_an_error_event_and_cuts_the_stream_without_raising_in_put():
     deltas = Deltas(1)
     with structlog.testing.capture_logs() as logs:
         async with serving(streaming(deltas)) as server:
@@ -212,11 +212,11 @@ async def test_a_writer_that_fails_is_an_error_event_and_a_cut_and_not_the_engin
             answer = await client.answer()
     assert not answer.whole
     begun, _, error = answer.body.partition(b"data: ")
-    assert (b"begun ", "internal_error") == (begun, json.loads(error)["error"]["code"])
-    assert ["unexpected error"] == [entry["event"] for entry in logs]
+    assert (begun, json.loads(error)["error"]["code"]) == (b"begun ", "internal_error")
+    assert [entry["event"] for entry in logs] == ["unexpected error"]
 
 
-async def test_a_client_that_leaves_is_nobodys_loss():
+async def test_deltas_after_a_disconnect_cause_no_error():
     deltas = Deltas(1)
     with structlog.testing.capture_logs() as logs:
         async with serving(streaming(deltas)) as server:
@@ -229,32 +229,32 @@ async def test_a_client_that_leaves_is_nobodys_loss():
                 deltas.put(Delta(0, "more"))
                 await trio.lowlevel.checkpoint()
             await trio.testing.wait_all_tasks_blocked(0.01)
-    assert [] == logs
+    assert logs == []
 
 
-# Beside Quart --------------------------------------------------------------------------------------
+# Consistency with Quart ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_other_methods_of_a_hot_path_are_answered_as_everywhere(model, method):
+async def test_other_methods_of_a_generating_route_are_a_405(model, method):
     reply = await client_of(model).send(method, COMPLETIONS, b"")
-    assert (405, "method_not_allowed") == (reply.status, reply.error["code"])
-    assert {"OPTIONS", "POST"} == set(reply.headers["allow"].split(", "))
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert set(reply.headers["allow"].split(", ")) == {"OPTIONS", "POST"}
 
 
-async def test_a_failing_route_is_a_500_that_says_nothing_and_is_logged_once():
+async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
     async def fail(call: Call) -> Reply:
         raise ValueError("a secret")
 
     with structlog.testing.capture_logs() as logs:
         async with serving(served(fail)) as server:
             answer = await server.ask(get())
-    assert (500, "internal_error") == (answer.status, answer.error["code"])
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
     assert "secret" not in answer.body.decode()
-    assert ["unexpected error"] == [entry["event"] for entry in logs]
+    assert [entry["event"] for entry in logs] == ["unexpected error"]
 
 
-async def test_a_failing_task_of_the_request_is_answered_for_like_the_route():
+async def test_an_error_of_a_task_of_the_request_is_handled_like_the_routes():
     async def route(call: Call) -> Reply:
         async def fail() -> None:
             raise ValueError("in a task")
@@ -265,15 +265,15 @@ async def test_a_failing_task_of_the_request_is_answered_for_like_the_route():
 
     with structlog.testing.capture_logs() as logs:
         async with serving(served(route)) as server:
-            assert 500 == (await server.ask(get())).status
-    assert ["unexpected error"] == [entry["event"] for entry in logs]
+            assert (await server.ask(get())).status == 500
+    assert [entry["event"] for entry in logs] == ["unexpected error"]
 
 
 # Refusals ------------------------------------------------------------------------------------------
 
 
 def errors_in_memory():
-    # By its type: `isinstance` asks objects of other libraries for their class, and some of them warn.
+    # By type: `isinstance` reads `__class__` of other libraries' objects, and some of them warn.
     return [found for found in gc.get_objects() if issubclass(type(found), FairleadError)]
 
 
@@ -285,14 +285,14 @@ async def test_a_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(c
     monkeypatch.setattr(TextModel, "encode_chat", refuse)
     body = {"model": "small", "messages": [{"role": "user", "content": "long " * 100_000}]}
     gc.collect()
-    earlier = errors_in_memory()  # those of other tests' parameters
+    earlier = errors_in_memory()  # these belong to other tests' parameters
     gc.disable()
     try:
         reply = await client.post(path, body)
-        with trio.move_on_after(5):  # a thread that raised it may hold it for a moment
+        with trio.move_on_after(5):  # the thread that raised it may refer to it for a moment
             while len(errors_in_memory()) > len(earlier):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         left = [found for found in errors_in_memory() if found not in earlier]
     finally:
         gc.enable()
-    assert (400, []) == (reply.status, left)
+    assert (reply.status, left) == (400, [])

@@ -1,8 +1,8 @@
-"""Bodies of megabytes: each is answered, and none keeps the event loop from everybody else.
+"""Bodies of megabytes: each gets a response, and none blocks the event loop.
 
-How long the loop was kept is measured in its thread's CPU time, which is the same on a busy machine. What a
-parser holds the GIL for in another thread is bounded by the number of values, which is asserted of every
-body. The time that passes is measured by `bench/bodies.py`.
+Blocking is measured in CPU time of the loop's thread, which does not depend on the load of the machine. How
+long a parser in another thread holds the GIL is bounded by the number of values, which is asserted of every
+body. `bench/bodies.py` measures elapsed time.
 """
 
 import json
@@ -19,9 +19,9 @@ from fairlead.config import Config, Limits, ModelConfig
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MILLION = 1_000_000
-# Of this machine's loop; the bodies that are refused here took up to two seconds of it.
+# CPU time of the loop. Without the bounds, the bodies that are refused here took up to two seconds.
 LONGEST_STEP_S = 0.25
-# What may be parsed in the event loop's own thread.
+# Up to this size, a body may be parsed in the event loop's thread.
 IN_LOOP_BYTES = 64 * 1024
 HELLO = b'"messages":[{"role":"user","content":"hello"}]'
 
@@ -130,7 +130,7 @@ ACCEPTED = {
 
 
 class Loop(trio.abc.Instrument):
-    """Keeps the longest that a task computed in one turn."""
+    """Records the longest CPU time of one step of a task."""
 
     def __init__(self):
         self.longest_s, self.begun_s = 0.0, time.thread_time()
@@ -144,7 +144,7 @@ class Loop(trio.abc.Instrument):
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """Values and token ids of each body that a parser got, and whether the loop's thread parsed it."""
+    """For each parsed body: its values, its token ids, and whether the loop's thread parsed it."""
     found = []
 
     class Decoder:
@@ -164,7 +164,7 @@ def parsed(monkeypatch):
 
 
 async def asked(client, path, body):
-    """Return the reply; nothing of it may have kept the loop."""
+    """Return the reply. Fail if it blocked the loop."""
     watch = Loop()
     trio.lowlevel.add_instrument(watch)
     reply = await client.post(path, body)
@@ -190,7 +190,7 @@ async def test_too_many_values_are_refused_by_the_name_of_their_member(far, pars
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_what_is_too_long_is_refused_by_name(far, parsed, name):
+async def test_a_value_that_is_too_long_is_refused_by_name(far, parsed, name):
     path, make, param = LONG[name]
     body = make()
     reply = await asked(far, path, body)
@@ -200,7 +200,7 @@ async def test_what_is_too_long_is_refused_by_name(far, parsed, name):
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-async def test_what_is_large_and_within_the_bounds_is_served(far, parsed, name):
+async def test_a_large_body_within_the_bounds_is_served(far, parsed, name):
     path, make = ACCEPTED[name]
     body = make()
     reply = await asked(far, path, body)
@@ -208,17 +208,17 @@ async def test_what_is_large_and_within_the_bounds_is_served(far, parsed, name):
     check(parsed, body)
 
 
-async def test_the_bounds_are_configured(client_with, chat):
+async def test_the_bounds_are_configurable(client_with, chat):
     config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(body_values=20, request_tokens=5))
     client = client_with(config=config)
-    assert 200 == (await client.post(CHAT, chat())).status
+    assert (await client.post(CHAT, chat())).status == 200
     refused = await client.post(CHAT, chat(ignored=[1] * 20))
-    assert (400, "ignored") == (refused.status, refused.error["param"])
+    assert (refused.status, refused.error["param"]) == (400, "ignored")
     assert "may have 20" in refused.error["message"]
-    assert 200 == (await client.post(COMPLETIONS, {"prompt": [1] * 5})).status
+    assert (await client.post(COMPLETIONS, {"prompt": [1] * 5})).status == 200
     for prompt in ([1] * 6, ["one two three"] * 3):
         refused = await client.post(COMPLETIONS, {"prompt": prompt})
-        assert (400, "prompt") == (refused.status, refused.error["param"])
+        assert (refused.status, refused.error["param"]) == (400, "prompt")
         assert "may have 5" in refused.error["message"]
 
 
@@ -243,29 +243,29 @@ async def test_the_bounds_are_configured(client_with, chat):
 )
 async def test_parts_of_a_chat_have_bounds_of_their_own(far, chat, most, item, body, param):
     refused = await far.post(CHAT, chat(**body([item] * (most + 1))))
-    assert (400, param) == (refused.status, refused.error["param"])
+    assert (refused.status, refused.error["param"]) == (400, param)
     assert f"<= {most}" in refused.error["message"]
     within = await far.post(CHAT, chat(max_tokens=4096, **body([item] * most)))
-    assert f"<= {most}" not in within.error["message"]  # refused for what comes after it
+    assert f"<= {most}" not in within.error["message"]  # refused by a later check
 
 
 async def test_a_template_has_a_bounded_number_of_variables(client, chat):
     refused = await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1025)}))
-    assert (400, "chat_template_kwargs") == (refused.status, refused.error["param"])
+    assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")
     assert (
-        200 == (await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1024)}))).status
-    )
+        await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1024)}))
+    ).status == 200
 
 
-# The second parser ------------------------------------------------------------------------------------
+# The second parser, which locates a fault -------------------------------------------------------------
 
 
-async def test_the_path_to_a_fault_is_made_for_that_alone(client):
-    """17,000 values below a key of 30,000 letters: a path for each would take half a gigabyte."""
+async def test_only_the_path_to_the_fault_is_built(client):
+    """17,000 values under a key of 30,000 letters: a path for each would take half a gigabyte."""
     tracemalloc.start()
     body = b'{"deep":{"er":[0,NaN]},"' + b"k" * 30_000 + b'":' + many(b"1", 17_000) + b"}"
     reply = await client.post(CHAT, body)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (400, "deep.er[1]") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "deep.er[1]")
     assert peak < 10_000_000

@@ -1,4 +1,4 @@
-"""What a key may use: the window by itself, on its own clock, and then what HTTP says of it."""
+"""Limits of an API key: the window and the quota, which are given the time, and then both over HTTP."""
 
 from collections import deque
 
@@ -23,55 +23,55 @@ BEARER = {"Authorization": "Bearer sk-ana"}
 def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
     window = Window(60)
     for _ in range(60):
-        assert 0.0 == window.wait_s(1, 100.0)
+        assert window.wait_s(1, 100.0) == 0.0
         window.spend(1, 100.0)
-    assert (0, 60.0) == (window.remaining(100.0), window.wait_s(1, 100.0))
-    assert (0, 0.5) == (window.remaining(159.5), window.wait_s(1, 159.5))
-    assert (60, 0.0, 0.0) == (window.remaining(160.0), window.wait_s(1, 160.0), window.reset_s(160.0))
+    assert (window.remaining(100.0), window.wait_s(1, 100.0)) == (0, 60.0)
+    assert (window.remaining(159.5), window.wait_s(1, 159.5)) == (0, 0.5)
+    assert (window.remaining(160.0), window.wait_s(1, 160.0), window.reset_s(160.0)) == (60, 0.0, 0.0)
 
 
-def test_the_wait_is_for_as_many_expenses_as_are_needed():
+def test_the_wait_lasts_until_enough_expenses_have_left_the_window():
     window = Window(10)
     for now_s, amount in ((0.0, 3), (10.0, 3), (20.0, 3)):
         window.spend(amount, now_s)
     waits_s = [window.wait_s(amount, 20.0) for amount in (1, 2, 4, 5, 7, 8, 10)]
-    assert [0.0, 40.0, 40.0, 50.0, 50.0, 60.0, 60.0] == waits_s
-    assert 60.0 == window.reset_s(20.0)
+    assert waits_s == [0.0, 40.0, 40.0, 50.0, 50.0, 60.0, 60.0]
+    assert window.reset_s(20.0) == 60.0
 
 
-def test_a_refund_is_as_if_nothing_had_been_spent():
+def test_a_refund_undoes_its_expense():
     window = Window(10)
     window.spend(4, 0.0)
     receipt = window.spend(6, 30.0)
-    assert 30.0 == window.wait_s(1, 30.0)
+    assert window.wait_s(1, 30.0) == 30.0
     window.refund(receipt, 6)
-    assert (6, 0.0, 30.0) == (window.remaining(30.0), window.wait_s(6, 30.0), window.reset_s(30.0))
+    assert (window.remaining(30.0), window.wait_s(6, 30.0), window.reset_s(30.0)) == (6, 0.0, 30.0)
 
 
-def test_a_refund_of_what_has_left_the_window_gives_nothing():
+def test_a_refund_of_what_has_left_the_window_changes_nothing():
     window = Window(10)
     receipt = window.spend(10, 0.0)
     window.spend(4, 60.0)
     window.refund(receipt, 10)
-    assert 6 == window.remaining(60.0)
+    assert window.remaining(60.0) == 6
 
 
-def test_a_debt_is_paid_by_waiting():
+def test_spending_above_the_limit_delays_later_expenses():
     window = Window(10)
     window.spend(25, 0.0)
     window.spend(8, 5.0)
-    assert (0, 60.0) == (window.remaining(5.0), window.wait_s(3, 5.0))
-    assert (2, 0.0) == (window.remaining(60.0), window.wait_s(2, 60.0))
+    assert (window.remaining(5.0), window.wait_s(3, 5.0)) == (0, 60.0)
+    assert (window.remaining(60.0), window.wait_s(2, 60.0)) == (2, 0.0)
 
 
-def test_what_was_spent_within_a_second_comes_back_with_the_last_of_it():
+def test_expenses_within_a_second_leave_the_window_with_the_last_of_them():
     window = Window(10)
     for now_s in (0.0, 0.5, 0.75):
         window.spend(3, now_s)
-    assert (1, 1, 10) == tuple(window.remaining(now_s) for now_s in (60.0, 60.5, 60.75))
+    assert tuple(window.remaining(now_s) for now_s in (60.0, 60.5, 60.75)) == (1, 1, 10)
 
 
-def test_a_window_never_holds_more_than_an_expense_a_second():
+def test_a_window_keeps_at_most_one_expense_a_second():
     window = Window(10**9)
     for tick in range(20_000):
         window.spend(1, tick / 100)
@@ -86,7 +86,7 @@ def test_a_window_never_holds_more_than_an_expense_a_second():
     ),
 )
 def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, steps):
-    """Against every expense ever admitted, each kept by itself. Times are multiples of 1/64 s: exact."""
+    """Compares with a list of all admitted expenses. Times are multiples of 1/64 s, so they are exact."""
     window, kept, now_s = Window(limit), deque(), 0.0
     for step, wanted, refunded in steps:
         now_s += step / 64
@@ -97,7 +97,7 @@ def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, 
         assert 0.0 <= wait_s <= WINDOW_S
         if wait_s > 0:
             now_s += wait_s
-            assert 0.0 == window.wait_s(amount, now_s)
+            assert window.wait_s(amount, now_s) == 0.0
         receipt = window.spend(amount, now_s)
         if refunded:
             window.refund(receipt, amount)
@@ -109,11 +109,11 @@ def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, 
 # A quota -------------------------------------------------------------------------------------------
 
 
-def test_a_quota_without_limits_admits_everything_and_says_nothing():
+def test_a_quota_without_limits_admits_everything_and_has_no_headers():
     quota = Quota(KeyLimits())
     for _ in range(1000):
         quota.admit(prompt_tokens=10**9, now_s=0.0).answered(10**9, 0.0)
-    assert {} == quota.headers(0.0)
+    assert quota.headers(0.0) == {}
 
 
 def test_a_refused_job_is_charged_nothing():
@@ -125,11 +125,11 @@ def test_a_refused_job_is_charged_nothing():
     with pytest.raises(RateLimited, match="100 tokens a minute; try again in 60 s"):
         quota.admit(prompt_tokens=41, now_s=0.0)
     headers = quota.headers(0.0)
-    assert ("4", "40") == (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"])
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("4", "40")
     quota.admit(prompt_tokens=40, now_s=0.0)
 
 
-def test_the_longer_of_two_waits_is_told():
+def test_the_longer_of_two_waits_is_reported():
     quota = Quota(KeyLimits(requests_per_minute=2, tokens_per_minute=100))
     quota.admit(prompt_tokens=10, now_s=0.0)
     quota.admit(prompt_tokens=80, now_s=12.5)
@@ -137,12 +137,12 @@ def test_the_longer_of_two_waits_is_told():
         quota.admit(prompt_tokens=50, now_s=12.5)
     with pytest.raises(RateLimited) as few_requests:
         quota.admit(prompt_tokens=5, now_s=12.5)
-    assert (60, 48) == (few_tokens.value.retry_after_s, few_requests.value.retry_after_s)
+    assert (few_tokens.value.retry_after_s, few_requests.value.retry_after_s) == (60, 48)
     assert "tokens" in few_tokens.value.message
     assert "requests" in few_requests.value.message
 
 
-def test_a_prompt_that_no_minute_has_the_tokens_for_is_not_told_to_come_back():
+def test_a_prompt_above_the_token_limit_is_invalid_and_has_no_retry_time():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     with pytest.raises(InvalidRequest, match="101 tokens"):
         quota.admit(prompt_tokens=101, now_s=0.0)
@@ -154,21 +154,21 @@ def test_an_answer_is_charged_once_however_often_it_is_counted():
     charge = quota.admit(prompt_tokens=10, now_s=0.0)
     for tokens in (3, 20, 20):
         charge.answered(tokens, 1.0)
-    assert "70" == quota.headers(1.0)["x-ratelimit-remaining-tokens"]
+    assert quota.headers(1.0)["x-ratelimit-remaining-tokens"] == "70"
 
 
-def test_an_estimate_is_replaced_by_what_was_counted():
+def test_an_estimate_is_replaced_by_the_count():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     other = quota.admit(prompt_tokens=10, now_s=0.0)
     charge = quota.admit(prompt_tokens=50, is_estimate=True, now_s=0.0)
     charge.settle(20, 0.5)
-    assert "70" == quota.headers(0.5)["x-ratelimit-remaining-tokens"]
+    assert quota.headers(0.5)["x-ratelimit-remaining-tokens"] == "70"
     charge.settle(80, 2.0)
-    assert "10" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+    assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "10"
     charge.refund()
-    assert "90" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+    assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "90"
     other.refund()
-    assert "100" == quota.headers(2.0)["x-ratelimit-remaining-tokens"]
+    assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "100"
 
 
 def test_a_check_charges_nothing_and_refuses_what_could_not_be_admitted():
@@ -193,32 +193,32 @@ def remaining(reply, unit):
     return int(reply.headers[f"x-ratelimit-remaining-{unit}"])
 
 
-async def test_a_limit_of_requests_is_kept_and_opens_again_when_it_said(client_with, chat, autojump_clock):
+async def test_a_request_limit_holds_until_the_reported_retry_time(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=2)
-    assert [200, 200] == [(await client.post(CHAT, chat(), headers=BEARER)).status for _ in range(2)]
+    assert [(await client.post(CHAT, chat(), headers=BEARER)).status for _ in range(2)] == [200, 200]
     await trio.sleep(20.5)
     refused = await client.post(CHAT, chat(), headers=BEARER)
-    assert (429, "rate_limited") == (refused.status, refused.error["code"])
-    assert ("40", "40") == (refused.headers["retry-after"], refused.headers["x-estimated-wait"])
-    assert "rate_limit_error" == refused.error["type"]
-    assert 2 == len(client.gateway.jobs)
+    assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+    assert (refused.headers["retry-after"], refused.headers["x-estimated-wait"]) == ("40", "40")
+    assert refused.error["type"] == "rate_limit_error"
+    assert len(client.gateway.jobs) == 2
     await trio.sleep(39.25)
-    assert 429 == (await client.post(CHAT, chat(), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 429
     await trio.sleep(0.75)
-    assert 200 == (await client.post(CHAT, chat(), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
-async def test_one_keys_limit_is_not_anothers(client_with, chat, autojump_clock):
+async def test_a_limit_applies_to_its_key_only(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=1)
     for _ in range(3):
         reply = await client.post(CHAT, chat(), headers={"Authorization": "Bearer sk-bob"})
-        assert 200 == reply.status
+        assert reply.status == 200
         assert not [name for name in reply.headers if name.startswith("x-ratelimit")]
-    assert 200 == (await client.post(CHAT, chat(), headers=BEARER)).status
-    assert 429 == (await client.post(CHAT, chat(), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 429
 
 
-async def test_every_answer_of_a_limited_key_says_what_is_left(client_with, chat, autojump_clock):
+async def test_every_response_for_a_limited_key_reports_what_remains(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000)
     await client.post(CHAT, chat(), headers=BEARER)
     prompt_tokens = client.gateway.job.prompt_tokens
@@ -246,25 +246,25 @@ async def test_prompt_and_answer_are_charged(client_with, chat, stream, autojump
     client = limited(client_with, tokens_per_minute=1000)
     first = await client.post(CHAT, chat(stream=stream, n=2), headers=BEARER)
     prompt_tokens = client.gateway.job.prompt_tokens
-    told = 0 if stream else 8  # a stream's headers leave before its tokens
+    told = 0 if stream else 8  # a stream's headers are sent before its tokens
     assert 1000 - prompt_tokens - told == remaining(first, "tokens")
     second = await client.get("/v1/models", headers=BEARER)
     assert 1000 - prompt_tokens - 8 == remaining(second, "tokens")
 
 
-async def test_tokens_over_the_limit_hold_up_the_next_request(client_with, chat, autojump_clock):
+async def test_tokens_over_the_limit_delay_the_next_request(client_with, chat, autojump_clock):
     client = limited(client_with, tokens_per_minute=100)
     client.gateway.script = lambda job: [[Delta(0, "long", list(range(500)), finish_reason="length")]]
-    assert 200 == (await client.post(CHAT, chat(max_tokens=500), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(max_tokens=500), headers=BEARER)).status == 200
     refused = await client.post(CHAT, chat(), headers=BEARER)
-    assert (429, "60", 0) == (refused.status, refused.headers["retry-after"], remaining(refused, "tokens"))
+    assert (refused.status, refused.headers["retry-after"], remaining(refused, "tokens")) == (429, "60", 0)
     await trio.sleep(60)
-    assert 200 == (await client.post(CHAT, chat(), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
 async def test_a_prompt_larger_than_the_limit_is_a_400(client_with, chat):
     reply = await limited(client_with, tokens_per_minute=3).post(CHAT, chat(), headers=BEARER)
-    assert (400, "prompt") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
 
 
 REFUSALS = [
@@ -288,33 +288,33 @@ async def test_a_refused_request_costs_nothing(client_with, chat, kind, stream, 
     for _ in range(3):
         reply = await client.post(CHAT, chat(stream=stream), headers=BEARER)
         assert kind.status == reply.status
-        assert (5, 1000) == (remaining(reply, "requests"), remaining(reply, "tokens"))
-        assert "0s" == reply.headers["x-ratelimit-reset-requests"]
+        assert (remaining(reply, "requests"), remaining(reply, "tokens")) == (5, 1000)
+        assert reply.headers["x-ratelimit-reset-requests"] == "0s"
 
 
 async def test_a_stream_refused_after_its_early_200_costs_nothing_either(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000)
     client.gateway.wait_s = 40.0
     client.gateway.refusal = errors.QueueTimeout("waited too long")
-    assert 200 == (await client.post(CHAT, chat(stream=True), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(stream=True), headers=BEARER)).status == 200
     reply = await client.get("/v1/models", headers=BEARER)
-    assert (5, 1000) == (remaining(reply, "requests"), remaining(reply, "tokens"))
+    assert (remaining(reply, "requests"), remaining(reply, "tokens")) == (5, 1000)
 
 
 @pytest.mark.parametrize("kind", [errors.RequestTimeout, errors.Cancelled])
-async def test_what_ran_or_was_cancelled_is_charged(client_with, chat, kind, autojump_clock):
+async def test_a_request_that_ran_or_was_cancelled_is_charged(client_with, chat, kind, autojump_clock):
     client = limited(client_with, requests_per_minute=5)
     client.gateway.refusal = kind("over")
-    assert 4 == remaining(await client.post(CHAT, chat(), headers=BEARER), "requests")
+    assert remaining(await client.post(CHAT, chat(), headers=BEARER), "requests") == 4
 
 
-async def test_what_the_model_refuses_to_read_is_not_charged(client_with, chat, autojump_clock):
+async def test_an_invalid_request_is_not_charged(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5)
     for body in (chat(temperature=9), chat(model="huge"), chat(min_tokens=10**6), chat(priority="none")):
-        assert 5 == remaining(await client.post(CHAT, body, headers=BEARER), "requests")
+        assert remaining(await client.post(CHAT, body, headers=BEARER), "requests") == 5
 
 
-async def test_jobs_at_a_time_are_counted_until_they_end_or_their_client_leaves(
+async def test_concurrent_jobs_count_until_they_end_or_their_client_disconnects(
     client_with, chat, autojump_clock
 ):
     client = limited(client_with, concurrent=2)
@@ -329,14 +329,14 @@ async def test_jobs_at_a_time_are_counted_until_they_end_or_their_client_leaves(
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         refused = await client.post(CHAT, chat(), headers=BEARER)
-        assert (429, "rate_limited") == (refused.status, refused.error["code"])
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         left.set()
     client.gateway.script = lambda job: [[Delta(0, "a", [1], finish_reason="stop")]]
-    assert 200 == (await client.post(CHAT, chat(), headers=BEARER)).status
+    assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
-async def test_a_client_that_leaves_is_charged_for_what_was_generated_for_it(
+async def test_a_client_that_disconnects_is_charged_for_the_generated_tokens(
     client_with, chat, autojump_clock
 ):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000)
@@ -347,12 +347,12 @@ async def test_a_client_that_leaves_is_charged_for_what_was_generated_for_it(
         await trio.testing.wait_all_tasks_blocked()
         left.set()
     reply = await client.get("/v1/models", headers=BEARER)
-    assert (4, 997 - client.gateway.job.prompt_tokens) == (
+    assert (
         remaining(reply, "requests"),
         remaining(reply, "tokens"),
-    )
+    ) == (4, 997 - client.gateway.job.prompt_tokens)
 
 
-def test_the_errors_of_limits_are_refusals_a_client_may_repeat():
+def test_the_errors_of_limits_are_429s_that_clients_may_retry():
     kinds: list[type[FairleadError]] = [errors.Displaced, errors.NoQueue, errors.RateLimited]
-    assert [(429, None)] * 3 == [(kind.status, kind.should_retry) for kind in kinds]
+    assert [(kind.status, kind.should_retry) for kind in kinds] == [(429, None)] * 3

@@ -1,4 +1,4 @@
-"""What a streamed chat says while its model is loaded, where `sendLoadingState` is configured."""
+"""What a streamed chat reports while its model is loading, if `sendLoadingState` is configured."""
 
 import json
 
@@ -16,7 +16,7 @@ STATUS = {"model": "small", "kind": "engine", "node": "engine:small"}
 
 
 class LoadingFleet(FakeFleet):
-    """Loads its model for `load_s` from the start of the test; half of it are the weights."""
+    """Loads its model during the first `load_s` of the test; half of that time is for the weights."""
 
     load_s = 3.5
 
@@ -65,7 +65,7 @@ async def test_chat_reports_the_load_of_its_model_before_the_answer(client, chat
 
 
 @pytest.mark.parametrize(("progress", "told"), [(None, "waiting"), (0.3, "waiting, 30%")])
-async def test_load_of_a_command_is_reported_as_far_as_it_is_known_and_without_news_by_dots(
+async def test_known_progress_of_a_command_is_reported_followed_by_dots_while_unchanged(
     client_with, chat, autojump_clock, progress, told
 ):
     status = ModelStatus(
@@ -118,7 +118,7 @@ async def test_model_that_is_loaded_at_once_is_not_reported(client, chat, autoju
     assert reasoning(await client.post(CHAT, chat(stream=True))) == ""
 
 
-async def test_refusal_at_once_keeps_its_status(client, chat, autojump_clock):
+async def test_immediate_refusal_keeps_its_status(client, chat, autojump_clock):
     client.gateway.wait_s = 0.0
     client.gateway.refusal = QueueFull("the queue is full")
     assert (await client.post(CHAT, chat(stream=True))).status == 429
@@ -133,7 +133,7 @@ async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, 
     assert not reply.whole
 
 
-async def test_relayed_chat_reports_the_load_and_then_passes_events_on(client_with, chat, autojump_clock):
+async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_with, chat, autojump_clock):
     status = ModelStatus(model="far", kind="command", node="command:far", state="loading", load_progress=None)
     client = client_with(
         fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.streamed

@@ -1,4 +1,4 @@
-"""The routes that generate nothing."""
+"""Routes that generate nothing: models, tokens, health, queue and version."""
 
 from importlib.metadata import version
 
@@ -69,7 +69,7 @@ async def test_a_name_may_have_slashes(client_with, model):
     assert (await client.get("/v1/models/org/small")).status == 200
 
 
-async def test_a_text_becomes_tokens_and_the_tokens_the_text(client, model):
+async def test_detokenize_reverses_tokenize(client, model):
     reply = await client.post("/tokenize", {"prompt": "hello world", "return_token_strs": True})
     tokens = model.tokenizer.encode("hello world")
     assert reply.json == {
@@ -82,7 +82,7 @@ async def test_a_text_becomes_tokens_and_the_tokens_the_text(client, model):
     assert reply.json == {"prompt": "hello world"}
 
 
-async def test_messages_become_the_tokens_of_their_chat(client, model):
+async def test_messages_are_tokenized_with_the_chat_template(client, model):
     messages = [{"role": "user", "content": "hello"}]
     reply = await client.post("/tokenize", {"messages": messages})
     assert reply.json["tokens"] == model.encode_chat(messages)
@@ -108,17 +108,17 @@ async def test_special_tokens_are_shown_by_detokenize(client):
         ("/detokenize", {"tokens": "a"}, "tokens"),
     ],
 )
-async def test_what_cannot_be_tokenized_is_refused_by_name(client, path, body, param):
+async def test_an_invalid_body_is_refused_by_field(client, path, body, param):
     reply = await client.post(path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-async def test_no_tokens_are_no_text(client):
+async def test_empty_tokens_and_empty_text_are_accepted(client):
     assert (await client.post("/detokenize", {"tokens": []})).json == {"prompt": ""}
     assert (await client.post("/tokenize", {"prompt": ""})).json["count"] == 0
 
 
-async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
+async def test_a_server_that_is_loading_is_live_but_not_ready(client_with):
     client = client_with(ready=lambda: False)
     health, ready = await client.get("/health"), await client.get("/ready")
     assert (health.status, health.json["status"]) == (200, "ok")
@@ -126,11 +126,11 @@ async def test_a_server_that_still_loads_is_live_but_not_ready(client_with):
     assert ready.headers["retry-after"] == "2"
 
 
-async def test_a_server_whose_model_is_stuck_is_not_well_and_says_which(client_with):
+async def test_a_server_with_a_stuck_model_is_unhealthy_and_names_it(client_with):
     reply = await client_with(problems=lambda: {"small": "it made no progress for 30 s"}).get("/health")
-    assert 503 == reply.status
-    assert "stuck" == reply.json["status"]
-    assert {"small": "it made no progress for 30 s"} == reply.json["models"]
+    assert reply.status == 503
+    assert reply.json["status"] == "stuck"
+    assert reply.json["models"] == {"small": "it made no progress for 30 s"}
 
 
 async def test_a_loaded_server_is_ready(client):
@@ -138,7 +138,7 @@ async def test_a_loaded_server_is_ready(client):
     assert (reply.status, reply.json) == (200, {"status": "ready"})
 
 
-async def test_the_queue_and_the_resident_models_are_shown_as_they_are(client):
+async def test_the_queue_and_the_running_models_are_reported(client):
     assert (await client.get("/queue")).json == {"waiting": 2, "running": 1, "capacity": 100, "seats": 1}
     (running,) = (await client.get("/running")).json
     assert {"model": "small", "kind": "engine", "state": "ready", "seats": 8}.items() <= running.items()

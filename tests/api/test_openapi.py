@@ -1,4 +1,4 @@
-"""The OpenAPI document has every route that there is, no other, and the shapes of what they really answer."""
+"""The OpenAPI document has every existing route, no other, and the schemas of their actual responses."""
 
 import json
 import re
@@ -22,13 +22,13 @@ def test_the_document_is_openapi(document):
     validate(document)
 
 
-async def test_every_route_is_in_it_and_nothing_else(client, document):
+async def test_the_document_has_every_route_and_no_other(client, document):
     routes = set()
     for rule in client.app.url_map.iter_rules():
         routes |= {(method.lower(), _plain(rule.rule)) for method in rule.methods - {"HEAD", "OPTIONS"}}
     routes |= {("post", path) for path in client.app.hot._routes}
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    files = {("get", _plain(pages.FILES_RULE))}  # of the dashboard's page: no interface of ours
+    files = {("get", _plain(pages.FILES_RULE))}  # of the dashboard: not part of the API
     assert described == routes - files
 
 
@@ -36,14 +36,14 @@ def _plain(rule: str) -> str:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
-async def test_it_is_served_and_wants_a_key_where_there_are_keys(client_with):
+async def test_the_document_is_served_and_needs_a_key_if_keys_are_configured(client_with):
     client = client_with(ApiKey("sk-1"))
-    assert 401 == (await client.get("/openapi.json")).status
+    assert (await client.get("/openapi.json")).status == 401
     reply = await client.get("/openapi.json", headers={"Authorization": "Bearer sk-1"})
-    assert ("application/json", "3.1.0") == (reply.headers["content-type"], reply.json["openapi"])
+    assert (reply.headers["content-type"], reply.json["openapi"]) == ("application/json", "3.1.0")
 
 
-def test_each_field_of_a_request_is_in_it(document):
+def test_the_document_has_each_field_of_a_request(document):
     for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.NodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
@@ -64,7 +64,7 @@ def test_fields_that_are_refused_or_ignored_are_named(document, path, fields):
     assert set(unserved.IGNORED) == set(re.findall(r"`(\w+)`", ignored))
 
 
-def test_all_errors_of_the_specification_are_described(document):
+def test_all_error_statuses_are_described(document):
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     statuses = {status for operation in operations for status in operation["responses"]}
     assert {"400", "401", "403", "404", "408", "413", "429", "500", "502", "503", "504"} <= statuses
@@ -89,7 +89,7 @@ def test_all_errors_of_the_specification_are_described(document):
         ("/version", shapes.Version, None),
     ],
 )
-async def test_an_answer_has_the_shape_that_is_described_and_nothing_beside_it(client, path, kind, body):
+async def test_a_response_has_exactly_the_described_members(client, path, kind, body):
     reply = await (client.get(path) if body is None else client.post(path, {"model": "small", **body}))
     read = msgspec.json.decode(reply.body, type=kind)
     written = json.loads(msgspec.json.encode(read))
@@ -97,7 +97,7 @@ async def test_an_answer_has_the_shape_that_is_described_and_nothing_beside_it(c
 
 
 def _without_nulls(value):
-    """What is null may as well be absent; what a type does not know would be missing."""
+    """Remove nulls, which mean the same as absence. A member that the type lacks would still differ."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""The OpenAPI document is true: requests made from it are answered as it says, and by no other method.
+"""Requests generated from the OpenAPI document get documented responses; other methods are refused.
 
-What schemathesis would do, in process and bounded: for every operation, bodies that its schema allows and
-bodies that it does not; each answer's status, media type and body must be documented. Other methods get 405
+Like schemathesis, but in process and bounded: every operation gets bodies that its schema allows and bodies
+that it does not. The status, media type and body of each response must be documented. Other methods get 405
 with `Allow`.
 """
 
@@ -40,7 +40,7 @@ OPERATIONS = [
     for method in methods
     if path != NEVER_ENDS
 ]
-# What makes a body good; the document cannot say everything that a body must be.
+# Members that make a body valid. The document cannot express every rule.
 GOOD = {
     "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/completions": {"model": "small", "prompt": "hello"},
@@ -54,7 +54,7 @@ WITH_KEY = {"Authorization": "Bearer sk-1"}
 
 
 def script(job):
-    """Models of ours say hello, or a vector; what another server answers is passed back."""
+    """Play the response of a local model, text or a vector, or the relayed response of another server."""
     if job.embed:
         return embedded(job)
     if job.relay is None:
@@ -75,7 +75,7 @@ def values_for(path: str) -> Values:
 
 
 def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
-    """Bodies that the document allows, others that it does not, and some that are no JSON."""
+    """Return bodies that the document allows, others that it does not, and some that are not JSON."""
     operation = DOCUMENT["paths"][path][method.lower()]
     if "requestBody" not in operation:
         return st.just(b"")
@@ -89,7 +89,7 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
 
 
 def addressed(path: str) -> st.SearchStrategy[str]:
-    """The path with names in it, of things that are there and others."""
+    """Return the path with names for its parameters, of existing things and of others."""
     if path == UPSTREAM:
         return st.sampled_from(["far", "far", "small", "nothing"]).map(lambda name: f"/upstream/{name}/x")
     names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
@@ -137,7 +137,7 @@ def check_is_documented(method: str, path: str, reply) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_every_answer_to_a_request_of_the_document_is_documented(model, method, path):
+def test_every_response_to_a_generated_request_is_documented(model, method, path):
     statuses = set()
     clients = {keys: client_for(model, path, keys=keys) for keys in ((), (KEY,))}
 
@@ -164,14 +164,14 @@ def test_every_answer_to_a_request_of_the_document_is_documented(model, method, 
 @pytest.mark.parametrize(
     ("method", "path"), [("DELETE", "/nodes/{node_id}"), ("POST", "/nodes/{node_id}/drain")]
 )
-async def test_refusal_of_a_node_that_is_a_model_of_ours_is_documented(model, method, path):
+async def test_refusal_to_change_the_node_of_a_local_model_is_documented(model, method, path):
     reply = await client_for(model, path).send(method, path.replace("{node_id}", "engine:small"), b"")
     assert (reply.status, reply.error["param"]) == (400, "id")
     check_is_documented(method, path, reply)
 
 
 def documented(path: str) -> set[str]:
-    """The methods that the document has for a path: more than one of its paths may be meant."""
+    """Return the documented methods of a path, which may match more than one path of the document."""
     found = set()
     for template, methods in DOCUMENT["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", ".+", template), path):
@@ -211,7 +211,7 @@ async def test_options_lists_the_methods_and_head_is_get_without_its_body(model,
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-async def test_without_its_key_an_operation_is_401_unless_the_document_says_it_is_open(model, method, path):
+async def test_without_a_key_an_operation_is_401_unless_the_document_says_it_is_open(model, method, path):
     client = client_for(model, path, keys=(KEY,))
     reply = await client.send(method, re.sub(r"\{\w+\}", "small", path), b"{}")
     is_open = DOCUMENT["paths"][path][method.lower()].get("security") == []

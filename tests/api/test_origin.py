@@ -1,4 +1,4 @@
-"""Which names are the server's, and which pages are."""
+"""Which `Host` and `Origin` headers are accepted."""
 
 import socket
 
@@ -8,7 +8,7 @@ from fairlead.api.call import FirstHeaders
 from fairlead.api.origin import Guard
 from fairlead.errors import Forbidden
 
-EVERYWHERE = Guard("0.0.0.0")  # nothing is bound to it
+EVERYWHERE = Guard("0.0.0.0")  # only a setting: nothing listens on it
 LOOPBACK = Guard("127.0.0.1")
 NAMED = Guard("Models.example")
 
@@ -26,7 +26,7 @@ def is_right(guard: Guard, *, strict: bool = True, **headers: str) -> bool:
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.8.8.8:1", "[::1]:8000", "app.localhost:80"]
 )
-def test_the_loopback_has_its_names_wherever_the_server_listens(guard, host):
+def test_names_of_the_loopback_are_accepted_wherever_the_server_listens(guard, host):
     assert is_right(guard, host=host)
 
 
@@ -49,24 +49,24 @@ def test_the_loopback_has_its_names_wherever_the_server_listens(guard, host):
         "xlocalhost",
     ],
 )
-def test_no_other_name_is_right(guard, host):
+def test_other_names_are_refused(guard, host):
     assert not is_right(guard, host=host)
 
 
-def test_the_configured_host_is_right_in_any_case():
+def test_the_configured_host_is_accepted_in_upper_and_lower_case():
     assert is_right(NAMED, host="models.EXAMPLE:8000")
     assert not is_right(LOOPBACK, host="models.example:8000")
 
 
 @pytest.mark.parametrize("guard", [EVERYWHERE, Guard("::")])
-def test_who_listens_everywhere_has_every_address_and_the_machines_name(guard):
+def test_a_server_on_all_addresses_accepts_every_address_and_the_machines_name(guard):
     for host in ("10.0.0.2:8000", "[fe80::1]:8000", socket.gethostname()):
         assert is_right(guard, host=host)
     assert not is_right(guard, host="10.0.0.2.example")
     assert not is_right(LOOPBACK, host="10.0.0.2:8000")
 
 
-def test_a_program_need_not_say_where_it_asks_or_for_whom():
+def test_a_program_may_omit_host_and_origin():
     assert is_right(LOOPBACK)
 
 
@@ -78,10 +78,10 @@ def test_a_program_need_not_say_where_it_asks_or_for_whom():
         ("localhost:80", "http://localhost"),
         ("LocalHost:8000", "http://localhost:8000"),
         ("[::1]:8000", "http://[::1]:8000"),
-        ("localhost", "https://localhost"),  # a proxy in front that speaks TLS
+        ("localhost", "https://localhost"),  # a proxy terminates TLS
     ],
 )
-def test_our_own_pages_may(host, origin):
+def test_our_own_pages_are_accepted(host, origin):
     assert is_right(LOOPBACK, host=host, origin=origin)
 
 
@@ -101,15 +101,15 @@ def test_our_own_pages_may(host, origin):
         ("localhost:8000", "http://localhost:x"),
     ],
 )
-def test_no_other_page_may(host, origin):
+def test_pages_of_other_origins_are_refused(host, origin):
     assert not is_right(LOOPBACK, host=host, origin=origin)
 
 
-def test_a_page_that_hides_where_it_asks_may_not():
+def test_an_origin_without_host_is_refused():
     assert not is_right(LOOPBACK, origin="http://localhost:8000")
 
 
-def test_a_refusal_repeats_no_endless_name():
+def test_a_refusal_does_not_repeat_a_long_name():
     with pytest.raises(Forbidden) as refused:
         LOOPBACK.check(FirstHeaders([(b"host", b"x" * 50_000)]), strict=True)
     assert len(str(refused.value)) < 200
@@ -119,19 +119,19 @@ BEHIND = Guard("127.0.0.1", ("Models.example",))
 
 
 @pytest.mark.parametrize("host", ["models.example", "models.EXAMPLE:8443", "localhost:8000"])
-def test_a_name_that_is_allowed_is_right_besides_its_own(host):
+def test_an_allowed_name_is_accepted_besides_the_servers_own(host):
     assert is_right(BEHIND, host=host)
     assert not is_right(BEHIND, host="other.example")
 
 
-def test_a_page_of_a_proxy_that_tells_us_another_name_may():
+def test_a_page_of_an_allowed_proxy_that_rewrites_host_is_accepted():
     assert is_right(BEHIND, host="127.0.0.1:8000", origin="https://models.example")
     assert is_right(BEHIND, host="models.example", origin="https://models.example")
     for other in ("https://models.example:8443", "https://evil.example", "https://x.models.example"):
         assert not is_right(BEHIND, host="127.0.0.1:8000", origin=other)
 
 
-# Not strictly ---------------------------------------------------------------------------------------
+# Unless checked strictly ----------------------------------------------------------------------------
 
 ADDRESSES = ("10.0.0.2:8000", "192.168.1.5", "[fe80::1]:8000", "8.8.8.8")
 PRIVATE_NAMES = (
@@ -148,12 +148,12 @@ PRIVATE_NAMES = (
 
 @pytest.mark.parametrize("guard", [LOOPBACK, NAMED, EVERYWHERE])
 @pytest.mark.parametrize("host", [*ADDRESSES, *PRIVATE_NAMES])
-def test_name_or_address_that_no_page_on_the_internet_can_have_is_right_unless_strictly(guard, host):
+def test_private_names_and_all_addresses_are_accepted_unless_checked_strictly(guard, host):
     assert is_right(guard, strict=False, host=host)
 
 
 @pytest.mark.parametrize("host", [*ADDRESSES, *PRIVATE_NAMES])
-def test_strictly_it_is_not(host):
+def test_private_names_and_addresses_are_refused_if_checked_strictly(host):
     assert not is_right(LOOPBACK, host=host)
 
 
@@ -179,26 +179,26 @@ def test_strictly_it_is_not(host):
         "x" * 300,
     ],
 )
-def test_name_that_public_dns_can_have_is_never_right(guard, host):
+def test_name_that_public_dns_can_have_is_always_refused(guard, host):
     assert not is_right(guard, strict=False, host=host)
 
 
 @pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://localhost:3000", "", "file://"])
-def test_page_of_another_server_may_not_ask(origin):
+def test_page_of_another_server_is_refused(origin):
     assert not is_right(LOOPBACK, strict=False, host="localhost:8000", origin=origin)
     for said in ("cross-site", "same-site", "none", ""):
         headers = {"host": "localhost:8000", "origin": origin, "sec_fetch_site": said}
         assert not is_right(LOOPBACK, strict=False, **headers)
 
 
-def test_page_behind_a_proxy_that_rewrites_host_may_ask_if_the_browser_vouches_for_it():
+def test_page_behind_a_proxy_that_rewrites_host_is_accepted_if_same_origin():
     headers = {"host": "127.0.0.1:8000", "origin": "https://chat.example", "sec_fetch_site": "same-origin"}
     assert is_right(LOOPBACK, strict=False, **headers)
     assert not is_right(LOOPBACK, strict=True, **headers)
     assert not is_right(LOOPBACK, strict=False, **headers | {"host": "chat.example"})
 
 
-def test_few_hosts_are_remembered_however_many_come():
+def test_the_number_of_remembered_hosts_is_bounded():
     for number in range(1000):
         is_right(LOOPBACK, strict=False, host=f"{number}.evil.example")
     assert LOOPBACK._is_right.cache_info().currsize <= 256

@@ -1,4 +1,4 @@
-"""Every route has one spelling. Any other is a 404 in JSON, whatever it is asked for."""
+"""Every route has one spelling. Any other is a 404 in JSON for every method."""
 
 import pytest
 
@@ -17,7 +17,7 @@ NAMES = {
 
 
 def misspelled(path: str) -> set[str]:
-    """Return paths that a careless server or proxy could take for this one."""
+    """Return paths that a careless server or proxy could treat as this one."""
     slashes = [index for index, character in enumerate(path) if character == "/"]
     found = {
         f"/{path}",
@@ -51,9 +51,9 @@ def misspelled(path: str) -> set[str]:
         before, after = path[:at], path[at + 1 :]
         found |= {f"{before}//{after}", f"{before}/./{after}", f"{before}/x/../{after}", f"{before}\\{after}"}
     if path != "/":
-        fixed = slashes[: 2 if path.startswith("/v1") else 1]  # those before a name, if there is one
+        fixed = slashes[: 2 if path.startswith("/v1") else 1]  # those before a parameter, if there is one
         found |= {f"{path[:at]}%2f{path[at + 1 :]}" for at in fixed}
-        # Below /upstream/ are another server's paths, which may end in a slash.
+        # Paths below /upstream/ belong to another server and may end in a slash.
         found |= set() if path.startswith("/upstream/") else {f"{path}/"}
     return {each for each in found if each.startswith("/")}
 
@@ -116,14 +116,14 @@ async def test_name_may_be_anything_printable_and_escaped_slashes_are_a_part_of_
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
-async def test_misspelled_path_tells_a_caller_without_a_key_nothing(client_with):
+async def test_misspelled_path_is_a_401_without_a_key(client_with):
     client = client_with(ApiKey("sk"))
     for path in ("//v1/models", "/v1/models/"):
         assert (await client.get(path)).status == 401
         assert (await client.get(path, headers={"Authorization": "Bearer sk"})).status == 404
 
 
-async def test_query_that_is_no_utf8_is_read_as_far_as_it_goes(client):
+async def test_malformed_query_causes_no_failure(client):
     for query in (
         "model=%ff",
         "%ff=%ff",
@@ -151,7 +151,7 @@ def test_raw_path_may_be_missing():
     assert not paths.has(None, "/v1//models")
 
 
-def test_long_hostile_paths_take_no_long_time():
+def test_long_hostile_paths_are_refused_quickly():
     for piece in ("/", "/.", "%2", "/%2e", "/a%", "a%2f"):
         path = "/v1/models/" + piece * 30_000
         assert not Paths(["/v1/models/<path:name>"]).has(path.encode() + b"\\", path)
@@ -168,7 +168,7 @@ def test_long_hostile_paths_take_no_long_time():
         ("/llm", "/llm/v1/models/a/b", b"/llm/v1/models/a%2Fb", ("/v1/models/a/b", b"/v1/models/a%2Fb")),
         ("/llm", "/llm/../ready", b"/llm/../ready", ("/../ready", b"/../ready")),
         ("/llm", "/llm/ready", None, ("/ready", None)),
-        # Taken off by a proxy or an outer application.
+        # Already removed by a proxy or an outer application.
         ("/llm", "/ready", b"/ready", ("/ready", b"/ready")),
         # Not below the prefix.
         ("/llm", "/llm", b"/llm", ("/llm", b"/llm")),
@@ -176,7 +176,7 @@ def test_long_hostile_paths_take_no_long_time():
         ("/a/b", "/a/b/v1/models", b"/a%2Fb/v1/models", ("/a/b/v1/models", b"/a%2Fb/v1/models")),
     ],
 )
-def test_a_prefix_is_taken_off_a_path_once(root, path, raw_path, inner):
+def test_a_prefix_is_removed_from_a_path_once(root, path, raw_path, inner):
     scope = {"type": "http", "root_path": root, "path": path, "raw_path": raw_path}
     found = without_root(scope)
     assert (found["path"], found["raw_path"]) == inner

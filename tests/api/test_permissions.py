@@ -1,4 +1,4 @@
-"""What a key may ask for: priorities and models."""
+"""What an API key may request: priorities and models."""
 
 from dataclasses import replace
 
@@ -29,17 +29,17 @@ async def priority(client, chat, key=None, *, header=None, **fields):
 # Priority ------------------------------------------------------------------------------------------
 
 
-async def test_without_keys_everybody_may_have_any_class_and_gets_the_middle_one(client, chat):
-    assert 1 == await priority(client, chat)
-    assert [0, 1, 2] == [await priority(client, chat, priority=name) for name in ("high", "normal", "low")]
+async def test_without_keys_any_class_is_allowed_and_the_middle_one_is_the_default(client, chat):
+    assert await priority(client, chat) == 1
+    assert [await priority(client, chat, priority=name) for name in ("high", "normal", "low")] == [0, 1, 2]
 
 
-async def test_the_header_wins_over_the_body(client, chat):
-    assert 2 == await priority(client, chat, header="low", priority="high")
-    assert 0 == await priority(client, chat, header="", priority="high")
+async def test_the_header_takes_precedence_over_the_body(client, chat):
+    assert await priority(client, chat, header="low", priority="high") == 2
+    assert await priority(client, chat, header="", priority="high") == 0
 
 
-async def test_a_key_has_what_it_allows_and_less(client_with, chat):
+async def test_a_key_allows_its_priority_and_lower_ones(client_with, chat):
     client = client_with(PLAIN, FIRST, LAST)
     refused = (403, "priority")
     for key, expected in (
@@ -54,8 +54,8 @@ async def test_a_key_has_what_it_allows_and_less(client_with, chat):
 
 async def test_a_refusal_names_both_priorities(client_with, chat):
     reply = await client_with(LAST).post(CHAT, chat(priority="high"), headers=bearer(LAST))
-    assert "priority: this API key allows at most 'low', not 'high'" == reply.error["message"]
-    assert ("forbidden", "permission_error") == (reply.error["code"], reply.error["type"])
+    assert reply.error["message"] == "priority: this API key allows at most 'low', not 'high'"
+    assert (reply.error["code"], reply.error["type"]) == ("forbidden", "permission_error")
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ async def test_a_refusal_names_both_priorities(client_with, chat):
         "x" * 60_000,
     ],
 )
-async def test_a_priority_that_is_none_is_a_short_400(client, chat, header):
+async def test_an_invalid_priority_is_a_short_400(client, chat, header):
     reply = await client.post(CHAT, chat(), headers={"X-Priority": header})
-    assert (400, "priority") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "priority")
     assert "high, normal, low" in reply.error["message"]
     assert len(reply.body) < 600
 
 
 @pytest.mark.parametrize("value", [1.5, True, [], {}, 2**31, "urgent", "x" * 10_000])
 async def test_a_bodys_priority_must_be_a_name_or_a_number(client, chat, value):
-    assert (400, "priority") == await priority(client, chat, priority=value)
+    assert await priority(client, chat, priority=value) == (400, "priority")
 
 
-async def test_vllms_numbers_count_classes_from_the_default_one_the_lower_the_earlier(client, chat):
+async def test_vllms_numbers_count_from_the_default_class_and_lower_ones_are_first(client, chat):
     numbers = (-(2**31), -2, -1, 0, 1, 2, 2**31 - 1)
     expected = [0, 0, 0, 1, 2, 2, 2]
     assert expected == [await priority(client, chat, priority=number) for number in numbers]
@@ -90,7 +90,7 @@ async def test_a_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
     for key, expected in (
         (PLAIN, [refused, 1, 2]),
         (FIRST, [0, 1, 2]),
-        (LAST, [refused, 2, 2]),  # 0 asks for nothing
+        (LAST, [refused, 2, 2]),  # 0 requests no change
     ):
         assert expected == [await priority(client, chat, key, priority=number) for number in (-1, 0, 1)]
         assert expected == [await priority(client, chat, key, header=number) for number in ("-1", "0", "1")]
@@ -98,24 +98,24 @@ async def test_a_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
 
 async def test_a_class_named_like_a_number_is_that_class(client_with, chat):
     client = client_with(queue=QueueConfig(classes=("0", "1")))
-    assert [0, 1] == [await priority(client, chat, priority=name) for name in ("0", "1")]
+    assert [await priority(client, chat, priority=name) for name in ("0", "1")] == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("classes", "default"), [(("only",), 0), (("paid", "free"), 1), (("a", "b", "c", "d"), 2)]
 )
-async def test_classes_can_be_others(client_with, chat, classes, default):
+async def test_classes_are_configurable(client_with, chat, classes, default):
     client = client_with(queue=QueueConfig(classes=classes))
     assert default == await priority(client, chat)
-    assert 0 == await priority(client, chat, priority=classes[0])
-    assert (400, "priority") == await priority(client, chat, priority="normal")
+    assert await priority(client, chat, priority=classes[0]) == 0
+    assert await priority(client, chat, priority="normal") == (400, "priority")
 
 
 # X-No-Queue ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("headers", "expected"), [({}, False), ({"X-No-Queue": "1"}, True)])
-async def test_who_will_not_wait_says_so_in_a_header(client, chat, headers, expected):
+async def test_the_header_x_no_queue_sets_no_queue(client, chat, headers, expected):
     await client.post(CHAT, chat(), headers=headers)
     assert expected is client.gateway.job.no_queue
 
@@ -127,17 +127,17 @@ async def test_an_empty_header_or_a_zero_means_no(client, chat, value):
 
 
 @pytest.mark.parametrize("value", ["yes", "11", "1,1", "\xb9", "x" * 10_000])
-async def test_any_other_value_is_refused_rather_than_guessed(client, chat, value):
+async def test_any_other_value_is_refused(client, chat, value):
     reply = await client.post(CHAT, chat(), headers={"X-No-Queue": value})
-    assert (400, "X-No-Queue") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "X-No-Queue")
     assert len(reply.body) < 600
-    assert [] == client.gateway.jobs
+    assert client.gateway.jobs == []
 
 
 # Owner ---------------------------------------------------------------------------------------------
 
 
-async def test_the_owner_is_the_key_and_does_not_show_it(client_with, chat):
+async def test_the_owner_identifies_the_key_and_does_not_reveal_it(client_with, chat):
     keys = (ApiKey("sk-one", user="ana"), ApiKey("sk-two", user="ana", trusted=True))
     client = client_with(*keys)
     for key in keys:
@@ -149,7 +149,7 @@ async def test_the_owner_is_the_key_and_does_not_show_it(client_with, chat):
 
 async def test_without_keys_there_are_no_owners(client, chat):
     await client.post(CHAT, chat())
-    assert "" == client.gateway.job.owner
+    assert client.gateway.job.owner == ""
 
 
 # Models --------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ async def test_without_keys_there_are_no_owners(client, chat):
 
 @pytest.fixture
 def other(model):
-    """Another model, that answers like the first."""
+    """Another model that responds like the first."""
     return replace(model, name="other")
 
 
@@ -165,14 +165,14 @@ def with_two(client_with, model, other, *keys):
     return client_with(*keys, models={"small": model, "other": other})
 
 
-async def test_a_key_sees_and_has_its_models_only(client_with, chat, model, other):
+async def test_a_key_sees_and_uses_its_models_only(client_with, chat, model, other):
     key = ApiKey("sk-small", models=("tiny",))
     client = with_two(client_with, model, other, key, PLAIN)
     listed = (await client.get("/v1/models", headers=bearer(key))).json["data"]
-    assert ["small"] == [card["id"] for card in listed]
-    assert 2 == len((await client.get("/v1/models", headers=bearer(PLAIN))).json["data"])
+    assert [card["id"] for card in listed] == ["small"]
+    assert len((await client.get("/v1/models", headers=bearer(PLAIN))).json["data"]) == 2
     for name in ("small", "tiny"):
-        assert 200 == (await client.post(CHAT, chat(model=name), headers=bearer(key))).status
+        assert (await client.post(CHAT, chat(model=name), headers=bearer(key))).status == 200
     for reply in (
         await client.post(CHAT, chat(model="other"), headers=bearer(key)),
         await client.post("/v1/completions", {"model": "other", "prompt": "a"}, headers=bearer(key)),
@@ -181,21 +181,21 @@ async def test_a_key_sees_and_has_its_models_only(client_with, chat, model, othe
         await client.get("/v1/models/other", headers=bearer(key)),
         await client.get("/queue/estimate?model=other", headers=bearer(key)),
     ):
-        assert (403, "forbidden", "model") == (reply.status, reply.error["code"], reply.error["param"])
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (403, "forbidden", "model")
         assert "'other'" in reply.error["message"]
-    assert 404 == (await client.post(CHAT, chat(model="huge"), headers=bearer(key))).status
+    assert (await client.post(CHAT, chat(model="huge"), headers=bearer(key))).status == 404
 
 
-async def test_without_a_name_the_only_model_a_key_may_use_is_meant(client_with, chat, model, other):
+async def test_without_a_name_the_only_model_a_key_may_use_is_chosen(client_with, chat, model, other):
     key = ApiKey("sk-other", models=("other",))
     client = with_two(client_with, model, other, key, PLAIN)
-    assert 200 == (await client.post(CHAT, chat(model=None), headers=bearer(key))).status
-    assert "other" == client.gateway.job.model
-    assert 400 == (await client.post(CHAT, chat(model=None), headers=bearer(PLAIN))).status
+    assert (await client.post(CHAT, chat(model=None), headers=bearer(key))).status == 200
+    assert client.gateway.job.model == "other"
+    assert (await client.post(CHAT, chat(model=None), headers=bearer(PLAIN))).status == 400
 
 
 async def test_a_key_whose_models_are_not_served_has_none(client_with, chat):
     key = ApiKey("sk-gone", models=("gone",))
     client = client_with(key)
-    assert [] == (await client.get("/v1/models", headers=bearer(key))).json["data"]
-    assert 403 == (await client.post(CHAT, chat(model=None), headers=bearer(key))).status
+    assert (await client.get("/v1/models", headers=bearer(key))).json["data"] == []
+    assert (await client.post(CHAT, chat(model=None), headers=bearer(key))).status == 403

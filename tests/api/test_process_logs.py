@@ -1,4 +1,4 @@
-"""`GET /models/{name}/logs`: the lines of a model's processes, for whom, and for how long."""
+"""`GET /models/{name}/logs`: the lines of a model's processes, which keys may read them, and following."""
 
 import pytest
 import trio
@@ -88,7 +88,7 @@ async def test_key_reads_the_logs_of_its_models_only(client_with, fleet):
 
 
 class Follower:
-    """A client that follows, and what it has received so far."""
+    """A client that follows the lines, and the data that it has received."""
 
     def __init__(self, client, nursery: trio.Nursery) -> None:
         self.pieces: list[bytes] = []
@@ -118,7 +118,7 @@ async def test_follower_gets_the_kept_lines_and_then_each_new_one(
     assert not follower.over.is_set()
 
 
-async def test_follower_that_missed_lines_is_told_how_many(client_with, fleet, nursery, autojump_clock):
+async def test_follower_gets_the_number_of_lines_it_missed(client_with, fleet, nursery, autojump_clock):
     follower = Follower(client_with(fleet=fleet), nursery)
     await trio.sleep(1)
     before = len(follower.text)
@@ -129,7 +129,7 @@ async def test_follower_that_missed_lines_is_told_how_many(client_with, fleet, n
     assert (lines[0], lines[1], len(lines)) == ("(7 lines were dropped)", "7", LINES_KEPT + 1)
 
 
-async def test_followers_are_bounded_and_one_that_leaves_makes_room(
+async def test_followers_are_bounded_and_a_disconnect_frees_a_place(
     client_with, fleet, nursery, autojump_clock
 ):
     client = client_with(fleet=fleet)

@@ -1,4 +1,4 @@
-"""The generating routes in Quart, as under another ASGI server: the same answers as past Quart."""
+"""The generating routes in Quart, as under another ASGI server, respond as those that bypass Quart do."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def without_own(data: bytes) -> bytes:
 
 
 async def answers_of(model, method, path, body, headers, **options):
-    """Return the answer past Quart and the one in Quart, without what is each one's own."""
+    """Return the response that bypasses Quart and the one of Quart, without their ids and times."""
     found = []
     for past_quart in (True, False):
         client = client_of(model, ApiKey(key="sk-1"), past_quart=past_quart, **options)
@@ -56,14 +56,14 @@ async def answers_of(model, method, path, body, headers, **options):
         (404, "POST", "/v1%2Fchat/completions", ASK, KEY),
     ],
 )
-async def test_the_answer_in_quart_is_the_one_past_it(model, status, method, path, body, headers):
+async def test_responses_in_quart_and_past_it_are_equal(model, status, method, path, body, headers):
     past, within = await answers_of(model, method, path, body, headers)
     assert past[0] == status
     assert within == past
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_that_breaks_is_the_same_half_answer(model, stream):
+async def test_a_response_that_fails_midway_is_the_same_in_both(model, stream):
     def broken(_job):
         return [[Delta(0, "Hel", [10])], EngineFailed("the engine failed")]
 
@@ -87,7 +87,7 @@ async def test_a_refused_job_has_the_refusals_status_and_headers(model, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [10])], None]])
-async def test_a_client_that_leaves_ends_its_job(model, stream, script, autojump_clock):
+async def test_a_disconnect_ends_the_job(model, stream, script, autojump_clock):
     client = client_of(model, gateway_script=lambda _job: script, past_quart=False)
     left = trio.Event()
     async with trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ JSON = "Content-Type: application/json"
 
 
 def from_package(found: object) -> bool:
-    """Whether an object is of a class of ours, or a frame or coroutine of our code."""
+    """Return whether an object is of a class of ours, or a frame or coroutine of our code."""
     match found:
         case CoroutineType():
             code = found.cr_code

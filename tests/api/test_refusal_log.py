@@ -68,7 +68,7 @@ async def test_long_path_is_cut_in_the_log(client, log):
     assert (await line_of(client, log, "GET", path))["path"] == path[:LOGGED_LENGTH]
 
 
-async def test_job_knows_its_route_and_client_for_the_log(client, chat):
+async def test_job_has_its_route_and_client_for_the_log(client, chat):
     client.gateway.refusal = QueueFull("full")
     await client.post(CHAT, chat())
     assert (client.gateway.job.path, client.gateway.job.client) == (CHAT, "192.0.2.7")

@@ -1,4 +1,4 @@
-"""Requests for other servers' models: passed on as they came, and their answers passed back as they come."""
+"""Requests for other servers' models are relayed unchanged, and so are their responses."""
 
 import json
 
@@ -24,38 +24,38 @@ from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
 
-# What goes there and comes back --------------------------------------------------------------------
+# Requests and responses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_a_request_goes_as_it_came_and_its_answer_too(far, path):
+async def test_a_request_and_its_response_are_relayed_unchanged(far, path):
     body = asking(unheard_of=[{"of": None}], tools=3, response_format={"type": "json_schema"})
     reply = await far.post(path, body, headers={"X-Request-Id": "mine"})
-    assert (200, ANSWER, KIND) == (reply.status, reply.body, reply.headers["content-type"])
-    assert "mine" == reply.headers["x-request-id"]
+    assert (reply.status, reply.body, reply.headers["content-type"]) == (200, ANSWER, KIND)
+    assert reply.headers["x-request-id"] == "mine"
     job = far.gateway.job
     assert (path, body, False) == (job.relay.path, job.relay.body, job.relay.stream)
-    assert ("far", (), len(body) // 4, "mine") == (
+    assert (
         job.model,
         job.prompts,
         job.prompt_tokens,
         job.request_id,
-    )
+    ) == ("far", (), len(body) // 4, "mine")
 
 
 @pytest.mark.parametrize("path", STREAMING)
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_stream_is_their_events_and_nothing_else(far, path, choices):
+async def test_a_relayed_stream_has_only_the_events_of_the_other_server(far, path, choices):
     far.gateway.script = streamed
     reply = await far.post(path, asking(stream=True, n=choices))
-    assert (200, b"".join(EVENTS)) == (reply.status, reply.body)
-    assert "text/event-stream" == reply.headers["content-type"]
+    assert (reply.status, reply.body) == (200, b"".join(EVENTS))
+    assert reply.headers["content-type"] == "text/event-stream"
     assert reply.whole
     assert far.gateway.job.stream
     assert far.gateway.job.relay.stream
 
 
-async def test_what_is_streamed_goes_out_as_it_comes(far):
+async def test_events_are_relayed_as_they_arrive(far):
     far.gateway.script = lambda job: [[Delta(0, "far", raw=EVENTS[:2])], None]
     pieces, left = [], trio.Event()
     async with trio.open_nursery() as nursery:
@@ -66,15 +66,15 @@ async def test_what_is_streamed_goes_out_as_it_comes(far):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages/count_tokens"])
-async def test_where_nothing_is_generated_a_wish_to_stream_is_their_affair(far, path):
+async def test_stream_is_relayed_but_ignored_where_nothing_is_generated(far, path):
     body = asking(stream=True)
     reply = await far.post(path, body)
-    assert ANSWER == reply.body
-    assert (False, False, body) == (
+    assert reply.body == ANSWER
+    assert (
         far.gateway.job.stream,
         far.gateway.job.relay.stream,
         far.gateway.job.relay.body,
-    )
+    ) == (False, False, body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -82,22 +82,22 @@ async def test_an_answer_that_waited_says_how_long_it_was_to_be(far, stream):
     far.gateway.script = streamed if stream else whole
     far.gateway.estimated_wait_s, far.gateway.queue_position = 24, 3
     reply = await far.post(CHAT, asking(stream=stream))
-    assert ("24", "3") == (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"])
+    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("24", "3")
 
 
-async def test_while_a_stream_waits_our_comments_come_before_their_events(far, autojump_clock):
+async def test_comments_of_a_queued_stream_precede_the_relayed_events(far, autojump_clock):
     far.gateway.script, far.gateway.wait_s = streamed, 17.0
     reply = await far.post(CHAT, asking(stream=True))
     assert b": queued position=2 estimated_wait=16\n\n" + b"".join(EVENTS) == reply.body
 
 
-async def test_an_answer_of_no_choice_but_many_is_one_body(far):
+async def test_a_response_with_many_choices_is_one_body(far):
     reply = await far.post(CHAT, asking(n=8))
-    assert ANSWER == reply.body
-    assert 8 == far.gateway.job.sequences
+    assert reply.body == ANSWER
+    assert far.gateway.job.sequences == 8
 
 
-# What we must know of it ---------------------------------------------------------------------------
+# Fields that are read ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ async def test_each_prompt_of_a_text_completion_has_its_choices(far, fields, cho
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_where_there_are_no_choices_n_means_nothing(far, path):
+async def test_n_is_ignored_where_there_are_no_choices(far, path):
     await far.post(path, asking(n=5, prompt=["one", "two"]))
-    assert 1 == far.gateway.job.sequences
+    assert far.gateway.job.sequences == 1
 
 
 @pytest.mark.parametrize(
     ("path", "fields"), [(CHAT, {"n": 9}), (COMPLETIONS, {"n": 3, "prompt": ["a", "b", "c"]})]
 )
-async def test_more_answers_than_a_request_may_have_are_refused(far, path, fields):
+async def test_more_choices_than_a_request_may_have_are_refused(far, path, fields):
     reply = await far.post(path, asking(**fields))
-    assert (400, "n") == (reply.status, reply.error["param"])
-    assert [] == far.gateway.jobs
+    assert (reply.status, reply.error["param"]) == (400, "n")
+    assert far.gateway.jobs == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_more_answers_than_a_request_may_have_are_refused(far, path, field
         (CHAT, {}, (USUAL_TOKENS, 1.0, None)),
         (CHAT, {"max_tokens": 7, "temperature": 0}, (7, 0.0, None)),
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 8, "seed": -1}, (8, 1.0, -1)),
-        (CHAT, {"max_tokens": -1}, (USUAL_TOKENS, 1.0, None)),  # llama.cpp's way to say without end
+        (CHAT, {"max_tokens": -1}, (USUAL_TOKENS, 1.0, None)),  # no limit, as in llama.cpp
         (CHAT, {"max_tokens": 10**30, "seed": 10**30}, (2**31 - 1, 1.0, 10**30)),
         ("/v1/responses", {"max_output_tokens": 9}, (9, 1.0, None)),
         (MESSAGES, {"max_tokens": 10, "temperature": 0.5}, (10, 0.5, None)),
@@ -148,9 +148,7 @@ async def test_more_answers_than_a_request_may_have_are_refused(far, path, field
         ("/v1/messages/count_tokens", {"max_tokens": 10}, (1, 1.0, None)),
     ],
 )
-async def test_the_queue_and_a_failover_know_how_long_it_may_be_and_whether_it_repeats(
-    far, path, fields, expected
-):
+async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(far, path, fields, expected):
     await far.post(path, asking(**fields))
     sampling = far.gateway.job.sampling
     assert expected == (sampling.max_tokens, sampling.temperature, sampling.seed)
@@ -173,11 +171,11 @@ async def test_the_queue_and_a_failover_know_how_long_it_may_be_and_whether_it_r
         ("priority", 1.5),
     ],
 )
-async def test_a_body_that_lies_about_what_we_must_know_is_refused_by_name(far, path, field, lie):
+async def test_an_invalid_field_that_is_read_is_refused_by_name(far, path, field, lie):
     reply = await far.post(path, asking(**{field: lie}))
-    assert (400, field) == (reply.status, reply.json["error"]["param"])
+    assert (reply.status, reply.json["error"]["param"]) == (400, field)
     assert field in reply.json["error"]["message"]
-    assert [] == far.gateway.jobs
+    assert far.gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -195,93 +193,93 @@ async def test_a_body_that_lies_about_what_we_must_know_is_refused_by_name(far, 
         b"\xff\xfe",
     ],
 )
-async def test_what_is_no_json_object_goes_nowhere(far, path, body):
+async def test_a_body_that_is_no_json_object_is_not_relayed(far, path, body):
     reply = await far.post(path, body)
-    assert 400 == reply.status
+    assert reply.status == 400
     assert "error" in reply.json
-    assert [] == far.gateway.jobs
+    assert far.gateway.jobs == []
 
 
-async def test_of_members_that_come_twice_the_last_one_counts_for_all(far):
+async def test_of_duplicate_members_the_last_one_counts(far):
     body = b'{"model": "small", "stream": true, "model": "far", "stream": false}'
-    assert ANSWER == (await far.post(CHAT, body)).body
-    assert ("far", False) == (far.gateway.job.model, far.gateway.job.relay.stream)
+    assert (await far.post(CHAT, body)).body == ANSWER
+    assert (far.gateway.job.model, far.gateway.job.relay.stream) == ("far", False)
 
 
-# Which model, and who may ------------------------------------------------------------------------------
+# Models and permissions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_a_model_that_nobody_has_is_not_found(far, path):
+async def test_an_unknown_model_is_not_found(far, path):
     reply = await far.post(path, asking(model="huge"))
-    assert (404, "model_not_found") == (reply.status, reply.json["error"]["code"])
-    assert [] == far.gateway.jobs
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+    assert far.gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_an_alias_is_the_model(far, path):
+async def test_an_alias_is_resolved_to_its_model(far, path):
     body = asking(model="away")
     await far.post(path, body)
-    assert ("far", body) == (far.gateway.job.model, far.gateway.job.relay.body)
+    assert (far.gateway.job.model, far.gateway.job.relay.body) == ("far", body)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["small", "tiny"])
-async def test_our_own_models_have_no_such_route(far, path, name):
+async def test_local_models_are_refused_on_routes_for_relayed_models(far, path, name):
     reply = await far.post(path, asking(model=name))
-    assert (400, "model") == (reply.status, reply.json["error"]["param"])
+    assert (reply.status, reply.json["error"]["param"]) == (400, "model")
     assert f"'small' is not served under {path}" in reply.json["error"]["message"]
 
 
-async def test_a_key_has_the_models_it_may_have_by_any_name(client_with):
+async def test_a_key_may_use_its_models_by_any_name(client_with):
     near, away = ApiKey("sk-near", models=("small",)), ApiKey("sk-away", models=("away",))
     client = client_with(
         near, away, fleet=FakeFleet(["small"], ["far"]), aliases={"away": "far"}, gateway_script=whole
     )
     for path in ALL:
         refused = await client.post(path, asking(), headers={"x-api-key": near.key})
-        assert (403, "forbidden") == (refused.status, refused.json["error"]["code"])
-        assert 401 == (await client.post(path, asking())).status
-        assert 200 == (await client.post(path, asking(), headers={"x-api-key": away.key})).status
+        assert (refused.status, refused.json["error"]["code"]) == (403, "forbidden")
+        assert (await client.post(path, asking())).status == 401
+        assert (await client.post(path, asking(), headers={"x-api-key": away.key})).status == 200
     assert len(ALL) == len(client.gateway.jobs)
     unnamed = await client.post(CHAT, asking(model=None), headers={"x-api-key": away.key})
-    assert 200 == unnamed.status
-    assert "far" == client.gateway.jobs[-1].model
+    assert unnamed.status == 200
+    assert client.gateway.jobs[-1].model == "far"
 
 
-async def test_without_a_name_one_of_several_cannot_be_meant(far):
+async def test_with_several_models_a_name_is_required(far):
     reply = await far.post(CHAT, asking(model=None))
-    assert (400, "model") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "model")
 
 
-async def test_an_estimate_can_be_had_for_a_model_elsewhere_and_its_tokens_cannot(far):
-    assert 200 == (await far.get("/queue/estimate?model=away")).status
+async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(far):
+    assert (await far.get("/queue/estimate?model=away")).status == 200
     reply = await far.post("/tokenize", {"model": "far", "prompt": "hello"})
-    assert (400, "model") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "model")
 
 
-async def test_an_estimate_of_a_long_prompt_does_not_shut_a_key_out_for_good(client_with):
+async def test_a_prompt_whose_estimate_exceeds_the_token_limit_is_admitted(client_with):
     key = ApiKey("sk", limits=KeyLimits(tokens_per_minute=100))
     client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=whole)
     headers = {"Authorization": f"Bearer {key.key}"}
     picture = asking(image="x" * 100_000)
-    assert 200 == (await client.post(CHAT, picture, headers=headers)).status
-    assert 429 == (await client.post(CHAT, asking(), headers=headers)).status
+    assert (await client.post(CHAT, picture, headers=headers)).status == 200
+    assert (await client.post(CHAT, asking(), headers=headers)).status == 429
 
 
-async def test_who_asks_is_read_from_the_body_as_ever(far):
+async def test_user_and_priority_are_read_from_the_body(far):
     await far.post(CHAT, asking(user="alice", priority="low"), headers={"X-No-Queue": "1"})
     job = far.gateway.job
-    assert ("user/alice", 2, True) == (job.tenant, job.priority, job.no_queue)
+    assert (job.tenant, job.priority, job.no_queue) == ("user/alice", 2, True)
 
 
-async def test_vllms_priority_is_read_and_passed_on_as_it_is(far):
+async def test_vllms_priority_is_read_and_relayed_unchanged(far):
     await far.post(CHAT, asking(priority=-1))
     job = far.gateway.job
     assert (job.priority, json.loads(job.relay.body)["priority"]) == (0, -1)
 
 
-async def test_fields_of_likelihood_evaluations_are_passed_on(far):
+async def test_fields_of_likelihood_evaluations_are_relayed(far):
     fields = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 5}
     await far.post("/v1/completions", {"model": "far", **fields})
     assert fields.items() <= json.loads(far.gateway.job.relay.body).items()

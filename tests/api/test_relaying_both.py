@@ -1,4 +1,4 @@
-"""A model that our engine has and another server, too: whoever answers, the client gets one answer."""
+"""A model of our engine that another server also has: the client gets one response from either."""
 
 import json
 
@@ -17,7 +17,7 @@ def both(client_with):
 
 
 def ours(job):
-    """What our engine says."""
+    """Return the deltas of our engine."""
     return [
         [Delta(0, "Hel", [1])],
         [Delta(0, "lo", [2])],
@@ -31,67 +31,67 @@ def contents(events) -> list[str]:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_job_that_both_can_run_has_tokens_for_one_and_bytes_for_the_other(both, chat, path, stream):
+async def test_a_job_that_both_can_run_has_token_ids_and_the_body_to_relay(both, chat, path, stream):
     body = json.dumps(chat(stream=stream, prompt="hello", seed=5)).encode()
     await both.post(path, body)
     job = both.gateway.job
-    assert 1 == len(job.prompts)
+    assert len(job.prompts) == 1
     assert sum(map(len, job.prompts)) == job.prompt_tokens
     assert (path, body, stream) == (job.relay.path, job.relay.body, job.relay.stream)
 
 
-async def test_a_job_that_only_our_engine_can_run_carries_nothing_for_others(client, chat):
+async def test_a_job_that_only_our_engine_can_run_has_nothing_to_relay(client, chat):
     await client.post(CHAT, chat())
     assert client.gateway.job.relay is None
 
 
-async def test_whoever_answers_whole_writes_the_answer(both, chat):
-    assert ANSWER == (await both.post(CHAT, chat())).body
+async def test_a_whole_response_is_written_by_the_server_that_generates_it(both, chat):
+    assert (await both.post(CHAT, chat())).body == ANSWER
     both.gateway.script = ours
     reply = await both.post(CHAT, chat())
-    assert "Hello" == reply.json["choices"][0]["message"]["content"]
+    assert reply.json["choices"][0]["message"]["content"] == "Hello"
 
 
-async def test_whoever_streams_writes_the_events(both, chat):
+async def test_events_are_written_by_the_server_that_generates_them(both, chat):
     both.gateway.script = streamed
     assert b"".join(EVENTS) == (await both.post(CHAT, chat(stream=True))).body
     both.gateway.script = ours
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "Hel", "lo", None] == contents(reply.events)
-    assert b"[DONE]" == reply.events[-1]
+    assert contents(reply.events) == ["", "Hel", "lo", None]
+    assert reply.events[-1] == b"[DONE]"
 
 
-async def test_an_answer_that_goes_on_elsewhere_has_one_beginning_and_one_end(both, chat):
+async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*ours(job)[:1], *streamed(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "Hel", "far", None] == contents(reply.events)
-    assert 1 == reply.body.count(b"[DONE]")
-    assert 1 == reply.body.count(b'"finish_reason":"stop"')
+    assert contents(reply.events) == ["", "Hel", "far", None]
+    assert reply.body.count(b"[DONE]") == 1
+    assert reply.body.count(b'"finish_reason":"stop"') == 1
     assert reply.whole
 
 
-async def test_an_answer_that_comes_home_has_one_beginning_and_one_end(both, chat):
+async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*streamed(job)[:2], *ours(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "far", "lo", None] == contents(reply.events)
-    assert 1 == reply.body.count(b"[DONE]")
-    assert 1 == reply.body.count(b'"role":"assistant"')
-    assert 1 == reply.body.count(b'"finish_reason":"stop"')
+    assert contents(reply.events) == ["", "far", "lo", None]
+    assert reply.body.count(b"[DONE]") == 1
+    assert reply.body.count(b'"role":"assistant"') == 1
+    assert reply.body.count(b'"finish_reason":"stop"') == 1
 
 
-async def test_an_answer_of_which_only_the_end_is_missing_gets_it_from_us(both, chat):
+async def test_a_stream_that_lacks_only_its_end_is_ended_by_our_engine(both, chat):
     both.gateway.script = lambda job: [*streamed(job)[:2], ours(job)[-1]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert ["", "far", None] == contents(reply.events)
-    assert 1 == reply.body.count(b'"finish_reason":"stop"')
-    assert b"[DONE]" == reply.events[-1]
+    assert contents(reply.events) == ["", "far", None]
+    assert reply.body.count(b'"finish_reason":"stop"') == 1
+    assert reply.events[-1] == b"[DONE]"
 
 
-async def test_early_comments_do_not_depend_on_who_answers(client_with, chat, autojump_clock):
+async def test_early_comments_are_sent_for_a_model_of_two_servers(client_with, chat, autojump_clock):
     client = client_with(
         fleet=FakeFleet(["small"], ["small"]), queue=QueueConfig(keep_alive_s=1.0), gateway_script=ours
     )
     client.gateway.wait_s = 2.0
     reply = await client.post(CHAT, chat(stream=True))
-    assert [": queued position=1 estimated_wait=8"] == reply.comments
-    assert ["", "Hel", "lo", None] == contents(reply.events)
+    assert reply.comments == [": queued position=1 estimated_wait=8"]
+    assert contents(reply.events) == ["", "Hel", "lo", None]

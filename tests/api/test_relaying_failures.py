@@ -1,4 +1,4 @@
-"""What goes wrong with requests for other servers' models, and who leaves: in whose words it is told."""
+"""Failures and disconnects of relayed requests, and the format in which errors are reported."""
 
 import json
 
@@ -12,32 +12,32 @@ from fairlead.errors import NodeFailed, NodeRefused, QueueFull, RequestTimeout
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
 
-# What goes wrong -----------------------------------------------------------------------------------
+# Failures ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_their_server_says_of_a_bad_request_is_said_in_its_words(far, path, stream):
+async def test_a_refusal_by_another_server_is_relayed_unchanged(far, path, stream):
     body = b'{"error": {"message":\n "no such tool"}, "detail": 1}'
     far.gateway.refusal = NodeRefused("refused", status=422, body=body)
     reply = await far.post(path, asking(stream=stream), headers={"X-Request-Id": "mine"})
-    assert (422, body) == (reply.status, reply.body)
-    assert ("application/json", "nosniff") == (
+    assert (reply.status, reply.body) == (422, body)
+    assert (
         reply.headers["content-type"],
         reply.headers["x-content-type-options"],
-    )
-    assert "mine" == reply.headers["x-request-id"]
+    ) == ("application/json", "nosniff")
+    assert reply.headers["x-request-id"] == "mine"
     assert reply.whole
 
 
-async def test_what_their_server_refused_without_a_word_is_said_in_ours(far):
+async def test_a_refusal_without_a_body_is_reported_in_our_format(far):
     far.gateway.refusal = NodeRefused("far answered 418", status=418)
     reply = await far.post(CHAT, asking())
-    assert (418, "far answered 418", "refused") == (
+    assert (
         reply.status,
         reply.error["message"],
         reply.error["code"],
-    )
+    ) == (418, "far answered 418", "refused")
 
 
 @pytest.mark.parametrize(
@@ -50,35 +50,33 @@ async def test_what_their_server_refused_without_a_word_is_said_in_ours(far):
         (b"", None),
     ],
 )
-async def test_a_refusal_after_an_early_answer_is_an_event_that_clients_understand(
-    far, said, data, autojump_clock
-):
+async def test_a_refusal_after_an_early_response_is_an_error_event(far, said, data, autojump_clock):
     far.gateway.wait_s = 17.0
     far.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=said)
     reply = await far.post(CHAT, asking(stream=True))
-    assert 200 == reply.status
+    assert reply.status == 200
     assert not reply.whole
     (event,) = reply.events
     told = json.loads(event)
     if data is None:
-        assert ("refused", "far answered 400: what?") == (told["error"]["code"], told["error"]["message"])
+        assert (told["error"]["code"], told["error"]["message"]) == ("refused", "far answered 400: what?")
     else:
         assert data == told
 
 
-async def test_a_node_that_fails_amid_a_stream_is_an_error_event_and_a_cut(far):
+async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(far):
     far.gateway.script = lambda job: [*streamed(job)[:2], NodeFailed("far ended a stream before its end")]
     reply = await far.post(CHAT, asking(stream=True))
     begun, error = b"".join(EVENTS[:2]), reply.body[len(b"".join(EVENTS[:2])) :]
     assert begun + error == reply.body
-    assert "node_failed" == json.loads(error.removeprefix(b"data: "))["error"]["code"]
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "node_failed"
     assert not reply.whole
 
 
-async def test_a_client_that_does_not_stream_never_sees_part_of_an_answer(far):
+async def test_without_streaming_a_failed_response_has_no_partial_text(far):
     far.gateway.script = lambda job: [[Delta(0, raw=[b"half"])], RequestTimeout("too long")]
     reply = await far.post(CHAT, asking())
-    assert (408, "request_timeout") == (reply.status, reply.error["code"])
+    assert (reply.status, reply.error["code"]) == (408, "request_timeout")
     assert b"half" not in reply.body
 
 
@@ -88,26 +86,26 @@ async def test_a_client_that_does_not_stream_never_sees_part_of_an_answer(far):
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_a_client_that_leaves_ends_its_job_wherever_it_is(far, path, stream, script):
+async def test_a_disconnect_ends_the_job_in_every_state(far, path, stream, script):
     far.gateway.script = script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: far.post(path, asking(stream=stream), left=left))
         await trio.testing.wait_all_tasks_blocked()
-        assert (1, 0) == (len(far.gateway.jobs), far.gateway.ended)
+        assert (len(far.gateway.jobs), far.gateway.ended) == (1, 0)
         left.set()
-    assert 1 == far.gateway.ended
+    assert far.gateway.ended == 1
 
 
 @pytest.mark.parametrize("wait_s", [3.0, 30.0])
-async def test_a_client_that_leaves_the_queue_ends_its_job(far, autojump_clock, wait_s):
+async def test_a_disconnect_ends_a_queued_job(far, autojump_clock, wait_s):
     far.gateway.wait_s = 1000.0
     left = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: far.post(CHAT, asking(stream=True), left=left))
-        await trio.sleep(wait_s)  # before and after the early answer
+        await trio.sleep(wait_s)  # before and after the early response
         left.set()
-    assert 1 == far.gateway.ended
+    assert far.gateway.ended == 1
     assert wait_s == trio.current_time()
 
 
@@ -115,7 +113,7 @@ async def test_a_client_that_leaves_the_queue_ends_its_job(far, autojump_clock, 
 
 
 @pytest.mark.parametrize("path", [MESSAGES, "/v1/messages/count_tokens"])
-async def test_errors_of_anthropics_routes_have_its_form(client_with, path):
+async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     key = ApiKey("sk")
     client = client_with(key, fleet=FakeFleet([], ["far"]))
 
@@ -124,29 +122,29 @@ async def test_errors_of_anthropics_routes_have_its_form(client_with, path):
         assert {"type": "error", "error": reply.json["error"]} == reply.json
         return reply.status, reply.json["error"]["type"], reply.json["error"]["code"]
 
-    assert (401, "authentication_error", "invalid_api_key") == await told(key="wrong")
-    assert (404, "not_found_error", "model_not_found") == await told(body=asking(model="huge"))
-    assert (400, "invalid_request_error", "invalid_request") == await told(body=b"{")
-    assert (405, "invalid_request_error", "method_not_allowed") == await told("GET")
-    assert (413, "request_too_large", "body_too_large") == await told(body=b" " * (16 * 2**20 + 1))
+    assert await told(key="wrong") == (401, "authentication_error", "invalid_api_key")
+    assert await told(body=asking(model="huge")) == (404, "not_found_error", "model_not_found")
+    assert await told(body=b"{") == (400, "invalid_request_error", "invalid_request")
+    assert await told("GET") == (405, "invalid_request_error", "method_not_allowed")
+    assert await told(body=b" " * (16 * 2**20 + 1)) == (413, "request_too_large", "body_too_large")
     client.gateway.refusal = QueueFull("full", retry_after_s=7)
     reply = await client.post(path, asking(), headers={"x-api-key": "sk"})
-    assert (429, "rate_limit_error", "7") == (
+    assert (
         reply.status,
         reply.json["error"]["type"],
         reply.headers["retry-after"],
-    )
+    ) == (429, "rate_limit_error", "7")
     client.gateway.refusal = NodeFailed("gone")
-    assert (502, "api_error", "node_failed") == await told()
+    assert await told() == (502, "api_error", "node_failed")
     client.gateway.refusal = ZeroDivisionError("secret")
-    assert (500, "api_error", "internal_error") == await told()
+    assert await told() == (500, "api_error", "internal_error")
 
 
-async def test_an_error_in_anthropics_stream_is_an_event_of_that_name(far):
+async def test_an_error_in_anthropics_stream_is_an_event_named_error(far):
     far.gateway.script = lambda job: [[Delta(0, "a", raw=[b"event: ping\ndata: {}\n\n"])], NodeFailed("gone")]
     reply = await far.post(MESSAGES, asking(stream=True))
     head, _, error = reply.body.partition(b"event: error\n")
-    assert b"event: ping\ndata: {}\n\n" == head
+    assert head == b"event: ping\ndata: {}\n\n"
     told = json.loads(error.removeprefix(b"data: "))
-    assert ("error", "api_error") == (told["type"], told["error"]["type"])
+    assert (told["type"], told["error"]["type"]) == ("error", "api_error")
     assert not reply.whole

@@ -1,4 +1,4 @@
-"""What a key that is for some models sees of models, nodes and users, beside a key that is for all."""
+"""The models, nodes and users that a key for some models sees, compared with a key for all."""
 
 import json
 from functools import partial
@@ -76,7 +76,7 @@ IDS = [key.key for key, *_ in SEEN]
 
 
 @pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
-async def test_nodes_are_those_of_a_keys_models_and_list_no_others(server, key, models, nodes):
+async def test_nodes_are_those_of_a_keys_models_and_list_only_these_models(server, key, models, nodes):
     listed = (await server.get("/nodes", headers=bearer(key))).json
     assert {node["id"]: node["models"] for node in listed} == nodes
 
@@ -89,7 +89,7 @@ async def test_running_models_are_those_of_a_key(server, key, models, nodes):
 
 
 async def watched(server, key, seconds=0.1):
-    """Return the values of the events that a key's watcher gets in that time."""
+    """Return the values of the events that a watcher with this key gets in that time."""
     left, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(server.get, "/events", headers=bearer(key), left=left, pieces=pieces))
@@ -113,7 +113,7 @@ async def test_events_show_a_keys_models_and_nodes_and_the_totals_of_all(
 
 @pytest.mark.parametrize(("key", "snapshots"), [(ALL, 9), (SMALL, 3)], ids=["seen", "hidden"])
 async def test_changes_of_hidden_models_cause_no_events(server, fleet, autojump_clock, key, snapshots):
-    """Else the times of events would say when others are served."""
+    """Otherwise the times of events would reveal when others are served."""
 
     async def change() -> None:
         for busy in range(100):
@@ -144,7 +144,7 @@ async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
 
 
 async def labels(server, key):
-    """Return what the labels of a key's metrics say: models, nodes, tenants."""
+    """Return the labels of a key's metrics: models, nodes and tenants."""
     text = (await server.get("/metrics", headers=bearer(key))).body.decode()
     found = {"model": set(), "model_name": set(), "node": set(), "tenant": set()}
     for family in text_string_to_metric_families(text):
@@ -168,7 +168,7 @@ async def test_metrics_are_of_a_keys_models_nodes_and_users(server, key, counted
     assert len(found["tenant"]) == tenants
 
 
-async def test_a_key_for_some_models_has_its_own_users_among_the_metrics(server):
+async def test_a_key_for_some_models_sees_its_own_users_in_the_metrics(server):
     text = (await server.get("/metrics", headers=bearer(FAR))).body.decode()
     assert 'fairlead_jobs_total{model="far",outcome="success"} 2.0' in text
     assert text.count("fairlead_tenant_jobs_total{") == 1
@@ -188,17 +188,17 @@ async def test_a_key_for_some_models_has_its_own_users_among_the_metrics(server)
         ("POST", "/nodes/nowhere/drain", None),
     ],
 )
-async def test_what_touches_other_models_is_forbidden(server, method, path, body):
+async def test_changes_to_other_models_are_forbidden(server, method, path, body):
     reply = await server.send(method, path, json.dumps(body).encode() if body else b"", headers=bearer(SMALL))
     assert (reply.status, reply.error["code"]) == (403, "forbidden")
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
-async def test_a_keys_own_models_are_loaded_and_unloaded(server, path):
+async def test_a_key_may_load_and_unload_its_own_models(server, path):
     assert (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status == 200
 
 
-async def test_without_keys_everything_is_seen(client_with):
+async def test_without_keys_everything_is_visible(client_with):
     client = client_with(fleet=FakeFleet(statuses=STATUSES, node_statuses=NODES), aliases=ALIASES)
     assert len(NODES) == len((await client.get("/nodes")).json)
     assert len((await client.get("/running")).json) == 3

@@ -1,4 +1,4 @@
-"""A name that stands for several models, as clients see it: who answers, who may ask, what is told of it."""
+"""Selectors, which are names for several models: the choice of a model, permissions, and listing."""
 
 import json
 
@@ -18,7 +18,7 @@ SPILL = SelectorConfig("spillover", ("b", "c", "d"), SelectorSettings(2))
 
 
 class House:
-    """A client of an application with three commands, a node elsewhere and an engine's model."""
+    """A client of an application with an engine's model, two commands and a remote node."""
 
     def __init__(self, client_with, *api_keys: ApiKey, **selectors: SelectorConfig) -> None:
         self.statuses = {
@@ -52,43 +52,43 @@ class House:
         return self.jobs[-1].model if reply.status == 200 else (reply.status, reply.error["code"])
 
 
-# Who answers -----------------------------------------------------------------------------------------------
+# Choice of the model ---------------------------------------------------------------------------------------
 
 
-async def test_warm_goes_to_who_is_loaded_and_otherwise_to_the_first_that_is_served(client_with):
+async def test_warm_chooses_a_loaded_model_and_otherwise_the_first_that_is_served(client_with):
     house = House(client_with, w=WARM)
     house.becomes("b", "loading")
-    assert "b" == await house.ask("w")
+    assert await house.ask("w") == "b"
     house.becomes("c", "ready")
-    assert "c" == await house.ask("w")
+    assert await house.ask("w") == "c"
     house.becomes("b", "failed", "no such file")
     house.becomes("c", "draining")
-    assert "small" == await house.ask("w")
+    assert await house.ask("w") == "small"
 
 
-async def test_pin_is_always_the_first_that_is_served(client_with):
+async def test_pin_always_chooses_the_first_that_is_served(client_with):
     house = House(client_with, p=PIN)
     house.becomes("b", "failed", "no such file")
     house.becomes("small", "ready")
-    assert "b" == await house.ask("p")
+    assert await house.ask("p") == "b"
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path != CHAT])
-async def test_every_dialect_has_selectors_and_the_server_gets_its_models_name(client_with, path):
+async def test_every_route_has_selectors_and_the_server_gets_its_models_name(client_with, path):
     house = House(client_with, p=PIN)
-    assert "b" == await house.ask("p", path=path)
+    assert await house.ask("p", path=path) == "b"
     asked = json.loads(asking(model="p"))
     assert asked | {"model": "b"} == json.loads(house.jobs[-1].relay.body)
 
 
-async def test_a_target_may_be_an_alias_and_is_asked_for_by_that(client_with):
-    # For an alias may have parameters of its own.
+async def test_a_target_may_be_an_alias_and_is_requested_by_it(client_with):
+    # An alias may have parameters of its own.
     house = House(client_with, p=SelectorConfig("pin", ("slow",)))
-    assert "c" == await house.ask("p")
-    assert "slow" == json.loads(house.jobs[-1].relay.body)["model"]
+    assert await house.ask("p") == "c"
+    assert json.loads(house.jobs[-1].relay.body)["model"] == "slow"
 
 
-async def test_an_engines_model_answers_by_its_own_name(client_with, chat):
+async def test_a_response_of_an_engines_model_has_its_own_name(client_with, chat):
     house = House(client_with, p=SelectorConfig("pin", ("tiny",)))
     house.client.gateway.script = client_with().gateway.script
     reply = await house.client.post(CHAT, chat(model="p"))
@@ -99,39 +99,39 @@ async def test_a_model_whose_node_does_not_answer_is_not_preferred_to_one_that_c
     house = House(
         client_with, w=SelectorConfig("warm", ("d", "b")), s=SelectorConfig("spillover", ("d", "b"))
     )
-    assert ["d", "d"] == [await house.ask(name) for name in "ws"]
+    assert [await house.ask(name) for name in "ws"] == ["d", "d"]
     house.becomes("d", "stopped", "it does not answer its probes")
-    assert ["b", "b"] == [await house.ask(name) for name in "ws"]
+    assert [await house.ask(name) for name in "ws"] == ["b", "b"]
 
 
-async def test_an_engines_model_that_is_about_to_go_is_passed_over(client_with):
+async def test_an_engines_model_that_is_being_removed_is_skipped(client_with):
     house = House(client_with, p=SelectorConfig("pin", ("old", "b")))
     house.fleet.statuses.append(ModelStatus(model="old", kind="engine", node="engine:old", state="ready"))
-    assert "b" == await house.ask("p")
+    assert await house.ask("p") == "b"
 
 
-async def test_of_targets_that_are_not_served_nobody_answers(client_with):
+async def test_a_selector_without_served_targets_is_not_found(client_with):
     house = House(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
     reply = await house.client.post(CHAT, asking(model="none"))
-    assert (404, "model_not_found", "model") == (reply.status, reply.error["code"], reply.error["param"])
-    assert "no model that 'none' stands for is served here" == reply.error["message"]
-    assert [] == house.jobs
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
+    assert reply.error["message"] == "no model that 'none' stands for is served here"
+    assert house.jobs == []
 
 
-async def test_where_nothing_is_well_the_first_is_tried_and_its_client_told_why_it_failed(client_with):
+async def test_if_all_targets_failed_the_first_is_tried_and_its_error_returned(client_with):
     house = House(client_with, w=WARM, s=SPILL)
     for model in house.statuses:
         house.becomes(model, "failed", "no such file")
     house.client.gateway.refusal = NodeFailed("it does not start")
     for name, first in (("w", "small"), ("s", "b")):
         reply = await house.client.post(CHAT, asking(model=name))
-        assert (502, first) == (reply.status, house.jobs[-1].model)
+        assert (reply.status, house.jobs[-1].model) == (502, first)
 
 
-# Spilling over ---------------------------------------------------------------------------------------------
+# Spillover -------------------------------------------------------------------------------------------------
 
 
-async def test_jobs_spill_over_while_others_run_and_come_back_when_they_are_over(client_with):
+async def test_jobs_spill_over_while_others_run_and_return_when_these_have_ended(client_with):
     house = House(client_with, s=SPILL)
     house.client.gateway.script = lambda job: [*whole(job), None]
     left = trio.Event()
@@ -139,14 +139,14 @@ async def test_jobs_spill_over_while_others_run_and_come_back_when_they_are_over
         for _ in range(6):
             clients.start_soon(lambda: house.client.post(CHAT, asking(model="s"), left=left))
             await trio.testing.wait_all_tasks_blocked()
-        assert ["b", "b", "c", "c", "d", "d"] == [job.model for job in house.jobs]
+        assert [job.model for job in house.jobs] == ["b", "b", "c", "c", "d", "d"]
         left.set()
     house.client.gateway.script = whole
-    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+    assert [await house.ask("s") for _ in range(3)] == ["b"] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_leaves_while_waiting_makes_room(client_with, stream, autojump_clock):
+async def test_a_disconnect_while_waiting_frees_a_place(client_with, stream, autojump_clock):
     house = House(client_with, s=SPILL)
     house.client.gateway.wait_s = 100.0
     left = [trio.Event() for _ in range(3)]
@@ -156,28 +156,28 @@ async def test_who_leaves_while_waiting_makes_room(client_with, stream, autojump
                 lambda event=event: house.client.post(CHAT, asking(model="s", stream=stream), left=event)
             )
             await trio.sleep(1)
-        assert ["b", "b", "c"] == [job.model for job in house.jobs]
+        assert [job.model for job in house.jobs] == ["b", "b", "c"]
         left[0].set()
         await trio.sleep(1)
         clients.start_soon(lambda: house.client.post(CHAT, asking(model="s"), left=left[1]))
         await trio.sleep(1)
-        assert "b" == house.jobs[-1].model
+        assert house.jobs[-1].model == "b"
         for event in left:
             event.set()
     house.client.gateway.wait_s = 0.0
-    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+    assert [await house.ask("s") for _ in range(3)] == ["b"] * 3
 
 
 @pytest.mark.parametrize("body", [{"n": 1000}, {"stream": True, "n": 1000}])
-async def test_a_request_that_is_refused_after_its_choice_takes_no_room(client_with, body):
+async def test_a_request_that_is_refused_after_its_choice_takes_no_place(client_with, body):
     house = House(client_with, s=SPILL)
     for _ in range(5):
-        assert 400 == (await house.client.post(CHAT, asking(model="s", **body))).status
+        assert (await house.client.post(CHAT, asking(model="s", **body))).status == 400
     house.client.gateway.refusal = NodeFailed("gone")
     for _ in range(5):
-        assert 502 == (await house.client.post(CHAT, asking(model="s"))).status
+        assert (await house.client.post(CHAT, asking(model="s"))).status == 502
     house.client.gateway.refusal = None
-    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+    assert [await house.ask("s") for _ in range(3)] == ["b"] * 3
 
 
 async def test_a_stream_holds_its_place_to_its_end(client_with):
@@ -188,11 +188,11 @@ async def test_a_stream_holds_its_place_to_its_end(client_with):
         for _ in range(3):
             clients.start_soon(lambda: house.client.post(CHAT, asking(model="s", stream=True), left=left))
             await trio.testing.wait_all_tasks_blocked()
-        assert ["b", "b", "c"] == [job.model for job in house.jobs]
+        assert [job.model for job in house.jobs] == ["b", "b", "c"]
         left.set()
 
 
-async def test_a_selector_that_is_another_or_none_meanwhile_lets_its_jobs_end(client_with):
+async def test_running_jobs_of_a_changed_or_removed_selector_end_normally(client_with):
     house = House(client_with, s=SPILL)
     house.client.gateway.script = lambda job: [*whole(job), None]
     left = trio.Event()
@@ -208,39 +208,39 @@ async def test_a_selector_that_is_another_or_none_meanwhile_lets_its_jobs_end(cl
         await ask()
         house.selectors["s"] = PIN
         await ask()
-        assert ["b", "c", "b"] == [job.model for job in house.jobs[:2] + house.jobs[3:]]
+        assert [job.model for job in house.jobs[:2] + house.jobs[3:]] == ["b", "c", "b"]
         del house.selectors["s"]
-        assert 404 == (await house.client.post(CHAT, asking(model="s"))).status
+        assert (await house.client.post(CHAT, asking(model="s"))).status == 404
         left.set()
     house.selectors["s"] = SPILL
     house.client.gateway.script = whole
-    assert ["b"] * 3 == [await house.ask("s") for _ in range(3)]
+    assert [await house.ask("s") for _ in range(3)] == ["b"] * 3
 
 
-# Who may ask -----------------------------------------------------------------------------------------------
+# Permissions -----------------------------------------------------------------------------------------------
 
 ALL_OF_IT = ApiKey("sk-selector", models=("p", "s"))
 SOME = ApiKey("sk-some", models=("slow",))
 NONE = ApiKey("sk-none", models=("d",))
 
 
-async def test_a_key_for_the_selector_may_use_what_it_stands_for_through_it_only(client_with):
+async def test_a_key_for_a_selector_may_use_its_targets_through_it_only(client_with):
     house = House(client_with, ALL_OF_IT, SOME, NONE, p=PIN)
-    assert "b" == await house.ask("p", ALL_OF_IT)
-    assert (403, "forbidden") == await house.ask("b", ALL_OF_IT)
+    assert await house.ask("p", ALL_OF_IT) == "b"
+    assert await house.ask("b", ALL_OF_IT) == (403, "forbidden")
 
 
 async def test_other_keys_get_those_targets_that_they_may_use(client_with):
     house = House(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN)
     house.becomes("b", "ready")
-    assert "c" == await house.ask("s", SOME)
-    assert "d" == await house.ask("s", NONE)
-    assert (403, "forbidden") == await house.ask("p", SOME)
+    assert await house.ask("s", SOME) == "c"
+    assert await house.ask("s", NONE) == "d"
+    assert await house.ask("p", SOME) == (403, "forbidden")
     reply = await house.client.post(CHAT, asking(model="p"), headers={"x-api-key": NONE.key})
-    assert "this API key may use no model that 'p' stands for" == reply.error["message"]
+    assert reply.error["message"] == "this API key may use no model that 'p' stands for"
 
 
-# What is told ----------------------------------------------------------------------------------------------
+# Listing ---------------------------------------------------------------------------------------------------
 
 
 async def listed(house: House, key: ApiKey | None = None) -> dict[str, dict]:
@@ -249,7 +249,7 @@ async def listed(house: House, key: ApiKey | None = None) -> dict[str, dict]:
     return {card["id"]: card for card in cards}
 
 
-async def test_selectors_are_listed_with_what_is_told_of_them(client_with):
+async def test_selectors_are_listed_with_their_description(client_with):
     told = SelectorConfig(
         "spillover",
         ("b", "gone", "slow"),
@@ -260,48 +260,48 @@ async def test_selectors_are_listed_with_what_is_told_of_them(client_with):
     )
     house = House(client_with, best=told, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True))
     cards = await listed(house)
-    assert ["small", "b", "c", "d", "best", "p"] == list(cards)
+    assert list(cards) == ["small", "b", "c", "d", "best", "p"]
     about = {"purpose": "coding", "type": "selector", "strategy": "spillover", "targets": ["b", "slow"]}
     assert {"name": "Best", "description": "for code", "meta": {"llamaswap": about | {"spillover": 3}}} == {
         key: cards["best"][key] for key in ("name", "description", "meta")
     }
-    assert ("model", "fairlead") == (cards["best"]["object"], cards["best"]["owned_by"])
+    assert (cards["best"]["object"], cards["best"]["owned_by"]) == ("model", "fairlead")
     assert {"name", "description"}.isdisjoint(cards["p"])
     assert cards["best"] == (await house.client.get("/v1/models/best")).json
-    assert "hidden" == (await house.client.get("/v1/models/hidden")).json["id"]
+    assert (await house.client.get("/v1/models/hidden")).json["id"] == "hidden"
 
 
-async def test_who_may_use_no_target_sees_no_selector_and_others_see_theirs(client_with):
+async def test_a_key_sees_only_selectors_and_targets_that_it_may_use(client_with):
     house = House(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN, none=SelectorConfig("pin", ("gone",)))
-    assert ["c", "s"] == list(await listed(house, SOME))
-    assert ["c"] == (await listed(house, SOME))["s"]["meta"]["llamaswap"]["targets"]
-    assert ["p", "s"] == sorted(await listed(house, ALL_OF_IT))
+    assert list(await listed(house, SOME)) == ["c", "s"]
+    assert (await listed(house, SOME))["s"]["meta"]["llamaswap"]["targets"] == ["c"]
+    assert sorted(await listed(house, ALL_OF_IT)) == ["p", "s"]
     for name, status in (("p", 403), ("none", 404)):
         reply = await house.client.get(f"/v1/models/{name}", headers={"x-api-key": SOME.key})
         assert status == reply.status
 
 
-async def test_an_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(client_with):
+async def test_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(client_with):
     house = House(client_with, p=SelectorConfig("pin", ("tiny",)), far=SelectorConfig("pin", ("b",)))
-    assert 200 == (await house.client.get("/queue/estimate?model=p")).status
+    assert (await house.client.get("/queue/estimate?model=p")).status == 200
     tokens = {"prompt": "hello"}
     of_model = (await house.client.post("/tokenize", tokens | {"model": "small"})).json
     assert of_model == (await house.client.post("/tokenize", tokens | {"model": "p"})).json
-    assert 400 == (await house.client.post("/tokenize", tokens | {"model": "far"})).status
+    assert (await house.client.post("/tokenize", tokens | {"model": "far"})).status == 400
 
 
-async def test_to_look_takes_no_room(client_with):
+async def test_an_estimate_or_a_lookup_takes_no_place(client_with):
     house = House(client_with, s=SPILL)
     for _ in range(5):
-        assert 200 == (await house.client.get("/queue/estimate?model=s")).status
-        assert 200 == (await house.client.get("/v1/models/s")).status
-    assert "b" == await house.ask("s")
+        assert (await house.client.get("/queue/estimate?model=s")).status == 200
+        assert (await house.client.get("/v1/models/s")).status == 200
+    assert await house.ask("s") == "b"
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
 async def test_a_selector_is_neither_loaded_nor_unloaded(client_with, path):
     house = House(client_with, p=PIN)
     reply = await house.client.post(path, {"model": "p"})
-    assert (400, "model") == (reply.status, reply.error["param"])
-    assert "model: 'p' stands for several models; name one" == reply.error["message"]
-    assert [] == house.fleet.asked
+    assert (reply.status, reply.error["param"]) == (400, "model")
+    assert reply.error["message"] == "model: 'p' stands for several models; name one"
+    assert house.fleet.asked == []

@@ -1,4 +1,4 @@
-"""The listener through real sockets: what it serves, what it refuses, and how it ends."""
+"""The listener over real sockets: binding, serving, refusals, failures and chunked bodies."""
 
 import errno
 import resource
@@ -25,7 +25,7 @@ def test_port_0_picks_one_port_for_all_addresses_of_the_host():
     sockets = bind("localhost", 0)
     ports = {sock.getsockname()[1] for sock in sockets}
     close_all(sockets)
-    assert 1 == len(ports)
+    assert len(ports) == 1
     assert 0 not in ports
 
 
@@ -45,23 +45,23 @@ def test_a_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(m
     sockets = bind("localhost", 0)
     ports = [{sock.getsockname()[1] for sock in these} for these in (sockets, taken)]
     close_all(sockets + taken)
-    assert (1, 3, set()) == (len(ports[0]), len(ports[1]), ports[0] & ports[1])
+    assert (len(ports[0]), len(ports[1]), ports[0] & ports[1]) == (1, 3, set())
 
 
-def test_port_in_use_is_named_with_what_to_do():
+def test_port_in_use_is_reported_with_advice():
     sockets = bind("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     with pytest.raises(OSError) as caught:
         bind("127.0.0.1", port)
     close_all(sockets)
-    assert errno.EADDRINUSE == caught.value.errno
+    assert caught.value.errno == errno.EADDRINUSE
     assert str(caught.value) == (
         f"port {port} of 127.0.0.1 is in use by another program, perhaps another Fairlead (`fairlead ps`): "
         "stop that one, or choose another port with --port"
     )
 
 
-def test_address_that_is_not_ours_is_named_with_the_systems_reason():
+def test_address_of_another_machine_is_reported_with_the_systems_reason():
     with pytest.raises(OSError, match=r"^cannot listen on 192\.0\.2\.1, port 80: "):
         bind("192.0.2.1", 80)
 
@@ -81,13 +81,13 @@ def test_an_ipv6_host_is_bound_with_and_without_brackets(host):
         pytest.skip(str(error))
     families = [sock.family for sock in sockets]
     close_all(sockets)
-    assert [socket.AF_INET6] == families
+    assert families == [socket.AF_INET6]
 
 
-def test_accepted_connections_send_at_once_and_notice_a_dead_machine():
+def test_accepted_connections_have_tcp_nodelay_and_keepalive():
     (listening,) = bind("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):
-        listening.settimeout(60)  # the connection may not be here yet
+        listening.settimeout(60)  # the connection may not have arrived yet
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -117,7 +117,7 @@ async def test_an_empty_line_after_a_body_is_not_the_next_request():
         client = await server.connect()
         first = await client.ask(post(b"one", "/echo") + b"\r\n")
         second = await client.ask(b"\r\n" + post(b"two", "/echo"))
-    assert [b"one", b"two"] == [first.body, second.body]
+    assert [first.body, second.body] == [b"one", b"two"]
 
 
 async def test_a_chunked_body_arrives_whole_byte_by_byte():
@@ -128,19 +128,19 @@ async def test_a_chunked_body_arrives_whole_byte_by_byte():
         for index in range(len(request)):
             await client.send(request[index : index + 1])
         answer = await client.answer()
-    assert b"abcde" == answer.body
+    assert answer.body == b"abcde"
 
 
-async def test_a_client_that_asks_before_sending_its_body_is_told_to_go_on():
+async def test_a_client_that_expects_100_continue_gets_it_before_it_sends_its_body():
     async with serving(Apps()) as server:
         client = await server.connect()
         head, _, body = post(b"hello", "/echo", "Expect: 100-continue").partition(b"\r\n\r\n")
         go_on = await client.ask(head + b"\r\n\r\n")
         answer = await client.ask(body)
-    assert (100, b"hello") == (go_on.status, answer.body)
+    assert (go_on.status, answer.body) == (100, b"hello")
 
 
-async def test_a_large_body_that_is_not_read_stops_at_the_read_ahead_and_is_taken_when_it_is_read():
+async def test_a_large_body_is_read_ahead_in_part_and_the_rest_when_the_app_reads():
     apps = Apps()
     body = bytes(1_000_000)
 
@@ -160,24 +160,24 @@ async def test_a_large_body_that_is_not_read_stops_at_the_read_ahead_and_is_take
     assert body == answer.body
 
 
-async def test_connection_close_is_honoured():
+async def test_connection_close_is_honored():
     async with serving(Apps()) as server:
         client = await server.connect()
         answer = await client.ask(get("/", "Connection: close"))
         rest = await client.end()
-    assert (b"hello", b"", "close") == (answer.body, rest, answer.headers["connection"])
+    assert (answer.body, rest, answer.headers["connection"]) == (b"hello", b"", "close")
 
 
-async def test_a_stream_for_http_1_0_ends_with_its_file():
+async def test_a_stream_for_http_1_0_ends_with_the_connection():
     apps = Apps()
     apps.go.set()
     async with serving(apps) as server:
         answer = await server.ask(get("/drip", version="1.0"))
-    assert b"first last" == answer.body
+    assert answer.body == b"first last"
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
-async def test_a_stream_that_is_always_ready_leaves_others_their_turn(method):
+async def test_a_stream_that_is_always_ready_does_not_block_others(method):
     async with serving(Apps()) as server:
         greedy = await server.connect()
         await greedy.send(get("/flood").replace(b"GET", method))
@@ -185,22 +185,22 @@ async def test_a_stream_that_is_always_ready_leaves_others_their_turn(method):
             nursery.start_soon(greedy.end)
             answers = [await server.ask(get()) for _ in range(5)]
             nursery.cancel_scope.cancel()
-    assert [200] * 5 == [answer.status for answer in answers]
+    assert [answer.status for answer in answers] == [200] * 5
 
 
-async def test_an_app_that_does_not_start_leaves_no_port_taken():
+async def test_an_app_that_fails_to_start_frees_its_port():
     async def app(scope, receive, send):
         await receive()
         await send({"type": "lifespan.startup.failed", "message": "no model"})
 
-    own = "127.6.1.8"  # where no other process may come between
+    own = "127.6.1.8"  # an address that no other process uses
     sockets = bind(own, 0)
     port = sockets[0].getsockname()[1]
     with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="no model"), flatten_subgroups=True):
         await serve_http(app, sockets, limits=Limits(), shutdown=trio.Event())
     (again,) = bind(own, port)
     again.close()
-    assert [-1] == [sock.fileno() for sock in sockets]
+    assert [sock.fileno() for sock in sockets] == [-1]
 
 
 async def test_the_app_is_started_before_the_first_request_and_stopped_after_the_last():
@@ -220,7 +220,7 @@ async def test_the_app_is_started_before_the_first_request_and_stopped_after_the
 
     async with serving(app) as server:
         await server.ask(get())
-    assert ["started", "request", "stopped"] == events
+    assert events == ["started", "request", "stopped"]
 
 
 # Refusing ------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: A
         (get("/", "X-Endless: ")[:-4] + b"x" * 200_000, 431, "headers_too_large"),
     ],
 )
-async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_app(request_, status, code):
+async def test_invalid_http_is_refused_in_json_and_never_reaches_the_app(request_, status, code):
     apps = Apps()
     async with serving(apps, Limits(header_bytes=4096, headers=20)) as server:
         client = await server.connect()
@@ -319,21 +319,21 @@ async def test_what_is_not_plain_http_is_refused_in_json_and_never_reaches_the_a
             nursery.start_soon(client.send_in_vain, request_)
             answer = await client.answer()
         assert (status, code, "close") == (answer.status, answer.error["code"], answer.headers["connection"])
-        assert b"" == await client.end()
-        assert b"hello" == (await server.ask(get())).body
-    assert ["/"] == apps.requests
+        assert await client.end() == b""
+        assert (await server.ask(get())).body == b"hello"
+    assert apps.requests == ["/"]
 
 
-async def test_an_offer_of_http2_is_declined_by_an_answer_in_http_1():
+async def test_an_upgrade_to_http2_is_declined_by_a_response_in_http_1():
     async with serving(Apps()) as server:
         client = await server.connect()
         for _ in range(2):
             await client.send(get("/", *H2C))
             answer = await client.answer()
-            assert (200, b"hello") == (answer.status, answer.body)
+            assert (answer.status, answer.body) == (200, b"hello")
         await client.send(get("/", *H2C) + b"\x00garbage")
-        assert [200, 400] == [(await client.answer()).status, (await client.answer()).status]
-        assert b"hello" == (await server.ask(get())).body
+        assert [(await client.answer()).status, (await client.answer()).status] == [200, 400]
+        assert (await server.ask(get())).body == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -346,10 +346,10 @@ async def test_an_offer_of_http2_is_declined_by_an_answer_in_http_1():
         ("//a//b", "//a//b"),
     ],
 )
-async def test_an_odd_target_is_a_path_like_any_other(target, path):
+async def test_an_unusual_target_is_served_by_its_path(target, path):
     apps = Apps()
     async with serving(apps) as server:
-        assert 200 == (await server.ask(get(target))).status
+        assert (await server.ask(get(target))).status == 200
     assert [path] == apps.requests
 
 
@@ -420,7 +420,7 @@ async def test_chunk_extensions_and_trailers_are_ignored():
     assert answer.body == b"hello"
 
 
-async def test_strictness_holds_for_pipelined_requests_too():
+async def test_framing_is_strict_for_pipelined_requests_too():
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -440,59 +440,59 @@ async def test_empty_lines_before_a_request_may_arrive_in_pieces():
         assert (await client.answer()).body == b"hello"
 
 
-async def test_over_the_limit_of_connections_new_ones_are_refused_and_old_ones_undisturbed():
+async def test_over_the_limit_of_connections_only_new_ones_are_refused():
     apps = Apps()
     with structlog.testing.capture_logs() as logs:
         async with serving(apps, Limits(connections=2)) as server:
             clients = [await server.connect() for _ in range(2)]
             for client in clients:
-                assert 200 == (await client.ask(get())).status
+                assert (await client.ask(get())).status == 200
             refused = [await (await server.connect()).answer() for _ in range(3)]
             for client in clients:
-                assert 200 == (await client.ask(get())).status
+                assert (await client.ask(get())).status == 200
             clients[0].socket.close()
-            # There is room as soon as the listener has seen it.
+            # There is room as soon as the listener has noticed the disconnect.
             while (await server.ask(get())).status == 503:
                 pass
             clients[1].socket.close()
-    assert [(503, "too_many_connections")] * 3 == [(each.status, each.error["code"]) for each in refused]
-    assert {"too many connections"} == {entry["event"] for entry in logs}
+    assert [(each.status, each.error["code"]) for each in refused] == [(503, "too_many_connections")] * 3
+    assert {entry["event"] for entry in logs} == {"too many connections"}
 
 
-async def test_running_out_of_descriptors_is_a_pause_and_no_end():
+async def test_the_listener_recovers_from_running_out_of_file_descriptors():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             with trio.socket.socket() as sock:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # none, whatever is closed meanwhile
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # none, even if one is closed
                 try:
                     await sock.connect(server.address)
-                    while not logs:  # noqa: ASYNC110  # a log line is no event
+                    while not logs:  # noqa: ASYNC110  # a log line sets no event
                         await trio.sleep(0.01)
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                assert b"hello" == (await Client(sock).ask(get())).body
-    assert ["cannot accept connections"] == [entry["event"] for entry in logs]
+                assert (await Client(sock).ask(get())).body == b"hello"
+    assert [entry["event"] for entry in logs] == ["cannot accept connections"]
 
 
 # Failing -------------------------------------------------------------------------------------------
 
 
-async def test_an_app_that_fails_is_answered_for_in_json_and_logged_once():
+async def test_an_app_that_fails_is_a_500_in_json_and_logged_once():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             answer = await server.ask(get("/fail"))
-            assert 200 == (await server.ask(get())).status
-    assert (500, "internal_error") == (answer.status, answer.error["code"])
-    assert ["request failed"] == [entry["event"] for entry in logs]
+            assert (await server.ask(get())).status == 200
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert [entry["event"] for entry in logs] == ["request failed"]
 
 
-async def test_an_app_that_fails_in_the_middle_leaves_its_answer_without_an_end():
+async def test_an_app_that_fails_during_its_response_leaves_it_incomplete():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             answer = await server.ask(get("/fail_later"))
-    assert (b"half", False) == (answer.body, answer.whole)
-    assert ["request failed"] == [entry["event"] for entry in logs]
+    assert (answer.body, answer.whole) == (b"half", False)
+    assert [entry["event"] for entry in logs] == ["request failed"]
 
 
 @pytest.mark.parametrize(
@@ -515,11 +515,11 @@ async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_onc
             await bystander.ask(get())
             client = await server.connect()
             await client.send(get("/stumble"))
-            assert b"" == await client.end()
-            assert 200 == (await bystander.ask(get())).status
+            assert await client.end() == b""
+            assert (await bystander.ask(get())).status == 200
             client.socket.close()
             bystander.socket.close()
-    assert ["connection dropped"] == [entry["event"] for entry in logs]
+    assert [entry["event"] for entry in logs] == ["connection dropped"]
 
 
 # Chunks --------------------------------------------------------------------------------------------

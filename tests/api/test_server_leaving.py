@@ -1,4 +1,4 @@
-"""Clients that leave, stall or never come to the point; and a listener that stops."""
+"""Clients that disconnect, stall or send no complete request, and a listener that shuts down."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from api.raw_http import SHORT, Apps, get, post, reply, serving
 from fairlead.api.protocol import PIPELINED_BYTES
 from fairlead.config import Limits
 
-# Leaving -------------------------------------------------------------------------------------------
+# Disconnects ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from fairlead.config import Limits
     ids=["bare", "stray CRLF", "pipelined", "body", "body CRLF", "half a body", "unread body", "upgrade"],
 )
 @pytest.mark.parametrize("way", ["close", "reset", "half-close"])
-async def test_a_client_that_leaves_while_its_request_waits_is_seen_at_once(request_, way):
+async def test_a_disconnect_while_a_request_waits_is_noticed_at_once(request_, way):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -42,11 +42,11 @@ async def test_a_client_that_leaves_while_its_request_waits_is_seen_at_once(requ
         else:
             client.socket.shutdown(trio.socket.SHUT_WR)
         await apps.told.wait()
-    assert ["/wait"] == apps.requests
+    assert apps.requests == ["/wait"]
 
 
 @pytest.mark.parametrize("way", ["close", "half-close"])
-async def test_a_client_that_sends_as_far_ahead_as_it_may_and_leaves_is_seen(way):
+async def test_a_disconnect_after_the_maximum_of_pipelined_data_is_noticed(way):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -61,8 +61,8 @@ async def test_a_client_that_sends_as_far_ahead_as_it_may_and_leaves_is_seen(way
     assert apps.requests == ["/wait"]
 
 
-async def test_client_that_sends_too_far_ahead_is_refused_and_its_running_request_ends():
-    """Its FIN would come after all that, and never, were the kernel's buffers full of it."""
+async def test_client_that_pipelines_too_much_is_refused_and_its_running_request_ends():
+    """Its FIN would arrive after all these data, or never if they filled the kernel's buffers."""
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -77,7 +77,7 @@ async def test_client_that_sends_too_far_ahead_is_refused_and_its_running_reques
     assert apps.requests == ["/wait"]
 
 
-async def test_stream_whose_client_sends_too_far_ahead_is_cut():
+async def test_stream_whose_client_pipelines_too_much_is_cut():
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -91,7 +91,7 @@ async def test_stream_whose_client_sends_too_far_ahead_is_cut():
     assert apps.requests == ["/drip"]
 
 
-async def test_pipelined_requests_within_the_bound_are_answered_in_their_turn():
+async def test_pipelined_requests_within_the_bound_are_all_served():
     apps = Apps()
     count = PIPELINED_BYTES // len(get("/next"))
     async with serving(apps) as server:
@@ -104,7 +104,7 @@ async def test_pipelined_requests_within_the_bound_are_answered_in_their_turn():
     assert statuses == [200] * (count + 1)
 
 
-async def test_large_body_whose_last_read_brings_pipelined_requests_is_not_taken_for_too_many():
+async def test_large_body_is_not_counted_with_the_pipelined_requests_behind_it():
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -114,19 +114,19 @@ async def test_large_body_whose_last_read_brings_pipelined_requests_is_not_taken
         assert [(await client.answer()).body for _ in range(10)] == [b"hello"] * 10
 
 
-async def test_connection_costs_one_descriptor_also_while_its_body_is_not_read():
+async def test_connection_uses_one_file_descriptor_even_while_its_body_is_not_read():
     apps = Apps()
     async with serving(apps, drained=False) as server:
         before = len(list(Path("/proc/self/fd").iterdir()))
         client = await server.connect()
-        with trio.move_on_after(0.1):  # as much as the kernel takes
+        with trio.move_on_after(0.1):  # as much as the kernel buffers
             await client.send(post(bytes(10_000_000), "/wait"))
         await apps.waiting.wait()
         await trio.testing.wait_all_tasks_blocked()
         assert len(list(Path("/proc/self/fd").iterdir())) == before + 2  # the client's and the server's
 
 
-async def test_whoever_left_before_a_request_came_is_gone_when_it_is_handled():
+async def test_disconnects_before_a_request_are_noticed_before_it_is_handled():
     waiting = 0
 
     async def app(scope, receive, send):
@@ -152,10 +152,10 @@ async def test_whoever_left_before_a_request_came_is_gone_when_it_is_handled():
                 await trio.lowlevel.checkpoint()
             for client in clients:
                 client.socket.close()
-            assert b"0" == (await asking.ask(get("/waiting"))).body
+            assert (await asking.ask(get("/waiting"))).body == b"0"
 
 
-async def test_an_app_that_sends_to_a_client_that_has_left_is_told_by_an_oserror():
+async def test_sending_to_a_client_that_has_disconnected_raises_an_oserror():
     raised = []
 
     async def app(scope, receive, send):
@@ -177,36 +177,36 @@ async def test_an_app_that_sends_to_a_client_that_has_left_is_told_by_an_oserror
             await begun.wait()
             client.socket.close()
             await told.wait()
-    assert (["Disconnected"], []) == (raised, logs)
+    assert (raised, logs) == (["Disconnected"], [])
 
 
-async def test_an_idle_client_that_closes_leaves_nothing_behind():
+async def test_an_idle_client_that_disconnects_frees_its_connection():
     async with serving(Apps(), Limits(connections=1)) as server:
         for _ in range(5):
             client = await server.connect()
-            while (answer := await client.ask(get())).status == 503:  # the last one is not gone yet
+            while (answer := await client.ask(get())).status == 503:  # the last one still counts
                 client.socket.close()
                 client = await server.connect()
-            assert b"hello" == answer.body
+            assert answer.body == b"hello"
             client.socket.close()
 
 
-# Taking too long -----------------------------------------------------------------------------------
+# Timeouts ------------------------------------------------------------------------------------------
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_the_app_told():
+async def test_a_client_that_does_not_read_is_cut_off_and_its_app_ended():
     apps = Apps()
     with structlog.testing.capture_logs() as logs:
         async with serving(apps, Limits(stall_s=0.3)) as server:
             client = await server.connect(receive_buffer=4096)
             await client.send(get("/flood"))
             await apps.told.wait()
-            assert 200 == (await server.ask(get())).status
+            assert (await server.ask(get())).status == 200
             client.socket.close()
-    assert ["the client does not read"] == [entry["reason"] for entry in logs]
+    assert [entry["reason"] for entry in logs] == ["the client does not read"]
 
 
-async def test_an_answer_given_up_in_the_middle_of_a_chunk_is_cut_not_continued():
+async def test_a_response_cancelled_in_the_middle_of_a_chunk_is_cut_not_continued():
     async def app(scope, receive, send):
         if scope["type"] == "lifespan":
             return
@@ -221,13 +221,13 @@ async def test_an_answer_given_up_in_the_middle_of_a_chunk_is_cut_not_continued(
         async with serving(app) as server:
             client = await server.connect(receive_buffer=4096)
             await client.send(get())
-            await given_up.wait()  # not reading is what this is about
+            await given_up.wait()  # the client must not read before
             received = await client.end()
-    assert (False, []) == (b"sorry" in received, logs)
+    assert (b"sorry" in received, logs) == (False, [])
 
 
-async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(mock_clock):
-    step = 1_000_000  # more than the kernel keeps: some of each is sent after the step before
+async def test_a_client_that_reads_slowly_is_not_cut_off(mock_clock):
+    step = 1_000_000  # more than the kernel buffers: part of each step is sent after the one before
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
@@ -243,10 +243,10 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(mock_clock):
                 data = await client.socket.recv(min(left, 65536))
                 assert data, "cut off"
                 left -= len(data)
-            mock_clock.jump(0.6)  # in all longer than stall_s, but never without a read
+            mock_clock.jump(0.6)  # in total longer than `stall_s`, but with a read each time
 
 
-async def test_a_head_that_does_not_come_to_its_end_is_refused_in_time_however_steadily_it_comes(mock_clock):
+async def test_an_incomplete_head_times_out_even_if_bytes_keep_arriving(mock_clock):
     async with serving(Apps(), SHORT) as server:
         client = await server.connect()
 
@@ -261,14 +261,14 @@ async def test_a_head_that_does_not_come_to_its_end_is_refused_in_time_however_s
             nursery.start_soon(drip)
             answer = await client.answer()
             nursery.cancel_scope.cancel()
-    assert (408, "header_timeout") == (answer.status, answer.error["code"])
+    assert (answer.status, answer.error["code"]) == (408, "header_timeout")
     assert trio.current_time() >= SHORT.header_timeout_s
 
 
 @pytest.mark.parametrize(
     ("first", "limit"), [(b"", "header_timeout_s"), (b"\r\n", "header_timeout_s"), (get(), "idle_timeout_s")]
 )
-async def test_a_client_that_says_nothing_is_closed_on(first, limit):
+async def test_a_connection_without_a_request_is_closed_after_a_timeout(first, limit):
     async with serving(Apps(), Limits(**{limit: 0.3})) as server:
         client = await server.connect()
         await client.send(first)
@@ -277,7 +277,7 @@ async def test_a_client_that_says_nothing_is_closed_on(first, limit):
     assert b"408" not in rest
 
 
-async def test_a_body_that_never_comes_ends_the_wait_of_an_app_that_has_no_clock(mock_clock):
+async def test_a_body_that_is_not_sent_ends_the_wait_of_an_app_without_a_timeout(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()
@@ -285,34 +285,34 @@ async def test_a_body_that_never_comes_ends_the_wait_of_an_app_that_has_no_clock
         while not apps.requests:
             await trio.lowlevel.checkpoint()
         mock_clock.jump(10)
-        assert b"" == await client.end()
-    assert ["/echo"] == apps.requests
+        assert await client.end() == b""
+    assert apps.requests == ["/echo"]
 
 
-async def test_a_long_wait_for_an_answer_is_no_timeout(mock_clock):
+async def test_a_long_wait_for_a_response_does_not_time_out(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()
         await client.send(get("/wait"))
         await apps.waiting.wait()
         mock_clock.jump(10)
-        await trio.testing.wait_all_tasks_blocked()  # a test that nothing happens
+        await trio.testing.wait_all_tasks_blocked()  # a timeout would happen now
         apps.go.set()
-        assert b"waited" == (await client.answer()).body
+        assert (await client.answer()).body == b"waited"
 
 
-async def test_a_thousand_idle_connections_do_not_keep_others_waiting():
+async def test_a_thousand_idle_connections_do_not_delay_others():
     async with serving(Apps(), Limits(header_timeout_s=3600)) as server:
         idle = [await server.connect() for _ in range(1000)]
         answers = [await server.ask(get()) for _ in range(20)]
         last = await idle[-1].ask(get())
-    assert {200} == {answer.status for answer in [*answers, last]}
+    assert {answer.status for answer in [*answers, last]} == {200}
 
 
-# Stopping ------------------------------------------------------------------------------------------
+# Shutdown ------------------------------------------------------------------------------------------
 
 
-async def test_stopping_closes_idle_connections_at_once_and_lets_answers_finish():
+async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finish():
     apps = Apps()
     async with serving(apps) as server:
         idle, busy, streaming = [await server.connect() for _ in range(3)]
@@ -322,7 +322,7 @@ async def test_stopping_closes_idle_connections_at_once_and_lets_answers_finish(
         await streaming.send(get("/drip"))
         await streaming.until(b"first")
         server.shutdown.set()
-        assert b"" == await idle.end()
+        assert await idle.end() == b""
         with pytest.raises(ConnectionError):
             await server.connect()
         assert not server.ended.is_set()
@@ -331,12 +331,12 @@ async def test_stopping_closes_idle_connections_at_once_and_lets_answers_finish(
         rest = await streaming.end()
         server.close_clients()
         await server.ended.wait()
-    assert (b"waited", "close") == (answer.body, answer.headers["connection"])
+    assert (answer.body, answer.headers["connection"]) == (b"waited", "close")
     assert rest.endswith(b"last\r\n0\r\n\r\n")
 
 
 @pytest.mark.parametrize("path", ["/wait", "/flood", "/drip"])
-async def test_stopping_ends_although_an_app_waits_or_a_client_never_reads(path):
+async def test_shutdown_ends_although_an_app_waits_or_a_client_never_reads(path):
     apps = Apps()
     limits = Limits(drain_s=0.2, stall_s=3600)
     with structlog.testing.capture_logs() as logs:
@@ -347,10 +347,10 @@ async def test_stopping_ends_although_an_app_waits_or_a_client_never_reads(path)
             server.shutdown.set()
             await server.ended.wait()
             client.socket.close()
-    assert [("drain cut off", 1)] == [(entry["event"], entry["connections"]) for entry in logs]
+    assert [(entry["event"], entry["connections"]) for entry in logs] == [("drain cut off", 1)]
 
 
-async def test_cancelling_the_listener_ends_everything():
+async def test_cancelling_the_listener_ends_all_of_its_tasks():
     apps = Apps()
     before = trio.lowlevel.current_statistics().tasks_living
     async with serving(apps, drained=False) as server:

@@ -1,4 +1,4 @@
-"""What shares promise; then a machine against a plain account of the rules, and mutants that it catches."""
+"""The rules of `Shares` by example, a state machine with a simple model, and mutants that it catches."""
 
 import pytest
 from hypothesis import Phase, settings
@@ -14,14 +14,14 @@ def holding(shares, name, amount):
     return held
 
 
-def test_one_holder_may_have_all():
+def test_one_holder_may_have_the_total():
     shares = Shares(10)
     held = holding(shares, "a", 10)
     assert shares.grow(held, 1) == [held]
     assert shares.taken == 0
 
 
-def test_the_largest_holder_loses_what_it_took_last():
+def test_the_largest_holder_loses_its_newest_holding():
     shares = Shares(10)
     first, last = holding(shares, "a", 4), holding(shares, "a", 4)
     small = holding(shares, "b", 2)
@@ -29,7 +29,7 @@ def test_the_largest_holder_loses_what_it_took_last():
     assert (first.gone, last.gone, small.gone, shares.taken) == (False, True, False, 7)
 
 
-def test_a_holder_above_its_share_loses_to_itself():
+def test_a_holder_that_grows_above_its_share_loses_its_own_holding():
     shares = Shares(10)
     small = holding(shares, "a", 4)
     large = holding(shares, "b", 6)
@@ -37,13 +37,13 @@ def test_a_holder_above_its_share_loses_to_itself():
     assert not small.gone
 
 
-def test_as_many_are_taken_back_as_are_needed():
+def test_as_many_holdings_are_revoked_as_are_needed():
     shares = Shares(10)
     held = [holding(shares, "a", 2) for _ in range(5)]
     assert shares.grow(shares.enter("b"), 5) == [held[4], held[3], held[2]]
 
 
-def test_what_is_kept_is_not_taken_back():
+def test_a_kept_holding_is_not_revoked():
     shares = Shares(10)
     kept, last = holding(shares, "a", 8), holding(shares, "a", 2)
     shares.keep(kept)
@@ -52,7 +52,7 @@ def test_what_is_kept_is_not_taken_back():
     assert shares.grow(newcomer, 1) == [newcomer]
 
 
-def test_what_is_gone_is_given_back_once():
+def test_a_holding_is_released_once():
     shares = Shares(10)
     held = holding(shares, "a", 10)
     shares.leave(held)
@@ -65,7 +65,7 @@ TestShares.settings = MACHINE_SETTINGS
 
 
 class TakesFirst(Shares):
-    """Takes back what the largest holder took first."""
+    """Revokes the oldest holding of the largest holder."""
 
     def _last_of_largest(self):
         found = super()._last_of_largest()
@@ -73,14 +73,14 @@ class TakesFirst(Shares):
 
 
 class TakesFromGrowing(Shares):
-    """Takes back from whoever asks."""
+    """Revokes the holding that grows."""
 
     def _last_of_largest(self):
         return None
 
 
 class TakesFromSmall(Shares):
-    """Takes back from anybody who can lose something."""
+    """Revokes from any holder with a revocable holding."""
 
     def _last_of_largest(self):
         losing = [holder for holder in self._holders.values() if holder.revocable]
@@ -88,14 +88,14 @@ class TakesFromSmall(Shares):
 
 
 class TakesKept(Shares):
-    """Takes back what is kept."""
+    """Revokes kept holdings."""
 
     def keep(self, holding):
         holding.kept = not holding.gone
 
 
 class ForgetsToGiveBack(Shares):
-    """Does not give back what was kept."""
+    """Does not release kept holdings."""
 
     def leave(self, holding):
         taken = self.taken
@@ -105,7 +105,7 @@ class ForgetsToGiveBack(Shares):
 
 
 class IgnoresShares(Shares):
-    """Takes from the largest holder that can lose something, though it is within its share."""
+    """Revokes from the largest holder with a revocable holding, even if it is within its share."""
 
     def _last_of_largest(self):
         losing = [holder for holder in self._holders.values() if holder.revocable]

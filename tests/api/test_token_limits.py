@@ -1,4 +1,4 @@
-"""What the configuration allows a prompt and an answer is said before the queue, not after it."""
+"""Token limits of prompts and responses are checked before a request is queued, not after."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ from api.conftest import client_of
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
-# By these words LiteLLM and opencode know that the conversation is too long; LangChain knows the code.
+# LiteLLM and opencode recognize by these words that a conversation is too long, LangChain by the code.
 CONTEXT_EXCEEDED = "this model's maximum context length is 4096 tokens"
 INPUT_TOO_LONG = "Input tokens exceed the configured limit of 5 tokens"
 
 
 @pytest.fixture
 def limited(model):
-    """A client of a model whose prompts and answers may have so many tokens."""
+    """A function that returns a client of a model with these token limits."""
     return lambda **limits: client_of(replace(model, **limits))
 
 
@@ -31,10 +31,10 @@ async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat
         (CHAT, chat(messages=[{"role": "user", "content": "hello " * 9}]), "messages"),
     ]:
         reply = await client.post(path, body)
-        assert (400, param) == (reply.status, reply.json["error"]["param"])
-        assert "context_length_exceeded" == reply.error["code"]
+        assert (reply.status, reply.json["error"]["param"]) == (400, param)
+        assert reply.error["code"] == "context_length_exceeded"
         assert INPUT_TOO_LONG in reply.error["message"]
-    assert [] == client.gateway.jobs
+    assert client.gateway.jobs == []
 
 
 @pytest.mark.parametrize(
@@ -46,30 +46,30 @@ async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat
         (COMPLETE, {"prompt": [[3], [3] * 4096]}, "prompt"),
     ],
 )
-async def test_what_exceeds_the_context_has_the_code_and_the_words_that_clients_act_on(
+async def test_a_prompt_above_the_context_has_the_code_and_words_that_clients_recognize(
     client, chat, path, fields, param
 ):
     reply = await client.post(path, (chat() if path == CHAT else {}) | fields)
     error = reply.error
-    assert (400, param) == (reply.status, error["param"])
-    assert ("context_length_exceeded", "invalid_request_error") == (error["code"], error["type"])
+    assert (reply.status, error["param"]) == (400, param)
+    assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
     assert CONTEXT_EXCEEDED in error["message"].lower()
-    assert [] == client.gateway.jobs
+    assert client.gateway.jobs == []
 
 
 async def test_a_prompt_at_the_limit_is_served(limited):
     client = limited(max_input_tokens=5)
-    assert 200 == (await client.post(COMPLETE, prompt(5))).status
+    assert (await client.post(COMPLETE, prompt(5))).status == 200
 
 
 @pytest.mark.parametrize(
     ("path", "param"), [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETE, "max_tokens")]
 )
-async def test_max_tokens_above_what_is_left_is_reduced_to_it(client, model, chat, path, param):
+async def test_max_tokens_above_the_remaining_context_is_reduced_to_it(client, model, chat, path, param):
     body = prompt(4000) if path == COMPLETE else chat(messages=[{"role": "user", "content": "hello " * 500}])
     for given in (2**31 - 1, 4096):
         client.gateway.jobs.clear()
-        assert 200 == (await client.post(path, body | {param: given})).status
+        assert (await client.post(path, body | {param: given})).status == 200
         job = client.gateway.job
         assert job.sampling.max_tokens == model.max_model_len - job.prompt_tokens
 
@@ -82,24 +82,24 @@ async def test_max_tokens_above_the_configured_limit_is_reduced_to_it(limited, c
     body = prompt(3) if path == COMPLETE else chat()
     for given, expected in ((8, 7), (7, 7), (6, 6)):
         client.gateway.jobs.clear()
-        assert 200 == (await client.post(path, body | {param: given})).status
+        assert (await client.post(path, body | {param: given})).status == 200
         assert client.gateway.job.sampling.max_tokens == expected
 
 
 async def test_short_prompt_beside_a_long_one_keeps_its_max_tokens(client):
     await client.post(COMPLETE, {"model": "small", "prompt": [[3], [3] * 4090], "max_tokens": 100})
-    assert client.gateway.job.sampling.max_tokens == 100  # the engine reduces it for the long one
+    assert client.gateway.job.sampling.max_tokens == 100  # the engine reduces it for the long prompt
 
 
-async def test_min_tokens_above_what_is_left_is_refused(client):
+async def test_min_tokens_above_the_remaining_context_is_refused(client):
     reply = await client.post(COMPLETE, prompt(4000) | {"min_tokens": 97})
-    assert (400, "min_tokens") == (reply.status, reply.error["param"])
+    assert (reply.status, reply.error["param"]) == (400, "min_tokens")
 
 
-async def test_without_a_wish_an_answer_may_have_what_the_limit_allows(limited, chat):
+async def test_without_max_tokens_the_configured_limit_applies(limited, chat):
     client = limited(max_output_tokens=7)
     await client.post(CHAT, chat())
-    assert 7 == client.gateway.job.sampling.max_tokens
+    assert client.gateway.job.sampling.max_tokens == 7
 
 
 async def test_a_limit_above_the_models_own_changes_nothing(limited, model):
@@ -107,4 +107,4 @@ async def test_a_limit_above_the_models_own_changes_nothing(limited, model):
     await client.post(COMPLETE, prompt(3))
     assert model.max_model_len - 3 == client.gateway.job.sampling.max_tokens
     reply = await client.post(COMPLETE, prompt(model.max_model_len))
-    assert (400, "prompt") == (reply.status, reply.json["error"]["param"])
+    assert (reply.status, reply.json["error"]["param"]) == (400, "prompt")

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what bounds them, what they cost their key, and whose turn it is."""
+"""`/tokenize` and `/detokenize`: their bounds, what a key is charged, and the turns of tenants."""
 
 import threading
 
@@ -16,7 +16,7 @@ LONG = "hello " * LONG_BODY_BYTES
 
 @pytest.fixture
 def limited(client_with):
-    """A client of an application where one of two keys has these limits."""
+    """A function that returns a client of an application where one of two keys has these limits."""
     return lambda **limits: client_with(
         ApiKey("sk-ana", user="ana", limits=KeyLimits(**limits)), ApiKey("sk-bob", user="bob")
     )
@@ -33,17 +33,17 @@ async def test_a_text_of_the_whole_context_is_tokenized_and_a_longer_one_refused
     ids = model.tokenizer.encode("hello " * 3000)
     text = model.tokenizer.decode(ids[: model.max_model_len])
     reply = await client.post(TOKENIZE, {"prompt": text})
-    assert (200, 4096) == (reply.status, reply.json["count"])
+    assert (reply.status, reply.json["count"]) == (200, 4096)
     for prompt in (text + " world", LONG, " " * 16_000_000):
         refused = await client.post(TOKENIZE, {"prompt": prompt})
-        assert (400, "prompt") == (refused.status, refused.error["param"])
+        assert (refused.status, refused.error["param"]) == (400, "prompt")
         assert "4096 tokens" in refused.error["message"]
 
 
 async def test_as_many_ids_as_the_context_has_are_detokenized_and_no_more(client):
-    assert 200 == (await client.post(DETOKENIZE, {"tokens": [40] * 4096})).status
+    assert (await client.post(DETOKENIZE, {"tokens": [40] * 4096})).status == 200
     refused = await client.post(DETOKENIZE, {"tokens": [40] * 4097})
-    assert (400, "tokens") == (refused.status, refused.error["param"])
+    assert (refused.status, refused.error["param"]) == (400, "tokens")
 
 
 async def test_a_long_text_is_refused_without_all_of_it_being_encoded(client, model, monkeypatch):
@@ -61,29 +61,29 @@ async def test_a_long_text_is_refused_without_all_of_it_being_encoded(client, mo
     monkeypatch.setattr(model.tokenizer, "_tokenizer", Spy())
     monkeypatch.setattr(model.tokenizer, "longest_token_chars", 10**6)
     refused = await client.post(TOKENIZE, {"prompt": "hello " * 2_000_000})
-    assert 400 == refused.status
+    assert refused.status == 400
     assert sum(encoded) < 100_000
 
 
-# What it costs -----------------------------------------------------------------------------------------
+# Charges -----------------------------------------------------------------------------------------------
 
 
-async def test_a_keys_limit_of_requests_counts_both_routes(limited, autojump_clock):
+async def test_both_routes_count_towards_a_keys_request_limit(limited, autojump_clock):
     client = limited(requests_per_minute=3)
     replies = [await client.post(TOKENIZE, {"prompt": "hello"}, headers=ANA) for _ in range(2)]
     replies.append(await client.post(DETOKENIZE, {"tokens": [40]}, headers=ANA))
-    assert [2, 1, 0] == [left(reply, "requests") for reply in replies]
+    assert [left(reply, "requests") for reply in replies] == [2, 1, 0]
     for path, body in ((TOKENIZE, {"prompt": "hello"}), (DETOKENIZE, {"tokens": [40]})):
         refused = await client.post(path, body, headers=ANA)
-        assert (429, "rate_limited") == (refused.status, refused.error["code"])
-        assert "60" == refused.headers["retry-after"]
-        assert 200 == (await client.post(path, body, headers=BOB)).status
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+        assert refused.headers["retry-after"] == "60"
+        assert (await client.post(path, body, headers=BOB)).status == 200
     await trio.sleep(60)
-    assert 200 == (await client.post(TOKENIZE, {"prompt": "hello"}, headers=ANA)).status
+    assert (await client.post(TOKENIZE, {"prompt": "hello"}, headers=ANA)).status == 200
 
 
 @pytest.mark.parametrize("text", ["a", "hello world", "one two three " * 100, "語" * 50])
-async def test_a_key_is_charged_for_as_many_tokens_as_there_are(limited, text):
+async def test_a_key_is_charged_for_the_exact_number_of_tokens(limited, text):
     client = limited(tokens_per_minute=10_000)
     reply = await client.post(TOKENIZE, {"prompt": text}, headers=ANA)
     count = reply.json["count"]
@@ -92,10 +92,10 @@ async def test_a_key_is_charged_for_as_many_tokens_as_there_are(limited, text):
     assert 10_000 - 2 * count == left(reply, "tokens")
 
 
-async def test_a_key_that_has_used_up_its_tokens_has_nothing_encoded(limited, model, monkeypatch):
+async def test_nothing_is_encoded_for_a_key_that_has_used_up_its_tokens(limited, model, monkeypatch):
     client = limited(tokens_per_minute=100)
-    assert 0 == left(await client.post(DETOKENIZE, {"tokens": [40] * 100}, headers=ANA), "tokens")
-    monkeypatch.delattr(type(model.tokenizer), "encode")  # nothing may ask for it
+    assert left(await client.post(DETOKENIZE, {"tokens": [40] * 100}, headers=ANA), "tokens") == 0
+    monkeypatch.delattr(type(model.tokenizer), "encode")  # a call of it would fail
     bodies = [
         (TOKENIZE, {"prompt": "hello"}),
         (TOKENIZE, {"messages": [{"role": "user", "content": "hello"}]}),
@@ -105,30 +105,30 @@ async def test_a_key_that_has_used_up_its_tokens_has_nothing_encoded(limited, mo
     ]
     for path, body in bodies:
         refused = await client.post(path, body, headers=ANA)
-        assert (429, "rate_limited") == (refused.status, refused.error["code"])
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [(TOKENIZE, {"prompt": LONG}), (DETOKENIZE, {"tokens": [300]}), (DETOKENIZE, {"tokens": [40] * 5000})],
 )
-async def test_what_is_refused_costs_nothing(limited, path, body):
+async def test_a_refused_request_costs_nothing(limited, path, body):
     client = limited(tokens_per_minute=10_000, requests_per_minute=5)
     reply = await client.post(path, body, headers=ANA)
-    assert (400, 10_000, 5) == (reply.status, left(reply, "tokens"), left(reply, "requests"))
+    assert (reply.status, left(reply, "tokens"), left(reply, "requests")) == (400, 10_000, 5)
 
 
-async def test_more_tokens_than_a_minute_has_are_refused_for_good(limited):
+async def test_more_tokens_than_a_minute_allows_are_an_invalid_request(limited):
     client = limited(tokens_per_minute=100)
     refused = await client.post(DETOKENIZE, {"tokens": [40] * 101}, headers=ANA)
-    assert (400, "tokens") == (refused.status, refused.error["param"])
+    assert (refused.status, refused.error["param"]) == (400, "tokens")
 
 
 # Turns -------------------------------------------------------------------------------------------------
 
 
 class Gate:
-    """Holds whoever encodes in a thread, until it is opened."""
+    """Blocks the threads that encode, until it is opened."""
 
     def __init__(self, model, monkeypatch):
         self.opened = threading.Event()
@@ -155,7 +155,7 @@ def turns_of(client):
     return client.app.hot._routes[TOKENIZE].__self__._edge._encoding.turns
 
 
-async def test_one_tenants_long_texts_do_not_keep_anothers_waiting(client_with, gate):
+async def test_one_tenants_long_texts_do_not_delay_anothers(client_with, gate):
     client = client_with(ApiKey("sk-ana", user="ana"), ApiKey("sk-bob", user="bob"))
     threads = turns_of(client)
     text = {"prompt": "x" * LONG_BODY_BYTES}
@@ -163,14 +163,14 @@ async def test_one_tenants_long_texts_do_not_keep_anothers_waiting(client_with, 
         for _ in range(6):
             nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA))
         await until(lambda: gate.held == 1 and threads.waiting == 5)
-        assert 1 == threads.running
+        assert threads.running == 1
         nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=BOB))
         await until(lambda: gate.held == 2)
-        assert (2, 5) == (threads.running, threads.waiting)
+        assert (threads.running, threads.waiting) == (2, 5)
         gate.opened.set()
 
 
-async def test_a_client_that_leaves_does_not_wait_for_its_turn_any_more(client_with, gate):
+async def test_a_disconnect_ends_the_wait_for_a_turn(client_with, gate):
     client = client_with(ApiKey("sk-ana", user="ana"))
     threads = turns_of(client)
     text = {"prompt": "x" * LONG_BODY_BYTES}
@@ -182,5 +182,5 @@ async def test_a_client_that_leaves_does_not_wait_for_its_turn_any_more(client_w
         await until(lambda: threads.waiting == 1)
         left.set()
         await until(lambda: threads.waiting == 0)
-        assert 1 == threads.running
+        assert threads.running == 1
         gate.opened.set()

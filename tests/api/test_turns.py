@@ -1,4 +1,4 @@
-"""Turns at the threads; a machine against a plain account of the rules; then the threads themselves."""
+"""The rules of `Turns` by example, a state machine with a simple model and mutants, then `Threads`."""
 
 import threading
 
@@ -37,7 +37,7 @@ def test_a_tenant_has_one_thread_at_a_time():
     assert states(first, second, other) == ["running", "waiting", "running"]
 
 
-def test_a_tenants_further_work_waits_behind_others_first():
+def test_a_tenants_second_turn_waits_behind_the_first_turn_of_another():
     turns = Turns(1)
     first, second, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
     turns.leave(first)
@@ -46,7 +46,7 @@ def test_a_tenants_further_work_waits_behind_others_first():
     assert states(second) == ["running"]
 
 
-def test_who_leaves_gives_up_its_place():
+def test_a_waiting_turn_that_leaves_is_skipped():
     turns = Turns(1)
     first, second, third = turns.enter("a"), turns.enter("b"), turns.enter("c")
     turns.leave(second)
@@ -54,7 +54,7 @@ def test_who_leaves_gives_up_its_place():
     assert (states(second, third), turns.waiting) == (["over", "running"], 0)
 
 
-def test_the_tenant_that_waits_with_most_loses_its_last_turn():
+def test_the_tenant_with_the_most_waiting_turns_loses_its_newest():
     turns = Turns(1, most_waiting=2)
     turns.enter("a")
     kept, last, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
@@ -63,7 +63,7 @@ def test_the_tenant_that_waits_with_most_loses_its_last_turn():
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """`waiting`, by tenant, `order` of the tenants and `running` are the truth."""
+    """`waiting`, by tenant, `order` of the tenants and `running` are the model."""
 
     new_turns = Turns
     entered = Bundle("entered")
@@ -72,7 +72,7 @@ class TurnsMachine(RuleBasedStateMachine):
     def begin(self, threads, each):
         self.threads, self.each = threads, each
         self.turns = self.new_turns(threads, each=each, most_waiting=6)
-        self.order = []  # tenants that wait, the next one first
+        self.order = []  # tenants with waiting turns, the next one first
         self.waiting = {}
         self.running = []
         self.decisions = {}
@@ -138,7 +138,7 @@ TestTurns.settings = MACHINE_SETTINGS
 
 
 class StaysInFront(Turns):
-    """A tenant that has run stays before the others."""
+    """A tenant whose turn has ended stays before the others."""
 
     def leave(self, turn):
         lines, self._lines = self._lines, dict(self._lines)
@@ -156,7 +156,7 @@ class StaysInFront(Turns):
 
 
 class LosesThread(Turns):
-    """A turn that is left while it waits takes a thread with it."""
+    """A thread is lost when a waiting turn is cancelled."""
 
     def leave(self, turn):
         self._free -= turn.state == "waiting" and self.waiting > 2
@@ -164,7 +164,7 @@ class LosesThread(Turns):
 
 
 class WakesNobody(Turns):
-    """Who waits is not told."""
+    """A waiting turn is not notified."""
 
     def _run(self, turn):
         super()._run(turn)
@@ -172,7 +172,7 @@ class WakesNobody(Turns):
 
 
 class RefusesNewcomer(Turns):
-    """Whoever comes last is refused, however few turns its tenant waits for."""
+    """The newest turn is refused, even if its tenant has few waiting turns."""
 
     def enter(self, tenant, decided=lambda: None):
         turn = super().enter(tenant, decided)
@@ -226,7 +226,7 @@ async def _cancel_when_waiting(threads, scope):
     scope.cancel()
 
 
-async def test_an_abandoned_thread_has_its_turn_to_its_end():
+async def test_an_abandoned_thread_keeps_its_turn_until_it_ends():
     threads = Threads(1, timeout_s=60)
     begun, end = trio.Event(), threading.Event()
 
@@ -256,7 +256,7 @@ async def test_nothing_waits_longer_than_the_timeout():
         end.set()
 
 
-async def test_a_turn_that_is_refused_is_an_error():
+async def test_a_refused_turn_raises_queue_full():
     threads = Threads(1, timeout_s=60)
     threads.turns = Turns(1, most_waiting=1)
     end = threading.Event()

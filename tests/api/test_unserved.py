@@ -1,4 +1,4 @@
-"""Fields that other servers know: those that ours does not serve are refused by name, unless they are off."""
+"""Fields of other servers' APIs: those that are not served are refused by name, unless they are off."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fake_fleet import FakeFleet
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hello"}]
-# By path: the least body that is served, the fields that are refused, and the type that has those served.
+# By path: a minimal valid body, the fields that are refused, and the type of the fields that are served.
 ROUTES = {
     CHAT: ({"messages": MESSAGES}, unserved.CHAT, schemas.ChatCompletionRequest),
     COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, schemas.CompletionRequest),
@@ -21,7 +21,7 @@ ROUTES = {
     "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, schemas.TokenizeRequest),
 }
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
-# What clients send; to all other fields, an object, which turns no field off.
+# Values that clients send. All other fields get an object, which turns no field off.
 EXAMPLES = {
     "structured_outputs": {"json": {"type": "object"}},
     "guided_json": {},
@@ -73,7 +73,7 @@ async def test_a_field_that_is_not_served_is_refused_by_name(clients, path, name
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_null_and_what_means_off_pass(clients, path):
+async def test_null_and_values_that_mean_off_are_accepted(clients, path):
     client = clients[path]
     body, fields, _ = ROUTES[path]
     most = max(len(field.off) for field in fields.values())
@@ -102,14 +102,14 @@ async def test_null_and_what_means_off_pass(clients, path):
         ("add_generation_prompt", "true", 400),
     ],
 )
-async def test_off_is_exactly_that_value(clients, chat, name, value, status):
+async def test_only_the_exact_value_means_off(clients, chat, name, value, status):
     reply = await clients[CHAT].post(CHAT, chat(**{name: value}))
     assert reply.status == status
     clients[CHAT].gateway.jobs.clear()
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_what_changes_no_answer_is_ignored_and_so_is_what_nobody_knows(clients, path):
+async def test_fields_without_effect_and_unknown_fields_are_ignored(clients, path):
     body, _, _ = ROUTES[path]
     known = dict.fromkeys(unserved.IGNORED, "anything")
     reply = await clients[path].post(path, body | known | {"never_heard_of": [1]})
@@ -124,13 +124,13 @@ def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
     assert not set(request.__struct_fields__) & (fields.keys() | unserved.IGNORED.keys())
 
 
-async def test_what_is_relayed_keeps_all_of_its_fields(far):
+async def test_a_relayed_request_keeps_all_of_its_fields(far):
     body = {"model": "far", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
     assert (await far.post(CHAT, body)).status == 200
     assert json.loads(far.gateway.job.relay.body) == body
 
 
-async def test_what_our_engine_may_answer_is_refused_even_if_another_server_could(client_with):
+async def test_a_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
     both = FakeFleet(["small"], ["small"])
     client = client_with(fleet=both)
     reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
@@ -153,7 +153,7 @@ async def test_control_tokens_of_a_raw_prompt_are_parsed_unless_the_request_says
         assert model.tokenizer.decode(ids) == text
 
 
-async def test_tokenize_counts_what_a_request_would_have(client, model):
+async def test_tokenize_returns_the_tokens_that_a_request_would_have(client, model):
     async def tokens(**fields):
         reply = await client.post("/tokenize", fields)
         assert reply.status == 200, reply.body
@@ -168,19 +168,19 @@ async def test_tokenize_counts_what_a_request_would_have(client, model):
 
 
 @pytest.mark.parametrize("field", [{"special_tokens": "text"}, {"add_special_tokens": True}])
-async def test_messages_are_not_tokenized_as_prompts_are(client, field):
+async def test_fields_for_raw_prompts_are_refused_with_messages(client, field):
     reply = await client.post("/tokenize", {"messages": MESSAGES, **field})
     assert (reply.status, reply.error["param"]) == (400, next(iter(field)))
 
 
 @pytest.mark.parametrize("value", ["", "TEXT", "none", 1, True, []])
-async def test_special_tokens_are_text_or_parsed(client, value):
+async def test_special_tokens_must_be_text_or_parse(client, value):
     for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
         reply = await client.post(path, body | {"special_tokens": value})
         assert (reply.status, reply.error["param"]) == (400, "special_tokens")
 
 
-async def test_a_models_setting_says_what_becomes_of_control_tokens_in_chats(model):
+async def test_a_models_setting_allows_control_tokens_in_chats(model):
     client = client_of(replace(model, special_tokens="parse"))
     await client.post(CHAT, {"messages": [{"role": "user", "content": "<eos>"}]})
     assert 0 in client.gateway.job.prompts[0]

@@ -1,6 +1,6 @@
-"""`/upstream/MODEL/…` in process: which requests become jobs, and what becomes of their answers.
+"""`/upstream/MODEL/…` in process: which requests become jobs, and how their responses are relayed.
 
-Real servers behind it: `e2e/test_llama_swap_file.py`.
+The tests with real servers are in `e2e/test_llama_swap_file.py`.
 """
 
 import pytest
@@ -20,7 +20,7 @@ def status(model: str, kind: str, state: str = "ready") -> ModelStatus:
 
 
 def answered(*pieces: bytes, code: int = 200, headers: dict[str, str] | None = None):
-    """Play the answer of a server: its head, then its body in pieces."""
+    """Return a script of a server's response: its head, then its body in pieces."""
     head = encode_head(AnswerHead(code, headers or {}))
     body = [[Delta(0, raw=[piece])] for piece in pieces]
     return lambda _job: [[Delta(0, raw=[head])], *body, [Delta(0, finish_reason="stop")]]
@@ -54,14 +54,14 @@ async def test_request_becomes_a_job_of_its_model_that_takes_a_seat(client_of_co
     assert dict(job.relay.passthrough.headers) == {"X-Mine": "1", "Content-Type": "text/csv"}
 
 
-async def test_pieces_of_an_answer_are_sent_as_they_come(client_of_command):
+async def test_pieces_of_a_response_are_sent_as_they_arrive(client_of_command):
     client = client_of_command(gateway_script=answered(b"1", b"2", b"3", code=206))
     reply = await client.get("/upstream/away/x")
     assert (reply.status, reply.pieces, reply.whole) == (206, [b"1", b"2", b"3"], True)
     assert "content-type" not in reply.headers
 
 
-async def test_answer_that_breaks_off_cuts_the_connection(client_of_command):
+async def test_response_that_fails_midway_cuts_the_connection(client_of_command):
     head = encode_head(AnswerHead(200, {}))
     script = [[Delta(0, raw=[head])], [Delta(0, raw=[b"half"])], NodeFailed("gone")]
     reply = await client_of_command(gateway_script=lambda _job: script).get("/upstream/away/x")
@@ -75,7 +75,7 @@ async def test_refusal_of_the_queue_is_answered_as_for_any_job(client_of_command
     assert (reply.status, reply.error["code"]) == (429, "queue_full")
 
 
-async def test_client_that_leaves_ends_the_job(client_of_command, autojump_clock):
+async def test_disconnect_ends_the_job(client_of_command, autojump_clock):
     client = client_of_command(gateway_script=lambda _job: [None])
     left = trio.Event()
     with trio.fail_after(60):
@@ -122,7 +122,7 @@ async def test_path_that_leads_to_no_server_is_not_found(client_of_command, path
         ("away/%C3%A9?q=%20", "/%C3%A9?q=%20"),
     ],
 )
-async def test_path_behind_the_name_is_passed_on_as_it_is_spelled(client_of_command, path, expected):
+async def test_path_after_the_name_is_relayed_as_it_is_spelled(client_of_command, path, expected):
     client = client_of_command()
     assert (await client.get(f"/upstream/{path}")).status == 200
     assert client.gateway.job.relay.path == expected
@@ -139,7 +139,7 @@ async def test_page_of_another_server_cannot_have_a_model_loaded(client_of_comma
 
 @pytest.mark.parametrize("origins", [("https://chat.example",), ("*",)])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_page_of_a_configured_origin_is_let_in_if_the_browser_names_it(
+async def test_page_of_a_configured_origin_is_accepted_if_the_browser_names_it(
     client_of_command, origins, site
 ):
     client = client_of_command(config=Config(models=(), cors=CorsConfig(origins=origins)), state="stopped")
@@ -153,7 +153,7 @@ async def test_page_of_a_configured_origin_is_let_in_if_the_browser_names_it(
     )
     assert (asked.status, "PUT" in asked.headers["access-control-allow-methods"]) == (204, True)
     assert len(client.gateway.jobs) == 2
-    image = await client.get("/upstream/away/x", headers=of_page)  # of which page, no browser says
+    image = await client.get("/upstream/away/x", headers=of_page)  # browsers do not report of which page
     assert (image.status, image.error["param"], len(client.gateway.jobs)) == (403, "Sec-Fetch-Site", 2)
 
 
@@ -175,7 +175,7 @@ async def test_file_of_a_page_does_not_load_a_model(client_of_command, state):
     assert (await client.get("/upstream/away/site.css/x")).status == 200
 
 
-async def test_ignored_paths_can_be_others(client_of_command):
+async def test_ignored_paths_are_configurable(client_of_command):
     config = Config(models=(), upstream=UpstreamConfig(ignore_paths=("^/ws$",)))
     client = client_of_command(state="stopped", config=config)
     assert (await client.get("/upstream/away/site.css")).status == 200
@@ -196,7 +196,7 @@ def test_ignored_path_that_is_no_expression_is_refused_by_name():
         ({"limits": {"requests_per_minute": 10}}, 200),
     ],
 )
-async def test_limits_of_a_key_hold(client_of_command, key, expected):
+async def test_limits_of_a_key_are_enforced(client_of_command, key, expected):
     limits = KeyLimits(**key.pop("limits", {}))
     client = client_of_command(ApiKey("sk-1", limits=limits, **key))
     assert (await client.get("/upstream/away/x")).status == 401
@@ -209,7 +209,7 @@ async def test_body_of_a_get_request_is_refused(client_of_command):
     assert (reply.status, reply.error["message"]) == (400, "a GET request must have no body")
 
 
-async def test_body_without_a_type_is_not_called_json(client_of_command):
+async def test_body_without_a_content_type_is_not_sent_as_json(client_of_command):
     client = client_of_command()
     await client.post("/upstream/away/x", b"bytes")
     headers = dict(client.gateway.job.relay.passthrough.headers)
@@ -225,11 +225,11 @@ def job_of(method: str) -> Job:
     ("method", "expected"),
     [("GET", True), ("PUT", True), ("DELETE", True), ("POST", False), ("PATCH", False)],
 )
-def test_only_requests_that_may_come_twice_are_repeated(method, expected):
+def test_only_requests_with_idempotent_methods_are_repeated(method, expected):
     assert job_of(method).may_be_repeated == expected
 
 
-async def test_name_alone_is_redirected_below_the_prefix_that_the_server_has(client_of_command):
+async def test_name_without_a_path_is_redirected_below_the_servers_prefix(client_of_command):
     app = client_of_command().app
 
     async def below(scope, receive, send):

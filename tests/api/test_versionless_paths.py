@@ -1,4 +1,4 @@
-"""OpenAI's routes answer under the same paths without `/v1`, for clients whose base URL lacks it."""
+"""OpenAI's routes respond under the same paths without `/v1`, for clients whose base URL lacks it."""
 
 import pytest
 
@@ -40,12 +40,12 @@ async def test_other_routes_have_one_path_only(client):
         assert (await client.post(path, {})).status == 404
 
 
-async def test_models_that_are_loaded_by_post_are_not_hidden(client):
+async def test_post_to_models_load_works_and_get_looks_up_a_model_named_load(client):
     assert (await client.post("/models/load", {"model": "small"})).status == 200
     assert (await client.get("/models/load")).error["code"] == "model_not_found"
 
 
-async def test_key_is_asked_for_there_too(client_with, chat):
+async def test_key_is_needed_without_v1_too(client_with, chat):
     client = client_with(ApiKey("sk-1"))
     assert (await client.post("/chat/completions", chat())).status == 401
     assert (await client.get("/models")).status == 401

@@ -1,4 +1,4 @@
-"""What a client that waits is told: headers, and the comments of a stream that was answered early."""
+"""What a queued client receives: headers, and the comments of a stream whose response started early."""
 
 import json
 
@@ -24,14 +24,14 @@ async def test_an_answer_that_waited_says_how_long_it_was_to_be(client, chat, st
     client.gateway.queue_position = 3
     client.gateway.estimated_wait_p90_s = 41
     reply = await client.post(CHAT, chat(stream=stream))
-    assert ("24", "3", "41") == (
+    assert (
         reply.headers["x-estimated-wait"],
         reply.headers["x-queue-position"],
         reply.headers["x-estimated-wait-p90"],
-    )
+    ) == ("24", "3", "41")
 
 
-async def test_an_answer_that_did_not_wait_says_nothing(client, chat):
+async def test_a_response_without_a_wait_has_no_wait_headers(client, chat):
     reply = await client.post(CHAT, chat())
     assert not {"x-estimated-wait", "x-queue-position", "x-estimated-wait-p90"} & set(reply.headers)
 
@@ -40,7 +40,7 @@ async def test_an_answer_that_did_not_wait_says_nothing(client, chat):
 
 
 async def timed(client, chat, **fields):
-    """Return the answer, and when each of its pieces came."""
+    """Return the response, and the times at which its pieces arrived."""
     began_s = trio.current_time()
     times_s = []
 
@@ -56,38 +56,38 @@ async def timed(client, chat, **fields):
 async def test_a_stream_that_waits_is_told_its_place_every_five_seconds(client, chat, autojump_clock):
     client.gateway.wait_s = 28.0
     reply, times_s = await timed(client, chat)
-    assert 200 == reply.status
-    assert [
+    assert reply.status == 200
+    assert reply.comments == [
         ": queued position=13 estimated_wait=104",
         ": queued position=8 estimated_wait=64",
         ": queued position=3 estimated_wait=24",
-    ] == reply.comments
-    assert [15.0, 20.0, 25.0, 28.0] == pytest.approx(times_s[:4])
-    assert "Hello world" == "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks)
+    ]
+    assert pytest.approx(times_s[:4]) == [15.0, 20.0, 25.0, 28.0]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks) == "Hello world"
     assert reply.whole
-    assert ("104", "13") == (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"])
-    assert "text/event-stream" == reply.headers["content-type"]
+    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("104", "13")
+    assert reply.headers["content-type"] == "text/event-stream"
 
 
-async def test_a_stream_whose_answer_is_there_before_has_no_comments(client, chat, autojump_clock):
+async def test_a_stream_that_starts_before_the_keep_alive_has_no_comments(client, chat, autojump_clock):
     client.gateway.wait_s = 14.9
     reply, times_s = await timed(client, chat)
-    assert [] == reply.comments
+    assert reply.comments == []
     assert pytest.approx(14.9) == times_s[0]
 
 
-async def test_a_job_that_has_its_seat_but_nothing_to_say_yet_is_said_to_run(client, chat, autojump_clock):
+async def test_a_job_with_a_seat_but_without_text_is_reported_as_running(client, chat, autojump_clock):
     def slow(job):
         return [[Delta(0, "late", [1], finish_reason="stop")]]
 
     client.gateway.script = slow
     client.gateway.prefill_s = 17.0
     reply, _ = await timed(client, chat)
-    assert [": running"] == reply.comments
+    assert reply.comments == [": running"]
     assert reply.whole
 
 
-async def test_two_streams_of_one_request_id_are_each_told_their_own_place(client, chat, autojump_clock):
+async def test_two_streams_of_one_request_id_each_get_their_own_position(client, chat, autojump_clock):
     client.gateway.wait_s = 18.0
     replies = []
 
@@ -100,18 +100,18 @@ async def test_two_streams_of_one_request_id_are_each_told_their_own_place(clien
         await trio.sleep(10)
         client.gateway.wait_s = 21.0
         clients.start_soon(ask)
-    assert [[3], [6, 1]] == [
+    assert [
         [int(comment.partition("position=")[2].split()[0]) for comment in reply.comments] for reply in replies
-    ]
+    ] == [[3], [6, 1]]
     assert "mine" == replies[0].headers["x-request-id"] != replies[1].headers["x-request-id"]
 
 
-async def test_an_error_after_the_early_200_is_an_event_and_a_cut(client, chat, autojump_clock):
+async def test_an_error_after_the_early_200_is_an_event_and_cuts_the_stream(client, chat, autojump_clock):
     client.gateway.wait_s = 21.0
     client.gateway.refusal = QueueTimeout("waited too long")
     reply, times_s = await timed(client, chat)
-    assert 200 == reply.status
-    assert 2 == len(reply.comments)
+    assert reply.status == 200
+    assert len(reply.comments) == 2
     (event,) = reply.events
     assert b'{"error":{"message":"waited too long","type":"timeout_error","param":null,' in event
     assert b'"code":"queue_timeout"' in event
@@ -126,10 +126,10 @@ async def test_a_bug_after_the_early_200_is_an_event_without_internals(client, c
     assert b"internal_error" in reply.events[-1]
     assert b"secret" not in reply.body
     assert not reply.whole
-    assert 1 == len(log)
+    assert len(log) == 1
 
 
-async def test_a_failure_after_the_first_delta_is_an_event_as_ever(client, chat, autojump_clock):
+async def test_a_failure_after_the_first_delta_is_an_event(client, chat, autojump_clock):
     client.gateway.wait_s = 16.0
     client.gateway.script = lambda job: [[Delta(0, "a", [1])], NodeFailed("gone")]
     reply, _ = await timed(client, chat)
@@ -138,64 +138,64 @@ async def test_a_failure_after_the_first_delta_is_an_event_as_ever(client, chat,
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 14.9])
-async def test_an_error_before_the_keep_alive_is_a_real_status(client, chat, wait_s, autojump_clock):
+async def test_an_error_before_the_keep_alive_has_its_http_status(client, chat, wait_s, autojump_clock):
     client.gateway.wait_s = wait_s
     client.gateway.refusal = QueueFull("full", retry_after_s=7, estimated_wait_s=30)
     reply, _ = await timed(client, chat)
-    assert (429, "7", "30") == (reply.status, reply.headers["retry-after"], reply.headers["x-estimated-wait"])
+    assert (reply.status, reply.headers["retry-after"], reply.headers["x-estimated-wait"]) == (429, "7", "30")
 
 
-async def test_with_keep_alive_zero_no_stream_is_answered_early(client_with, chat, autojump_clock):
+async def test_with_keep_alive_zero_no_stream_starts_early(client_with, chat, autojump_clock):
     client = client_with(queue=QueueConfig(keep_alive_s=0))
     client.gateway.wait_s = 500.0
     client.gateway.refusal = QueueTimeout("waited too long")
     reply, _ = await timed(client, chat)
-    assert (504, "false") == (reply.status, reply.headers["x-should-retry"])
+    assert (reply.status, reply.headers["x-should-retry"]) == (504, "false")
 
 
-async def test_what_is_not_streamed_is_never_answered_early(client, chat, autojump_clock):
+async def test_a_response_that_is_not_streamed_never_starts_early(client, chat, autojump_clock):
     client.gateway.wait_s = 50.0
     client.gateway.refusal = QueueTimeout("waited too long", estimated_wait_s=12)
     reply = await client.post(CHAT, chat())
-    assert (504, "12") == (reply.status, reply.headers["x-estimated-wait"])
+    assert (reply.status, reply.headers["x-estimated-wait"]) == (504, "12")
 
 
-async def test_comments_and_a_cut_come_through_the_real_listener(client_with, chat):
+async def test_comments_and_a_cut_are_sent_by_the_real_listener(client_with, chat):
     client = client_with(queue=QueueConfig(keep_alive_s=0.001))
     client.gateway.wait_s = 1000.0
-    client.gateway.waiting = lambda _: FakeWaiting(1000, 8000)  # however late it is asked
+    client.gateway.waiting = lambda _: FakeWaiting(1000, 8000)  # at any time
     request = post(json.dumps(chat(stream=True)).encode(), CHAT, "X-Request-Id: mine")
     async with serving(client.app) as server:
         stream = await server.connect()
         await stream.send(request)
         await stream.until(b": queued position=1000 estimated_wait=8000\n\n")
-        assert 200 == (await server.ask(post(b"", "/v1/requests/mine/cancel"))).status
+        assert (await server.ask(post(b"", "/v1/requests/mine/cancel"))).status == 200
         answer = await stream.answer()
-    assert (200, False) == (answer.status, answer.whole)
+    assert (answer.status, answer.whole) == (200, False)
     assert b'"code":"cancelled"' in answer.body
 
 
-async def test_a_499_comes_through_the_real_listener(client, chat):
+async def test_a_499_is_sent_by_the_real_listener(client, chat):
     client.gateway.refusal = Cancelled("the request was cancelled")
     async with serving(client.app) as server:
         reply = await server.ask(post(json.dumps(chat()).encode(), CHAT))
-    assert (499, "cancelled", True) == (reply.status, reply.error["code"], reply.whole)
+    assert (reply.status, reply.error["code"], reply.whole) == (499, "cancelled", True)
 
 
 @pytest.mark.parametrize("after_s", [5.0, 17.0, 22.0])
-async def test_a_client_that_leaves_while_it_waits_ends_its_job(client, chat, after_s, autojump_clock):
+async def test_a_disconnect_ends_a_queued_job(client, chat, after_s, autojump_clock):
     client.gateway.wait_s = 100.0
     left = trio.Event()
     async with trio.open_nursery() as clients:
         clients.start_soon(lambda: client.post(CHAT, chat(stream=True), left=left))
         await trio.sleep(after_s)
-        assert 0 == client.gateway.ended
+        assert client.gateway.ended == 0
         left.set()
         await trio.testing.wait_all_tasks_blocked()
-        assert 1 == client.gateway.ended
+        assert client.gateway.ended == 1
 
 
 async def test_a_gateway_without_an_answer_is_a_bug_that_is_logged(client, chat, log):
     client.gateway.script = lambda job: []
-    assert 500 == (await client.post(CHAT, chat())).status
-    assert 1 == len(log)
+    assert (await client.post(CHAT, chat())).status == 500
+    assert len(log) == 1

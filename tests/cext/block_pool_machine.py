@@ -1,4 +1,4 @@
-"""Drives any pool and the oracle through the same life, beside an account of what truly lies in a block."""
+"""Run random operations on a block pool and on its oracle, and check what every block contains."""
 
 from array import array
 from collections import Counter
@@ -21,7 +21,7 @@ MACHINE_SETTINGS = settings(
 
 HASH_KEY = bytes(range(16))
 KEYS = [0, 1, 2, 3, 10**12, -(10**15)]
-# All that is ever said, up to some length: so that much is said twice, and some begins alike.
+# Every sequence is a prefix of one of these, so contents repeat and prefixes are shared.
 STORIES = (
     [*range(1, 20)],
     [1, 2, 3, *range(30, 46)],
@@ -41,7 +41,7 @@ forms = st.sampled_from([list, tuple, lambda ids: array("i", ids), lambda ids: m
 
 @dataclass
 class Hashes:
-    """The chain of one sequence, for the oracle and for the pool under test."""
+    """The hash chain of one sequence, for the oracle and for the pool under test."""
 
     oracle: Any
     pool: Any
@@ -62,15 +62,15 @@ class Running:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """`new_pool` and `new_hashes` are what a subclass puts to the test.
+    """Subclasses set `new_pool` and `new_hashes` to the implementation under test.
 
-    Both pools give out the same ids, so there is one list of blocks for both. `contents` is the truth: what
-    was written to a block last, as (salt, all tokens up to its end). `references`: who truly reads.
+    Both pools allocate the same ids, so one list of blocks serves both. `contents` maps a block to what was
+    written last, as (salt, all tokens up to its end). `references` counts the sequences that use each block.
     """
 
     new_pool: Any = BlockPoolOracle
     new_hashes: Any = BlockHashesOracle
-    always = {}  # options that are not left to chance  # noqa: RUF012
+    always = {}  # options with fixed values  # noqa: RUF012
 
     @initialize(
         blocks=st.sampled_from([1, 4, 9, 14, 14, 20]),
@@ -100,7 +100,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         form=forms,
     )
     def admit(self, story, length, salt, limit, window, form):
-        """Reads what is there, takes what is missing, and fills it. A low limit makes duplicates."""
+        """Read the cached prefix, allocate the missing blocks and fill them. A low limit makes duplicates."""
         sequence = self.new_sequence(story, length, salt)
         self.read(sequence, limit, window, form)
         self.running.append(sequence)
@@ -108,7 +108,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(story=stories, length=lengths, window=windows, form=forms)
     def visit(self, story, length, window, form):
-        """Reads what is there, and thinks better of it."""
+        """Read the cached prefix and free it again without running."""
         sequence = self.new_sequence(story, length, b"")
         self.read(sequence, length, window, form)
         self.give_back(sequence.blocks, form)
@@ -129,7 +129,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=which, count=st.integers(1, 3), form=forms)
     def slide(self, which, count, form):
-        """The first blocks leave the window."""
+        """Free the first blocks, which have left the window."""
         sequence = self.chosen(which)
         leaving = sequence.blocks[: min(count, sequence.cached)]
         self.give_back(leaving, form)
@@ -144,7 +144,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=which, more=st.integers(0, 3), slid=st.sampled_from([0, 0, 1, 2]), key=keys, form=forms)
     def retire(self, which, more, slid, key, form):
-        """After a last few tokens, and perhaps with the beginning out of the window."""
+        """Retire a sequence after a few last tokens, perhaps with its first blocks out of the window."""
         self.grow(which, more, form)
         self.slide(which, slid, form)
         sequence = self.running.pop(which % len(self.running))
@@ -155,11 +155,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def look(self, story, length, salt, limit, window):
         self.match(self.new_sequence(story, length, salt), limit, window)
 
-    # Requests that have ended
+    # Finished requests
 
     @rule(story=stories, length=st.integers(1, 8), key=keys, form=forms)
     def live(self, story, length, key, form):
-        """Comes, if there is room, and goes."""
+        """Run and retire a request. Too few free blocks shorten it to its cached prefix."""
         sequence = self.new_sequence(story, length, b"")
         self.read(sequence, length, None, form)
         self.fill(sequence, form)
@@ -168,7 +168,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(key=keys, story=stories, length=st.integers(1, 4), form=forms)
     def evict_and_visit(self, key, story, length, form):
-        """What is left was held by others, too."""
+        """Evict a request, then read. Blocks that are still found are also held by other requests."""
         self.succeed("evict", key)
         self.visit(story, length, None, form)
 
@@ -184,17 +184,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(more=st.integers(1, 6), all_there_is=st.sampled_from([False, False, True]), form=forms)
     def press(self, more, all_there_is, form):
-        """Takes more than is free, and gives it back. Nothing kept outlives the need of all there is."""
+        """Take more than is free and free it again. Taking all available blocks leaves none evictable."""
         taken = self.take(self.oracle.available if all_there_is else self.pressing(more))
-        assert not all_there_is or 0 == self.pool.statistics().evictable
+        assert not all_there_is or self.pool.statistics().evictable == 0
         self.give_back(taken, form)
 
-    # What cannot be
+    # Invalid calls
 
     @rule(more=st.integers(1, 3))
     def take_more_than_there_are(self, more):
         kind, error = self.attempt("get_new_blocks", self.oracle.available + more)
-        assert ("raised", OutOfBlocks) == (kind, error)
+        assert (kind, error) == ("raised", OutOfBlocks)
 
     @rule(
         which=which,
@@ -203,13 +203,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
         after=st.booleans(),
     )
     def name_what_cannot_be(self, which, method, wrong, after):
-        """Behind good ones, too: those must not have changed."""
+        """Pass an invalid block before or after valid ones. The valid ones must not change."""
         if wrong == "unheld":
             wrong = self.unheld(method)
         good = [block for block in self.chosen(which).blocks if block != -1] if self.running else []
         arguments = ([0] if method == "retire" else []) + [[*good, wrong] if after else [wrong, *good]]
         if wrong is not None or method == "touch":
-            assert "raised" == self.attempt(method, *arguments)[0]
+            assert self.attempt(method, *arguments)[0] == "raised"
 
     @precondition(lambda self: self.running)
     @rule(which=which)
@@ -217,7 +217,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         blocks = [block for block in self.chosen(which).blocks if block != -1]
         if blocks:
             extra = [blocks[0]] * self.references[blocks[0]]
-            assert ("raised", ValueError) == self.attempt("free_blocks", [*blocks, *extra])
+            assert self.attempt("free_blocks", [*blocks, *extra]) == ("raised", ValueError)
 
     @precondition(lambda self: self.running)
     @rule(which=which, wrong=st.sampled_from(["tokens", "blocks", "order", "unheld", "other"]))
@@ -239,9 +239,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
         else:
             return
         kind, error = self.attempt("cache_full_blocks", blocks, tokens, first, last, sequence.hashes)
-        assert ("raised", ValueError) == (kind, error)
+        assert (kind, error) == ("raised", ValueError)
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def the_counts_are_those_of_the_oracle(self):
@@ -259,7 +259,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         for block in range(self.total):
             assert self.references[block] == self.pool.reference_count(block)
 
-    # How it is done
+    # Helpers
 
     def new_sequence(self, story, length, salt):
         options = {"hash_key": HASH_KEY, "block_size": self.block_size, "salt": salt}
@@ -274,12 +274,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.running[which % len(self.running)]
 
     def match(self, sequence, limit, window):
-        """What is said to hold a prefix holds it, and somebody needs it still."""
+        """Match a prefix. Every block found must be in use and hold that part of the prefix."""
         found = self.succeed("match_prefix", sequence.hashes, limit, window=window)
         assert len(found) <= limit
         for i, block in enumerate(found):
             if window is not None and i < len(found) - window:
-                assert -1 == block
+                assert block == -1
             else:
                 assert (sequence.salt, sequence.tokens[: (i + 1) * self.block_size]) == self.contents[block]
         return found
@@ -298,7 +298,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         needed = self.pool.blocks_for(sequence.length) - len(sequence.blocks)
         assert self.oracle.blocks_for(sequence.length) - len(sequence.blocks) == needed
         if needed > self.oracle.available:
-            assert ("raised", OutOfBlocks) == self.attempt("get_new_blocks", needed)
+            assert self.attempt("get_new_blocks", needed) == ("raised", OutOfBlocks)
             sequence.length = len(sequence.blocks) * self.block_size
             sequence.hashes = self.new_sequence(sequence.story, sequence.length, sequence.salt).hashes
         else:
@@ -312,7 +312,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         taken = self.succeed("get_new_blocks", count)
         assert len(set(taken)) == count
         for block in taken:
-            assert 0 == self.references[block], "a block that is read was given out"
+            assert self.references[block] == 0, "a block that is read was given out"
             self.contents.pop(block, None)
             self.references[block] = 1
         return taken
@@ -330,14 +330,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.references.subtract(block for block in blocks if block != -1)
 
     def unheld(self, method):
-        """A block that this method may not be given: free, or without a reference."""
+        """Return a block that this method must refuse: a free one, or one without a reference."""
         if method == "touch":
             return next(iter(self.oracle.free_list), None)
         return next((block for block in range(self.total) if not self.references[block]), None)
 
     def succeed(self, method, *arguments, **options):
         kind, value = self.attempt(method, *arguments, **options)
-        assert "returned" == kind, value
+        assert kind == "returned", value
         return value
 
     def attempt(self, method, *arguments, **options):
@@ -361,8 +361,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 def outcome(call, *arguments, **options):
-    """What a call comes to, in a form that can be compared."""
+    """Return the result of a call, or the type of its exception, for comparison."""
     try:
         return "returned", call(*arguments, **options)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is the outcome)
+    except Exception as error:  # noqa: BLE001  (any exception is an outcome)
         return "raised", type(error)

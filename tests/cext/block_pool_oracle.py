@@ -1,4 +1,4 @@
-"""What a BlockPool does, in Python so plain that it is obviously right. Slow on purpose."""
+"""A block pool in plain Python, written to be obviously correct. Slow on purpose."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ HOLDS_A_BLOCK = 256
 
 
 class BlockHashesOracle:
-    """The interface of `BlockHashes`, with another hash: what matters is which are equal."""
+    """The interface of `BlockHashes` with another hash function: only equality of hashes matters."""
 
     def __init__(self, hash_key, block_size, salt=b""):
         check(len(hash_key) == 16 and 1 <= block_size <= 2**16)
@@ -43,8 +43,8 @@ class BlockHashesOracle:
 class Block:
     references: int = 0
     hash: bytes | None = None
-    kept: int = 0  # how often kept requests hold it
-    owner: "Request | None" = None  # the kept request that was the last to hold it
+    kept: int = 0  # how many times kept requests hold it
+    owner: "Request | None" = None  # the latest kept request that holds it
     tip_of: "Request | None" = None  # the kept request whose last block it is
 
 
@@ -68,9 +68,9 @@ class BlockPoolOracle:
         self.max_entries, self.threshold = max_entries, threshold
         self.first_in_first_out = first_in_first_out
         self.blocks = [Block() for _ in range(blocks)]
-        self.free_list = list(reversed(range(blocks)))  # the last one is given out first
+        self.free_list = list(reversed(range(blocks)))  # the last one is allocated first
         self.index = {}  # hash -> the block that holds it
-        self.requests = {}  # key -> Request; the first to be evicted first
+        self.requests = {}  # key -> Request, in order of eviction
         self.queries = self.hits = self.evicted_requests = 0
 
     @property
@@ -131,7 +131,7 @@ class BlockPoolOracle:
             self.blocks[block_id].references -= 1
 
     def settle(self, block_ids):
-        """Give back those that nobody needs any more, so that the first of them is the next to be taken."""
+        """Free the blocks that are no longer in use, so that the first of them is allocated next."""
         for block_id in reversed(block_ids):
             if not self.in_use(block_id) and block_id not in self.free_list:
                 self.forget(block_id)
@@ -181,7 +181,7 @@ class BlockPoolOracle:
     def check_hashes(self, hashes):
         check(hashes.hash_key == self.hash_key and hashes.block_size == self.block_size)
 
-    # Requests that have ended
+    # Finished requests
 
     def retire(self, key, block_ids):
         if not isinstance(key, int):
@@ -196,7 +196,7 @@ class BlockPoolOracle:
             self.evict_oldest()
 
     def holder(self, block_id):
-        """The one block that is kept for a content: this one or, if it is a duplicate, the indexed one."""
+        """Return the one block kept for its content: this one or, if it is a duplicate, the indexed one."""
         return self.index.setdefault(self.blocks[block_id].hash, block_id)
 
     def keep(self, request):
@@ -208,7 +208,7 @@ class BlockPoolOracle:
         for i, block_id in enumerate(request.held):
             other = self.blocks[block_id].tip_of
             if other and (i + 1 >= len(other.held) or i + 1 == len(request.held)):
-                self.release(other)  # what it was kept for, this one is kept for, too
+                self.release(other)  # superseded by the new request
         self.blocks[request.held[-1]].tip_of = request
         self.requests[request.key] = request
 
@@ -249,7 +249,7 @@ class BlockPoolOracle:
             self.max_entries is not None and used * self.block_size > self.threshold * self.max_entries
         )
 
-    # Questions
+    # Queries
 
     def statistics(self):
         return Statistics(
@@ -269,7 +269,7 @@ class BlockPoolOracle:
         return self.blocks[block].references
 
     def checked(self, block_ids):
-        """The ids without the −1 of those that slid out of a window."""
+        """Check the ids and return them without the −1 of blocks that slid out of a window."""
         own = [block_id for block_id in listed(block_ids) if block_id != -1]
         if not all(isinstance(block_id, int) for block_id in own):
             raise TypeError

@@ -1,4 +1,4 @@
-"""The block pool's kernel and its oracle, and what a sequence does with either."""
+"""A block pool, kernel or oracle, and the operations of a sequence on it."""
 
 from array import array
 
@@ -17,7 +17,7 @@ class Oracle:
 
 
 class Setting:
-    """A pool, and what a sequence does with it. Blocks of two tokens."""
+    """A pool with blocks of two tokens, and the operations of a sequence on it."""
 
     def __init__(self, kind, blocks=8, **options):
         self.kind = kind
@@ -29,7 +29,7 @@ class Setting:
         return chain
 
     def run(self, tokens):
-        """Takes the blocks that many tokens need and fills them."""
+        """Allocate the blocks that these tokens need, and fill them."""
         blocks = self.pool.get_new_blocks(self.pool.blocks_for(len(tokens)))
         full = len(tokens) // 2
         self.pool.cache_full_blocks(blocks, array("i", tokens), 0, full, self.kind.hashes(HASH_KEY, 2))

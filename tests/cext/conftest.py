@@ -1,4 +1,4 @@
-"""What a block pool promises is tried on the kernel and on its oracle."""
+"""Run each test of a block pool on the kernel and on its oracle."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A dense decoder in plain numpy, a whole sequence at a time in float64, and what drives the kernel."""
+"""A dense decoder in plain numpy, with whole sequences in float64, and a driver for the kernel."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,7 @@ BLOCK = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The sizes and switches of a model; `windows` one a group, `groups` and `rope_of` one a layer."""
+    """The sizes and options of a model: `windows` by group, `groups` and `rope_of` by layer."""
 
     vocab_size: int = 101
     hidden_size: int = 64
@@ -25,7 +25,7 @@ class Network:
     windows: tuple = (None,)
     groups: tuple = None
     rope_of: tuple = None
-    rotated: tuple = (None,)  # channels that turn, by rope; None: all
+    rotated: tuple = (None,)  # rotated channels, by rope; None: all
     thetas: tuple = (10_000.0,)
     rope_scale: float = 1.0
     tied: bool = False
@@ -54,7 +54,7 @@ class Network:
 
 
 def to_bfloat16(values):
-    """Float32 rounded to bfloat16, as uint16."""
+    """Round float32 to bfloat16, represented as uint16."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -64,7 +64,7 @@ def from_bfloat16(halves):
 
 
 def draw_weights(network, dtype, seed=0):
-    """{(layer or None, name): float32 array}, matrices already rounded to `dtype`."""
+    """Return {(layer or None, name): float32 array}, with matrices already rounded to `dtype`."""
     rng = np.random.default_rng(seed)
     model = new_model(network, dtype)
     weights = {}
@@ -123,7 +123,7 @@ def pack_all(model, weights):
 
 
 class Oracle:
-    """Logits of every position of a sequence, from nothing but its token ids."""
+    """Compute the logits of every position of a sequence from its token ids alone."""
 
     def __init__(self, network, weights):
         self.network = network
@@ -192,7 +192,7 @@ class Oracle:
 
 @dataclass
 class Speaker:
-    """A sequence of the world: all its tokens, and how many of them the cache has."""
+    """A sequence in `World`: all its tokens, and how many of them are in the cache."""
 
     slot: int
     token_ids: list
@@ -201,7 +201,7 @@ class Speaker:
 
 
 class World:
-    """Sequences over one model, their blocks scattered over the cache."""
+    """Sequences that share one model, with their blocks scattered over the cache."""
 
     def __init__(self, network, dtype, *, slots=8, columns=24, seed=0, weights=None, **options):
         self.network = network
@@ -227,7 +227,7 @@ class World:
         self.slots.append(speaker.slot)
 
     def arguments(self, rows):
-        """What `run` takes for [(speaker, tokens to compute)], and how many rows sample."""
+        """Return the arguments of `run` for rows of (speaker, tokens to compute)."""
         ids, positions, starts, lengths, slots, samples = [], [], [0], [], [], []
         mapping = [[] for _ in self.tables]
         for row, (speaker, count) in enumerate(rows):
@@ -260,7 +260,7 @@ class World:
         }
 
     def slide(self, table, group, computed):
-        """Give back what no token from `computed` on can see."""
+        """Free the blocks that no token from `computed` on can see."""
         window = self.network.windows[group]
         if window is None:
             return
@@ -270,7 +270,7 @@ class World:
                 table[column] = -1
 
     def step(self, rows):
-        """Run [(speaker, count)]: {slot: logits} of those that reached their last token."""
+        """Run [(speaker, count)]. Return {slot: logits} for the rows that reached their last token."""
         arguments = self.arguments(rows)
         self.model.run(**arguments)
         for speaker, count in rows:

@@ -1,4 +1,4 @@
-"""Drives any queue and the oracle through the same life, and compares whatever can be seen of them."""
+"""Run random operations on a queue and on its oracle, and compare everything observable."""
 
 from collections import defaultdict
 
@@ -44,7 +44,7 @@ impossible_arguments = st.sampled_from(
 )
 
 
-# What may come first after entries were discarded.
+# The calls that may come first after entries were discarded.
 QUESTIONS = {
     "push": None,
     "push_front": None,
@@ -63,13 +63,13 @@ QUESTIONS = {
 
 
 class FairQueueMachine(RuleBasedStateMachine):
-    """`new_queue` is what a subclass puts to the test.
+    """Subclasses set `new_queue` to the implementation under test.
 
-    Handles of the queue are told from the oracle's by `twins`, which remembers every one ever given out.
+    `twins` maps every handle that the queue ever returned to (the oracle's handle, tenant, priority).
     """
 
     new_queue = FairQueueOracle
-    always = {}  # options that are not left to chance  # noqa: RUF012
+    always = {}  # options with fixed values  # noqa: RUF012
     handles = Bundle("handles")
 
     @initialize(
@@ -93,7 +93,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.oracle.set_weight(tenant, weight)
             self.queue.set_weight(tenant, weight)
 
-    # Coming
+    # Adding entries
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
     def push(self, tenant, cost, priority, size):
@@ -114,10 +114,10 @@ class FairQueueMachine(RuleBasedStateMachine):
     def push_what_cannot_be(self, arguments, method):
         arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0} | arguments
         expected = outcome(getattr(self.oracle, method), **arguments)
-        assert "raised" == expected[0]
+        assert expected[0] == "raised"
         assert expected == outcome(getattr(self.queue, method), **arguments)
 
-    # Leaving
+    # Removing entries
 
     @rule()
     def pop(self):
@@ -126,7 +126,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         if expected[0] == "raised":
             assert expected == actual
             return
-        assert "returned" == actual[0]
+        assert actual[0] == "returned"
         self.check_turns(actual[1])
         assert expected[1] == self.twins[actual[1]][0]
 
@@ -173,7 +173,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         priority=priorities,
     )
     def discard_several(self, several, first, tenant, priority):
-        """With nothing in between; whatever comes first afterwards finds all of them gone."""
+        """Discard without a call in between. The first call afterwards finds all of them gone."""
         for handle in several:
             self.discard_from_both(handle)
             assert not self.queue.discard(handle)
@@ -193,7 +193,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         really=st.sampled_from([False, False, False, True]),
     )
     def come_and_go(self, tenant, priority, count, really):
-        """So often that a count of it in one byte goes round; who waits all the while still does."""
+        """Push and discard until a one-byte counter wraps. Entries that wait meanwhile must stay valid."""
         if not really or len(self.oracle) >= self.capacity:
             return multiple()
         came = [self.enter("push", tenant, 1.0, priority, 0)]
@@ -212,7 +212,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         crowd=st.lists(st.tuples(tenants, priorities), min_size=6, max_size=6),
     )
     def displace(self, tenant, priority, crowd):
-        """As it should be, when the queue is full; so it is filled first, if it is small."""
+        """Displace an entry. Callers do this when the queue is full, so a small queue is filled first."""
         places = max(self.capacity - len(self.oracle), 0)
         admitted = crowd[:places] if self.capacity <= len(crowd) else []
         came = [self.enter("push", name, 1.0, other, 0) for name, other in admitted]
@@ -221,7 +221,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, really=st.sampled_from([False, False, False, False, True]))
     def clear(self, handle, really):
-        """Not so often that nothing ever lasts."""
+        """Clear rarely, so that entries can wait for many operations."""
         if really and handle in self.queue:
             self.oracle.clear()
             self.queue.clear()
@@ -236,7 +236,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     def set_weight(self, tenant, weight):
         self.check_counters("set_weight", tenant, weight)
 
-    # Questions
+    # Queries
 
     @rule(handle=handles)
     def look(self, handle):
@@ -255,7 +255,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert not self.queue.discard(handle + offset)
 
     def teardown(self):
-        """The order in which all that is left would leave is the last thing to compare."""
+        """Pop all remaining entries, to compare their order."""
         while len(self.oracle):
             self.pop()
 
@@ -277,7 +277,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def leads_are_counted_while_both_wait(self):
-        """Of two tenants that both wait all the while, neither is ever served twice more than the other."""
+        """Drop the leads of tenants that left. While two tenants wait, neither leads by two turns."""
         for key in list(self.leads):
             priority, *pair = key
             if not self.oracle.lines[priority].keys() >= set(pair):
@@ -339,7 +339,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         assert expected == twin
 
     def check_counters(self, method, tenant, amount):
-        """Only a refund makes a counter fall, of those in line."""
+        """Of the tenants in line, only the one with a refund may have a lower counter."""
         before = {name: self.queue.counter(name) for name in self.oracle.in_line()}
         getattr(self.oracle, method)(tenant, amount)
         getattr(self.queue, method)(tenant, amount)
@@ -352,8 +352,8 @@ class FairQueueMachine(RuleBasedStateMachine):
 
 
 def outcome(call, *arguments, **options):
-    """What a call comes to, in a form that can be compared."""
+    """Return the result of a call, or the type of its exception, for comparison."""
     try:
         return "returned", call(*arguments, **options)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is the outcome)
+    except Exception as error:  # noqa: BLE001  (any exception is an outcome)
         return "raised", type(error)

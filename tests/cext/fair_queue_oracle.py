@@ -1,4 +1,4 @@
-"""What a FairQueue does, in Python so plain that it is obviously right. Slow on purpose."""
+"""A fair queue in plain Python, written to be obviously correct. Slow on purpose."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ class Entry:
 class FairQueueOracle:
     """The interface of `FairQueue`; its handles are 0, 1, 2, …
 
-    It remembers as many tenants as there are, where the kernel remembers the 2048 that matter most.
+    It remembers every tenant. The kernel remembers the 2048 that matter most.
     """
 
     def __init__(self, *, capacity, fairness="roundRobin", min_share=0.0, bypass=8, slack=2):
@@ -38,19 +38,19 @@ class FairQueueOracle:
         self.begin()
 
     def begin(self):
-        # One of each a class. The line of a tenant is its handles but for the retried. A dict is in the order
-        # of insertion, so under round robin its first tenant is the one whose turn it is.
+        # One of each per class. A tenant's line has its handles except retried ones. A dict keeps the order
+        # of insertion, so under round robin its first tenant has the next turn.
         self.lines = [{} for _ in range(CLASSES)]
         self.retried = [[] for _ in range(CLASSES)]
         self.credits = [0.0] * CLASSES
-        self.served = [set() for _ in range(CLASSES)]  # by this round, whether they still have a line or not
-        # Of each tenant, as far as it is known.
+        self.served = [set() for _ in range(CLASSES)]  # tenants served in this round, with or without a line
+        # One entry for each known tenant.
         self.counters, self.lifts, self.turns = {}, {}, {}
         self.joined = {}  # (tenant, priority) -> when its line began
         self.moment = 0
         self.floor = 0.0
 
-    # Coming
+    # Adding entries
 
     def push(self, tenant, cost=1.0, *, priority=1, size=0):
         check_arguments(tenant, cost, priority, size)
@@ -85,14 +85,14 @@ class FairQueueOracle:
         self.joined[tenant, priority] = self.moment
         lines, served = self.lines[priority], self.served[priority]
         lines[tenant] = []
-        order = sorted(lines, key=lambda member: member in served)  # a stable sort: the served stay behind
+        order = sorted(lines, key=lambda member: member in served)  # a stable sort: served tenants come last
         self.lines[priority] = {member: lines[member] for member in order}
 
     def lift(self, tenant):
         self.lifts[tenant] = self.level()
         self.counters[tenant] = max(self.counters.get(tenant, 0.0), self.level())
 
-    # Leaving
+    # Removing entries
 
     def pop(self, fits=None):
         head = None
@@ -116,7 +116,7 @@ class FairQueueOracle:
         while len(handles) < max_count:
             left = memory_budget - taken
             try:
-                handle = self.pop(lambda handle: sizes[handle] <= left)  # noqa: B023  (asked at once)
+                handle = self.pop(lambda handle: sizes[handle] <= left)  # noqa: B023  (called at once)
             except IndexError:
                 break
             taken += sizes[handle]
@@ -128,7 +128,7 @@ class FairQueueOracle:
         self.accrue(entry.priority)
         before = self.counters.get(entry.tenant, 0.0)
         if not entry.retried:
-            self.add(entry.tenant, entry.cost)  # before it may leave the line, and be lifted
+            self.add(entry.tenant, entry.cost)  # before `leave`, after which `counter` could lift it
         self.leave(handle)
         if not self.in_line() and not entry.retried:
             self.floor = before
@@ -139,7 +139,7 @@ class FairQueueOracle:
 
     def take_turn(self, entry):
         served, lines = self.served[entry.priority], self.lines[entry.priority]
-        if entry.tenant in served:  # a second turn in a round: it is the next round
+        if entry.tenant in served:  # a second turn starts the next round
             served.clear()
         served.add(entry.tenant)
         if entry.tenant in lines:
@@ -191,7 +191,7 @@ class FairQueueOracle:
         self.entries.clear()
         self.begin()
 
-    # The order of leaving
+    # Pop order
 
     def order(self):
         urgent = self.class_next()
@@ -272,7 +272,7 @@ class FairQueueOracle:
                 self.counters.pop(tenant)
                 self.turns.pop(tenant, None)
 
-    # Questions
+    # Queries
 
     def position(self, handle):
         return len(self.ahead(handle))

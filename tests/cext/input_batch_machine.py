@@ -1,6 +1,6 @@
-"""Drives any batch and the oracle through the same life, and compares whatever can be seen of them.
+"""Run random operations on a batch and on its oracle, and compare everything observable.
 
-What a step promises is checked beside that: on a shadow of the device, which knows only what steps told it.
+The contract of a step is also checked on a shadow of the device, which only the writes of steps change.
 """
 
 from array import array
@@ -95,7 +95,7 @@ impossible_counts = st.dictionaries(slots, st.sampled_from([-1, 1, 1, 2, 3, 100,
 
 
 def outcome(method, *arguments, **options):
-    """What came of it: the value, or the kind of error."""
+    """Return the value of a call, or the kind of its error."""
     try:
         return "returned", method(*arguments, **options)
     except (ValueError, OverflowError):
@@ -105,17 +105,17 @@ def outcome(method, *arguments, **options):
 
 
 class Pair:
-    """The same sequence twice: the batch's and the oracle's."""
+    """The same sequence for the batch and for the oracle."""
 
     def __init__(self, actual, expected, options):
         self.actual, self.expected, self.options = actual, expected, options
 
 
 class InputBatchMachine(RuleBasedStateMachine):
-    """`new_batch` and `new_state` are what a subclass puts to the test."""
+    """Subclasses set `new_batch` and `new_state` to the implementation under test."""
 
     new_batch, new_state = InputBatchOracle, SequenceStateOracle
-    always = {}  # options that are not left to chance  # noqa: RUF012
+    always = {}  # options with fixed values  # noqa: RUF012
 
     @initialize(
         size=st.sampled_from([1, 3, 6, 6]),
@@ -134,14 +134,14 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.batch = self.new_batch(**options)
         self.oracle = InputBatchOracle(**options)
         self.keys, self.blocks = count(), count(1)
-        self.inside, self.outside = {}, []  # pairs, the former by slot
-        self.steps = []  # of those under way: (actual, expected)
-        self.answers = []  # some of the latest commits, and as they were
+        self.inside, self.outside = {}, []  # pairs in the batch, by slot, and outside it
+        self.steps = []  # steps under way: (actual, expected)
+        self.answers = []  # (result, its original contents) of some recent commits
         self.ended = set()  # slots of sequences that should be removed
         self.shadow = [[[None] * self.columns for _ in range(self.size)] for _ in range(self.groups)]
 
     def both(self, method, *arguments):
-        """The same call of both; they must agree."""
+        """Make the same call on both. The outcomes must be equal."""
         expected = outcome(getattr(self.oracle, method), *arguments)
         actual = outcome(getattr(self.batch, method), *arguments)
         assert expected == actual, method
@@ -150,7 +150,7 @@ class InputBatchMachine(RuleBasedStateMachine):
     def new_blocks(self, amount):
         return [next(self.blocks) for _ in range(amount)]
 
-    # Coming
+    # Adding sequences
 
     @rule(
         slot=slots,
@@ -174,7 +174,7 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     @rule(slot=slots, chosen=st.integers(0, 9), extra=st.integers(0, 2), computed=st.integers(-1, 8))
     def admit_again(self, slot, chosen, extra, computed):
-        """A preempted one, with what the prefix cache still has."""
+        """Add a preempted sequence again, with the tokens that the prefix cache still has."""
         if not self.outside:
             return
         pair = self.outside.pop(chosen % len(self.outside))
@@ -206,7 +206,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         less=st.sampled_from([0, 0, 0, 1]),
     )
     def admit_all_or_none(self, crowd, less):
-        """A slot may be taken, or named twice: then none of them comes in."""
+        """A slot may be occupied, or named twice. Then no sequence is added."""
         pairs = [self.new_pair([1] * length, options) for _, length, options in crowd]
         chosen = [slot for slot, *_ in crowd]
         lists = [tuple(self.new_blocks(1) for _ in range(self.groups)) for _ in crowd][less:]
@@ -226,7 +226,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.both("schedule", chosen, amounts[less : len(chosen)])
 
     def admit_wrongly(self, slot, block_ids, chosen):
-        """A sequence that may be in the batch already, in a slot that may not exist, with odd blocks."""
+        """Add a sequence that may be in the batch already, to a slot that may not exist, with bad blocks."""
         pairs = [*self.inside.values(), *self.outside]
         if not pairs:
             return
@@ -240,10 +240,10 @@ class InputBatchMachine(RuleBasedStateMachine):
     def describe_what_cannot_be(self, options):
         options = {"key": 1, "prompt": [1], "max_tokens": 1} | options
         expected = outcome(SequenceStateOracle, **options)
-        assert "raised" == expected[0]
+        assert expected[0] == "raised"
         assert expected == outcome(self.new_state, **options)
 
-    # Leaving
+    # Removing sequences
 
     @rule(slot=slots)
     def remove(self, slot):
@@ -322,7 +322,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.step_once(max_rows, chunk, left_out, from_buffer=from_buffer)
 
     def step_once(self, max_rows, chunk, left_out, *, from_buffer):
-        """As a scheduler does it: survey, find blocks, fill in prefills, prepare."""
+        """Prepare a step as a scheduler does: survey, allocate blocks, set prefill counts, prepare."""
         _, survey = self.both("survey", max_rows)
         self.check_survey(survey, max_rows)
         for slot in survey.short:
@@ -349,7 +349,7 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     @rule(counts=impossible_counts, from_buffer=st.booleans())
     def prepare_whatever(self, counts, from_buffer):
-        """Mostly what cannot be."""
+        """Prepare a step with counts that are mostly invalid."""
         values = array("i", [counts.get(slot, 0) for slot in range(self.size)])
         if from_buffer:
             self.prepare(values)
@@ -359,7 +359,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             self.prepare()
 
     def prepare_from_something_else(self, wrong):
-        assert "raised" == outcome(self.batch.prepare_inputs, wrong)[0]
+        assert outcome(self.batch.prepare_inputs, wrong)[0] == "raised"
 
     def prepare(self, *arguments):
         order = self.batch.order()
@@ -369,7 +369,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert expected == actual
             assert order == self.batch.order()
             return
-        assert "returned" == actual[0]
+        assert actual[0] == "returned"
         self.steps.append((actual[1], expected[1]))
         self.check_equal(*self.steps[-1])
         self.check_step(actual[1])
@@ -384,10 +384,10 @@ class InputBatchMachine(RuleBasedStateMachine):
         assert tuple(expected.offsets) == tuple(actual.offsets)
 
     def check_step(self, step):
-        """What any step promises, whatever the oracle says."""
+        """Check the contract of a step, independently of the oracle."""
         starts = step.query_starts
         assert all(start <= end for start, end in pairwise(starts))
-        assert (0, step.tokens) == (starts[0], starts[-1])
+        assert (starts[0], starts[-1]) == (0, step.tokens)
         assert list(range(step.decodes + 1)) == list(starts[: step.decodes + 1])
         assert list(range(step.decodes)) == list(step.sample_rows[: step.decodes])
         assert len(set(step.slots)) == step.rows
@@ -406,7 +406,7 @@ class InputBatchMachine(RuleBasedStateMachine):
                     assert block * self.block_size + position % self.block_size == mapping[at]
 
     def replay_writes(self, step):
-        """As the device does, from nothing but the arena."""
+        """Apply the block writes to the shadow as the device does, from the arena alone."""
         arena = list(step.arena)
         offsets = Offsets(*arena[HEADER - len(Offsets._fields) : HEADER])
         at, seen = offsets.block_writes, set()
@@ -441,7 +441,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         assert plain(wanted[:-1]) == plain(found[:-1])
         self.check_answers_last(found)
         assert sorted(wanted.filled) == sorted(found.filled)
-        assert ("q", "i", "i") == (found.keys.format, found.tokens.format, found.samples.format)
+        assert (found.keys.format, found.tokens.format, found.samples.format) == ("q", "i", "i")
         assert [sampled[sample] for sample in found.samples] == list(found.tokens)
         for slot, *_ in wanted.finished + wanted.failed:
             self.ended.add(slot)
@@ -450,7 +450,7 @@ class InputBatchMachine(RuleBasedStateMachine):
                 self.remove_one(slot)
 
     def check_answers_last(self, found):
-        """What somebody still looks at is not written over; what nobody does may be."""
+        """Check that results still referenced are not overwritten. Others may be."""
         for answer, before in self.answers:
             assert before == plain(answer)
         self.answers.append((found, plain(found)))
@@ -465,7 +465,7 @@ class InputBatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.steps) == 2)
     @rule(options=samplings)
     def fail_to_launch(self, options):
-        """The later step is given up, its sequences go, and others are prepared beside the earlier one."""
+        """Cancel the later step, remove its sequences and prepare others beside the earlier step."""
         self.cancel_one(1)
         for slot in list(self.ended):
             self.remove_one(slot)
@@ -477,7 +477,7 @@ class InputBatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.steps and self.inside)
     @rule(chosen=st.integers(0, 5), options=samplings, picks=st.lists(token_ids, min_size=1, max_size=6))
     def abort_while_a_step_is_under_way(self, chosen, options, picks):
-        """And let another have the slot before the results are there."""
+        """Abort a sequence, and add another to its slot before the results arrive."""
         slot = sorted(self.inside)[chosen % len(self.inside)]
         self.remove_one(slot)
         self.admit_one(slot, [1, 1], options, 1, as_buffer=False)
@@ -489,29 +489,29 @@ class InputBatchMachine(RuleBasedStateMachine):
         assert wanted == self.batch.cancel_step(actual)
         self.ended.update(wanted)
         for row in [row for table in self.shadow for row in table]:
-            row[:] = [None] * self.columns  # as if nothing of what is under way had ever arrived
-        assert "raised" == outcome(self.batch.cancel_step, actual)[0]
-        assert "raised" == outcome(self.batch.commit_tokens, actual, array("i", bytes(4 * actual.samples)))[0]
+            row[:] = [None] * self.columns  # as if no write under way had arrived
+        assert outcome(self.batch.cancel_step, actual)[0] == "raised"
+        assert outcome(self.batch.commit_tokens, actual, array("i", bytes(4 * actual.samples)))[0] == "raised"
 
     def commit_wrongly(self, more):
         if not self.steps:
             return
         actual, _ = self.steps[0]
-        assert "raised" == outcome(self.batch.commit_tokens, actual, [0] * actual.samples)[0]
+        assert outcome(self.batch.commit_tokens, actual, [0] * actual.samples)[0] == "raised"
         wrong = array("i", bytes(4 * max(actual.samples + more, 0)))
         if len(wrong) != actual.samples:
-            assert "raised" == outcome(self.batch.commit_tokens, actual, wrong)[0]
+            assert outcome(self.batch.commit_tokens, actual, wrong)[0] == "raised"
         if len(self.steps) > 1:
             later, _ = self.steps[1]
             right = array("i", bytes(4 * later.samples))
-            assert "raised" == outcome(self.batch.commit_tokens, later, right)[0]
+            assert outcome(self.batch.commit_tokens, later, right)[0] == "raised"
 
     @precondition(lambda self: self.inside)
     @rule(
         overlap=st.booleans(), picks=st.lists(st.sampled_from(range(1, VOCABULARY)), min_size=1, max_size=9)
     )
     def run_on(self, overlap, picks):
-        """As an engine does it, which keeps all that it can in the batch, and one step under way."""
+        """Run steps as an engine does, with all possible rows and, for `overlap`, one step under way."""
         for start in range(min(len(picks), 5)):
             if len(self.steps) < (2 if overlap else 1) and self.inside:
                 self.step_once(100, 100, set(), from_buffer=False)
@@ -569,11 +569,11 @@ class InputBatchMachine(RuleBasedStateMachine):
         )
     )
     def misuse(self, misuse):
-        """It is refused, and by the invariants nothing has changed."""
+        """Make an invalid call. The invariants check that it changed nothing."""
         method, *arguments = misuse
         getattr(self, method)(*arguments)
 
-    # What can be seen
+    # Invariants
 
     @invariant()
     def all_that_can_be_seen_is_equal(self):
@@ -600,8 +600,8 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert slot == self.batch.order()[self.batch.row_of(slot)]
             assert pair.actual is self.batch.state(slot)
         for slot in set(range(-1, self.size + 1)) - self.inside.keys():
-            assert ("raised", ValueError) == outcome(self.batch.row_of, slot)
-            assert ("raised", ValueError) == outcome(self.batch.state, slot)
+            assert outcome(self.batch.row_of, slot) == ("raised", ValueError)
+            assert outcome(self.batch.state, slot) == ("raised", ValueError)
 
     @invariant()
     def tables_are_equal(self):
@@ -614,7 +614,7 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_block_is_needed_and_gone(self):
-        """All that a token from the last committed one on sees is there."""
+        """Every block that tokens from the last committed one on can see is present."""
         for slot, pair in self.inside.items():
             committed = pair.expected.committed
             for ids, window in zip(self.batch.block_ids(slot), self.oracle.windows, strict=True):
@@ -642,7 +642,7 @@ class InputBatchMachine(RuleBasedStateMachine):
 
 
 def plain(value):
-    """Views and arrays as lists, however deep."""
+    """Convert views and arrays to lists, at any depth."""
     if isinstance(value, (memoryview, array)):
         return value.tolist()
     return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

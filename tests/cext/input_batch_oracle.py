@@ -1,4 +1,4 @@
-"""What an InputBatch does, in Python so plain that it is obviously right. Slow on purpose."""
+"""An input batch in plain Python, written to be obviously correct. Slow on purpose."""
 
 from array import array
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Committed(NamedTuple):
 
 
 class SequenceStateOracle:
-    """The interface of `SequenceState`. `tokens` are the committed ones, `pending` counts those under way."""
+    """The interface of `SequenceState`. `tokens` are committed; `pending` counts those of steps under way."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class SequenceStateOracle:
         self.computed = self.committed = computed
 
     def needs(self, vocab_size):
-        """Which of the counters count this one."""
+        """Return which of the counters count this sequence."""
         columns = self.columns
         sampled = columns["temperature"] > 0
         return Counters(
@@ -125,8 +125,12 @@ class SequenceStateOracle:
             top_p=sampled and columns["top_p"] < 1,
             top_k=sampled and 0 < columns["top_k"] < vocab_size,
             min_p=sampled and columns["min_p"] > 0,
-            penalties=(0, 0, 1)
-            != (columns["presence_penalty"], columns["frequency_penalty"], columns["repetition_penalty"]),
+            penalties=(
+                columns["presence_penalty"],
+                columns["frequency_penalty"],
+                columns["repetition_penalty"],
+            )
+            != (0, 0, 1),
             biased=self.biased,
             min_tokens=self.output_length < self.min_tokens,
             logprobs=columns["logprobs"] >= 0,
@@ -134,17 +138,15 @@ class SequenceStateOracle:
 
 
 class Stay:
-    """One sequence's time in a slot."""
+    """The state of a slot while one sequence is in it."""
 
     def __init__(self, state, serial, blocks, latest):
         self.state, self.serial = state, serial
         self.last_scheduled = latest  # as if it were in the latest step
         self.blocks = blocks  # by group
-        self.staged = [0] * len(
-            blocks
-        )  # by group: the first column the device has not seen; None: it has all
-        self.over = False  # finished, failed or cancelled: takes no part any more, and is to be removed
-        self.sample = 0  # where the token under way, if there is one, is among its step's samples
+        self.staged = [0] * len(blocks)  # by group: the first column not yet on the device; None: all are
+        self.over = False  # finished, failed or canceled: takes part in no further step, to be removed
+        self.sample = 0  # index of its pending token, if there is one, among its step's samples
 
 
 class StepOracle:
@@ -158,7 +160,7 @@ class StepOracle:
             offsets.append(HEADER + len(words))
             words += section
         self.samples = len(sections[-2])
-        if self.samples == len(members):  # their slots are there already
+        if self.samples == len(members):  # the section `slots` is the same
             offsets.append(offsets[5])
         else:
             offsets.append(HEADER + len(words))
@@ -239,7 +241,7 @@ class InputBatchOracle:
         self.block_size, self.vocab_size, self.windows = block_size, vocab_size, tuple(windows)
         self.eos_token_ids = set(eos_token_ids)
         self.columns = -(-max_model_len // block_size)
-        self.largest_block = (INT32_MAX + 1) // block_size - 1  # so that an index into the cache is an int32
+        self.largest_block = (INT32_MAX + 1) // block_size - 1  # so that a cache index fits in int32
         size = self.arena_size(
             slots=slots,
             max_batched_tokens=max_batched_tokens,
@@ -427,7 +429,7 @@ class InputBatchOracle:
         return freed
 
     def hidden(self, committed, window):
-        """How many blocks no token from `committed` on can see."""
+        """Return how many blocks no token from `committed` on can see."""
         return 0 if window is None else max(0, committed - window + 1) // self.block_size
 
     # A step
@@ -436,7 +438,7 @@ class InputBatchOracle:
         return stay.state.num_tokens - stay.state.computed
 
     def limit(self, state):
-        """The number of tokens at which a sequence ends."""
+        """Return the number of tokens at which a sequence ends."""
         return min(state.prompt_length + state.max_tokens, self.max_model_len)
 
     def takes_part(self, stay):
@@ -463,7 +465,7 @@ class InputBatchOracle:
         )
 
     def most_urgent(self, slots):
-        """Scheduled longest ago; of equals, in the order of admission, round from after `last_served`."""
+        """Sort by last step, oldest first. Equals are in order of admission, starting after `last_served`."""
 
         def urgency(slot):
             stay = self.stays[slot]
@@ -542,7 +544,7 @@ class InputBatchOracle:
         return StepOracle(self.steps, index, self.arenas[index], sections, members)
 
     def known(self, stay):
-        """Its token ids as far as they are known, then what stands for the others."""
+        """Return the known token ids, then placeholders for the pending ones."""
         return stay.state.tokens + [-1 - stay.sample] * stay.state.pending
 
     def next_arena(self):
@@ -556,7 +558,7 @@ class InputBatchOracle:
         return blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def take_staged(self):
-        """Slots in the order of their numbers; of a row, only what is still seen."""
+        """Return the staged writes in the order of slots, without leading blocks that slid out."""
         writes = []
         for group in range(len(self.windows)):
             for slot, stay in sorted(self.stays.items()):
@@ -623,7 +625,7 @@ class InputBatchOracle:
         for _, stay in present:
             self.end(stay)
         for stay in self.stays.values():
-            stay.staged = [0 for _ in self.windows]  # who knows which of its writes arrived
+            stay.staged = [0 for _ in self.windows]  # which of its writes arrived is unknown
         return [slot for slot, _ in present]
 
     # Columns that change
@@ -650,7 +652,7 @@ class InputBatchOracle:
 
 
 def whole_numbers(values, least, most=INT32_MAX):
-    """The numbers of a list, or of a buffer of int32; ValueError unless each is `least` … `most`."""
+    """Return the numbers of a list or int32 buffer. Raise ValueError unless each is `least` … `most`."""
     if not isinstance(values, (list, tuple, range)):
         view = memoryview(values)
         if view.format not in ("i", "l") or view.itemsize != 4 or view.ndim != 1 or not view.c_contiguous:

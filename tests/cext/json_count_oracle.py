@@ -1,4 +1,4 @@
-"""`jsoncount.count` in plain Python: a regular expression cuts the text into tokens, which are counted."""
+"""`jsoncount.count` in plain Python: a regular expression splits the text into tokens, which are counted."""
 
 import re
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 FRACTION = 4
 NAME_SHOWN = 64
 
-# The only token that may lack its end is a string at the end of the text.
+# Only a string at the end of the text may be unterminated.
 _TOKEN = re.compile(
     rb'[ \t\n\r]+|(?P<sign>[][{},:])|(?P<literal>[^][{},:" \t\n\r]+)'
     rb'|(?P<string>"(?P<text>(?:[^"\\]|\\.)*)(?P<end>"|\\?\Z))',
@@ -15,7 +15,7 @@ _TOKEN = re.compile(
 
 
 class Counts(NamedTuple):
-    """What was found; see the kernel's."""
+    """The result of `count`; see `jsoncount.Counts`."""
 
     values: int
     apart: tuple[int, ...]
@@ -24,10 +24,10 @@ class Counts(NamedTuple):
 
 
 def count(body, apart=()):  # noqa: C901  # a branch for each kind of token
-    """See the kernel's."""
+    """Return what `jsoncount.count` returns."""
     values, depth = 0, 0
     numbers = dict.fromkeys(apart, 0)
-    members = []  # name, values before its own
+    members = []  # (name, number of values before its own)
     before, key = "", b""
     for token in _TOKEN.finditer(body):
         if token["string"] is not None:

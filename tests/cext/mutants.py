@@ -1,4 +1,4 @@
-"""The mutants that the machines of the kernels must find out, as parameters of a test."""
+"""Test parameters for the mutants that the kernels' state machines must detect."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def hunted(mutants: Iterable[type]) -> list[Any]:
-    """Return a parameter for each mutant. One with `shows_rarely` takes long to find, and is nightly."""
+    """Return a parameter for each mutant. One with `shows_rarely` takes long to detect, so it is nightly."""
     return [
         pytest.param(
             mutant,

@@ -1,4 +1,4 @@
-"""Drives any slot map and the oracle through the same life, and compares whatever can be seen of them."""
+"""Run random operations on a slot map and on its oracle, and compare everything observable."""
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ offsets = st.sampled_from([1, -1, 1 << 32, -1 << 32, 1 << 63, 1 << 64, -1 << 70]
 
 
 class SlotMapMachine(RuleBasedStateMachine):
-    """`new_map` is what a subclass puts to the test. `owners` is the truth about who was given what."""
+    """Subclasses set `new_map` to the implementation under test. `owners` maps live handles to keys."""
 
     new_map = SlotMapOracle
     handles = Bundle("handles")
@@ -47,7 +47,7 @@ class SlotMapMachine(RuleBasedStateMachine):
     @rule(key=wrong_keys, others=st.lists(keys, max_size=2), many=st.booleans())
     def alloc_for_what_is_no_key(self, key, others, many):
         kind, _ = self.attempt("alloc_many", [*others, key]) if many else self.attempt("alloc", key)
-        assert "raised" == kind
+        assert kind == "raised"
 
     @rule(handle=handles)
     def free(self, handle):
@@ -76,8 +76,8 @@ class SlotMapMachine(RuleBasedStateMachine):
         forged = handle + offset
         if forged not in self.owners:
             assert not self.map.is_valid(forged)
-            assert "raised" == self.attempt("get", forged)[0]
-            assert "raised" == self.attempt("free", forged)[0]
+            assert self.attempt("get", forged)[0] == "raised"
+            assert self.attempt("free", forged)[0] == "raised"
 
     @invariant()
     def every_id_is_free_or_bound_to_one_owner(self):
@@ -101,8 +101,8 @@ class SlotMapMachine(RuleBasedStateMachine):
 
 
 def outcome(call, *arguments):
-    """What a call comes to, in a form that can be compared."""
+    """Return the result of a call, or the type of its exception, for comparison."""
     try:
         return "returned", call(*arguments)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is the outcome)
+    except Exception as error:  # noqa: BLE001  (any exception is an outcome)
         return "raised", type(error)

@@ -1,4 +1,4 @@
-"""What a SlotMap does, in Python so plain that it is obviously right."""
+"""A slot map in plain Python, written to be obviously correct."""
 
 from fairlead._cext.slotmap import NoSlotFree, StaleHandle
 
@@ -12,7 +12,7 @@ class SlotMapOracle:
         if not 1 <= capacity <= 2**30 or not 1 <= first_generation <= LAST_GENERATION:
             raise ValueError
         self.capacity = capacity
-        self.free_slots = list(reversed(range(capacity)))  # the last one is used first
+        self.free_slots = list(reversed(range(capacity)))  # the last one is allocated first
         self.generations = [first_generation] * capacity
         self.owners = {}  # handle -> key
 

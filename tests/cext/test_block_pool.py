@@ -1,4 +1,4 @@
-"""What a block pool promises, but for contents and kept requests; then what only the kernel has."""
+"""The contract of a block pool except contents and kept requests; then what only the kernel has."""
 
 import sys
 import tracemalloc
@@ -12,91 +12,91 @@ from fairlead._cext.blockpool import BlockPool, OutOfBlocks
 # References ----------------------------------------------------------------------------------------
 
 
-def test_blocks_are_given_out_from_zero_and_the_first_given_back_is_the_next(setting):
-    assert [0, 1, 2] == setting.pool.get_new_blocks(3)
+def test_blocks_are_allocated_from_zero_and_the_first_of_a_freed_list_is_next(setting):
+    assert setting.pool.get_new_blocks(3) == [0, 1, 2]
     setting.pool.free_blocks([1, 0])
-    assert [1, 0, 3] == setting.pool.get_new_blocks(3)
+    assert setting.pool.get_new_blocks(3) == [1, 0, 3]
 
 
-def test_more_blocks_than_can_be_had_are_refused_and_nothing_is_evicted(setting):
+def test_requesting_more_than_available_raises_and_evicts_nothing(setting):
     setting.live(1, [1, 2, 3, 4])
     setting.pool.get_new_blocks(5)
     with pytest.raises(OutOfBlocks):
         setting.pool.get_new_blocks(4)
-    assert (1, 2, 5) == setting.counts()
-    assert 0 == setting.pool.statistics().evicted_requests
-    assert 3 == len(setting.pool.get_new_blocks(3))
+    assert setting.counts() == (1, 2, 5)
+    assert setting.pool.statistics().evicted_requests == 0
+    assert len(setting.pool.get_new_blocks(3)) == 3
 
 
-def test_no_blocks_are_given_out_for_nothing(setting):
-    assert [] == setting.pool.get_new_blocks(0)
+def test_zero_blocks_are_an_empty_list_and_impossible_counts_raise(setting):
+    assert setting.pool.get_new_blocks(0) == []
     with pytest.raises(ValueError):
         setting.pool.get_new_blocks(-1)
     with pytest.raises(OutOfBlocks):
         setting.pool.get_new_blocks(2**70)
 
 
-def test_a_block_read_by_two_is_free_when_both_have_left(setting):
+def test_shared_block_is_free_after_both_references_are_released(setting):
     blocks = setting.run([1, 2])
     setting.pool.touch(blocks)
-    assert 2 == setting.pool.reference_count(blocks[0])
+    assert setting.pool.reference_count(blocks[0]) == 2
     setting.pool.free_blocks(blocks)
-    assert 7 == setting.pool.free
+    assert setting.pool.free == 7
     setting.pool.free_blocks(blocks)
-    assert 8 == setting.pool.free
+    assert setting.pool.free == 8
 
 
 @pytest.mark.parametrize("method", ["free_blocks", "touch"])
 @pytest.mark.parametrize("wrong", [8, -2, 2**70, 5])
-def test_an_impossible_block_among_good_ones_changes_nothing(setting, method, wrong):
+def test_invalid_block_among_valid_ones_changes_nothing(setting, method, wrong):
     blocks = setting.pool.get_new_blocks(3)  # so 5 is free
     for ids in ([*blocks, wrong], [wrong, *blocks], (*blocks, wrong)):
         with pytest.raises(ValueError):
             getattr(setting.pool, method)(ids)
-        assert [1, 1, 1] == [setting.pool.reference_count(block) for block in blocks]
-        assert (5, 0, 3) == setting.counts()
+        assert [setting.pool.reference_count(block) for block in blocks] == [1, 1, 1]
+        assert setting.counts() == (5, 0, 3)
 
 
-def test_a_block_given_back_twice_at_once_is_refused(setting):
+def test_freeing_a_block_twice_in_one_call_raises(setting):
     blocks = setting.pool.get_new_blocks(2)
     for give_back in (setting.pool.free_blocks, lambda ids: setting.pool.retire(1, ids)):
         with pytest.raises(ValueError):
             give_back([*blocks, blocks[0]])
-        assert (6, 0, 2) == setting.counts()
+        assert setting.counts() == (6, 0, 2)
 
 
-def test_an_evictable_block_cannot_be_given_back(setting):
+def test_freeing_an_evictable_block_raises(setting):
     blocks = setting.live(1, [1, 2])
     with pytest.raises(ValueError):
         setting.pool.free_blocks(blocks)
-    assert (7, 1, 0) == setting.counts()
+    assert setting.counts() == (7, 1, 0)
 
 
-def test_what_has_slid_out_of_a_window_is_skipped(setting):
+def test_blocks_that_slid_out_of_a_window_are_skipped(setting):
     blocks = setting.run([1, 2, 3, 4, 5, 6])
     setting.pool.free_blocks(blocks[:1])
     slid = [-1, *blocks[1:]]
     setting.pool.touch(slid)
     setting.pool.free_blocks(slid)
     setting.pool.retire(1, slid)
-    assert (6, 2, 0) == setting.counts()
+    assert setting.counts() == (6, 2, 0)
 
 
 @pytest.mark.parametrize("wrong", ["1", 1.5, None])
-def test_what_is_no_number_is_no_block(setting, wrong):
+def test_block_id_that_is_not_an_integer_raises(setting, wrong):
     for call in (setting.pool.touch, setting.pool.free_blocks, lambda ids: setting.pool.retire(1, ids)):
         with pytest.raises(TypeError):
             call([wrong])
 
 
-def test_blocks_can_be_named_by_a_buffer(setting):
+def test_block_ids_may_be_a_buffer(setting):
     blocks = array("i", setting.pool.get_new_blocks(3))
     setting.pool.touch(memoryview(blocks))
     setting.pool.free_blocks(blocks)
-    assert [1, 1, 1] == [setting.pool.reference_count(block) for block in blocks]
+    assert [setting.pool.reference_count(block) for block in blocks] == [1, 1, 1]
     with pytest.raises(ValueError):
         setting.pool.touch(array("i", [0, 8]))
-    assert 1 == setting.pool.reference_count(0)
+    assert setting.pool.reference_count(0) == 1
 
 
 # Options -------------------------------------------------------------------------------------------
@@ -121,13 +121,13 @@ def test_impossible_options_are_refused(kind, options):
         kind.pool(**{"blocks": 4, "block_size": 2, "hash_key": HASH_KEY} | options)
 
 
-def test_a_count_of_tokens_must_not_be_negative(setting):
+def test_blocks_for_rounds_up_and_refuses_negative_counts(setting):
     with pytest.raises(ValueError):
         setting.pool.blocks_for(-1)
-    assert [0, 1, 1, 2] == [setting.pool.blocks_for(tokens) for tokens in range(4)]
+    assert [setting.pool.blocks_for(tokens) for tokens in range(4)] == [0, 1, 1, 2]
 
 
-def test_there_is_no_count_for_a_block_that_is_none(setting):
+def test_reference_count_of_an_invalid_block_raises(setting):
     for block in (-1, 8, 2**70):
         with pytest.raises(ValueError):
             setting.pool.reference_count(block)
@@ -136,8 +136,8 @@ def test_there_is_no_count_for_a_block_that_is_none(setting):
 # The kernel alone ----------------------------------------------------------------------------------
 
 
-def test_a_large_pool_finds_all_it_keeps_through_much_coming_and_going():
-    """So large that places in the index collide and are moved back."""
+def test_large_pool_finds_every_kept_request_after_heavy_churn():
+    """Large enough that entries of the hash index collide and are moved back."""
     setting = Setting(Kernel, blocks=4_096)
     kept = {}
     for key in range(6_000):
@@ -152,8 +152,8 @@ def test_a_large_pool_finds_all_it_keeps_through_much_coming_and_going():
     assert 3 * statistics.cached_requests == statistics.evictable
 
 
-def test_how_often_kept_requests_hold_blocks_is_bounded():
-    """Hundreds of requests with a long prefix in common: what each remembers is memory, too."""
+def test_total_of_blocks_held_by_kept_requests_is_bounded():
+    """Hundreds of requests share a long prefix. The list of blocks that each keeps takes memory, too."""
     setting = Setting(Kernel, blocks=1_500)
     beginning = [5] * 1_400
     prefix = setting.live(0, beginning)
@@ -168,11 +168,11 @@ def test_how_often_kept_requests_hold_blocks_is_bounded():
         setting.pool.statistics().cached_requests,
         setting.pool.statistics().evicted_requests,
     )
-    assert 701 == len(setting.match([*beginning, 599, 599], limit=999))
-    assert 700 == len(setting.match([*beginning, 1, 1], limit=999))
+    assert len(setting.match([*beginning, 599, 599], limit=999)) == 701
+    assert len(setting.match([*beginning, 1, 1], limit=999)) == 700
 
 
-def test_nothing_leaks():
+def test_pool_does_not_leak_memory():
     setting = Setting(Kernel, blocks=64)
 
     def churn():
@@ -186,21 +186,21 @@ def test_nothing_leaks():
     churn()
     tracemalloc.start()
     churn()
-    ours = [tracemalloc.Filter(True, "*/cext/*")]  # other threads may be given some meanwhile
+    ours = [tracemalloc.Filter(True, "*/cext/*")]  # other threads may allocate meanwhile
     before = tracemalloc.take_snapshot().filter_traces(ours)
     churn()
     after = tracemalloc.take_snapshot().filter_traces(ours)
     tracemalloc.stop()
     grown = sum(entry.size_diff for entry in after.compare_to(before, "filename"))
     assert grown < 20_000
-    assert (64, 0, 0) == setting.counts()
+    assert setting.counts() == (64, 0, 0)
 
 
-def test_its_size_is_that_of_its_blocks():
+def test_sizeof_is_100_to_180_bytes_per_block():
     assert 10_000 * 100 <= sys.getsizeof(BlockPool(10_000, 16, hash_key=HASH_KEY)) <= 10_000 * 180
 
 
-def test_hashes_must_be_hashes():
+def test_hashes_of_another_type_raise():
     pool = BlockPool(4, 2, hash_key=HASH_KEY)
     for wrong in (None, [], "x"):
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""The chain of content hashes: SipHash-2-4-128, as published, over what the kernel says it hashes."""
+"""The chain of content hashes, against a plain SipHash-2-4-128 over the documented input."""
 
 import struct
 from array import array
@@ -13,7 +13,7 @@ from fairlead._cext.blockpool import BlockHashes
 HASH_KEY = bytes(range(16))
 MASK = 2**64 - 1
 
-# The first vectors of the authors' list: of the messages b"", 00, 00 01, … under the key 00 01 … 0f.
+# The first of the authors' test vectors: messages b"", 00, 00 01, … under the key 00 01 … 0f.
 PUBLISHED = [
     "a3817f04ba25a8e66df67214c7550293",
     "da87c1d86b99af44347659119b22fc45",
@@ -54,7 +54,7 @@ def siphash(key, message):
 
 
 def expected_chain(hash_key, block_size, salt, tokens):
-    """Every hash follows from the one before; the first from that of the salt, which no block can be."""
+    """Hash each block with its parent's hash. The first parent is the salt, padded unlike any block."""
     parent = siphash(hash_key, salt + b"\x80" + bytes(-len(salt) % 4))
     chain = []
     for i in range(0, len(tokens) // block_size * block_size, block_size):
@@ -70,7 +70,7 @@ def chain_of(tokens, hash_key=HASH_KEY, block_size=4, salt=b""):
 
 
 def test_the_plain_siphash_gives_the_published_results():
-    assert PUBLISHED == [siphash(HASH_KEY, bytes(range(length))).hex() for length in range(len(PUBLISHED))]
+    assert [siphash(HASH_KEY, bytes(range(length))).hex() for length in range(len(PUBLISHED))] == PUBLISHED
 
 
 @given(
@@ -79,13 +79,13 @@ def test_the_plain_siphash_gives_the_published_results():
     salt=st.binary(max_size=20),
     tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=100),
 )
-def test_the_kernel_hashes_as_the_plain_siphash_does(hash_key, block_size, salt, tokens):
+def test_kernel_hashes_equal_those_of_the_plain_siphash(hash_key, block_size, salt, tokens):
     expected = expected_chain(hash_key, block_size, salt, tokens)
     assert expected == chain_of(tokens, hash_key, block_size, salt)
 
 
 @given(cuts=st.lists(st.integers(0, 60), max_size=5), block_size=st.sampled_from([1, 4, 16]))
-def test_a_chain_is_the_same_in_however_many_pieces_it_grew(cuts, block_size):
+def test_chain_does_not_depend_on_the_pieces_in_which_it_grew(cuts, block_size):
     tokens = list(range(100, 160))
     hashes = BlockHashes(HASH_KEY, block_size)
     for cut in [*sorted(cuts), 60]:
@@ -93,28 +93,28 @@ def test_a_chain_is_the_same_in_however_many_pieces_it_grew(cuts, block_size):
     assert expected_chain(HASH_KEY, block_size, b"", tokens) == list(hashes)
 
 
-def test_a_block_far_longer_than_its_length_byte_can_tell():
+def test_block_longer_than_its_length_byte_can_express():
     tokens = list(range(1000))
     assert expected_chain(HASH_KEY, 1000, b"", tokens) == chain_of(tokens, block_size=1000)
 
 
-def test_every_difference_changes_all_hashes_from_there_on():
+def test_any_difference_changes_all_hashes_after_it():
     tokens = list(range(12))
     own = chain_of(tokens)
-    assert [] == [
+    assert [
         one for one, other in zip(own, chain_of(tokens, hash_key=bytes(16)), strict=True) if one == other
-    ]
-    assert [] == [one for one, other in zip(own, chain_of(tokens, salt=b"ann"), strict=True) if one == other]
+    ] == []
+    assert [one for one, other in zip(own, chain_of(tokens, salt=b"ann"), strict=True) if one == other] == []
     changed = chain_of([*tokens[:5], 99, *tokens[6:]])
-    assert [True, False, False] == [one == other for one, other in zip(own, changed, strict=True)]
+    assert [one == other for one, other in zip(own, changed, strict=True)] == [True, False, False]
 
 
-def test_no_two_salts_are_the_same():
+def test_different_salts_give_different_hashes():
     salts = [b"", b"\0", b"\0\0", b"\x80", b"\x80\0", b"\0\x80", b"ann", b"ann\0", b"ann\x80"]
     assert len(salts) == len({chain_of([1, 2, 3, 4], salt=salt)[0] for salt in salts})
 
 
-def test_any_buffer_of_int32_will_do():
+def test_any_int32_buffer_is_accepted():
     tokens = array("i", range(8))
     for same in (
         tokens,
@@ -123,7 +123,7 @@ def test_any_buffer_of_int32_will_do():
         memoryview(tokens.tobytes()).cast("i"),
     ):
         hashes = BlockHashes(HASH_KEY, 4)
-        assert 2 == hashes.extend(same)
+        assert hashes.extend(same) == 2
         assert chain_of(range(8)) == list(hashes)
 
 
@@ -141,19 +141,19 @@ def test_any_buffer_of_int32_will_do():
     ],
     ids=repr,
 )
-def test_what_is_no_row_of_int32_is_refused(wrong):
+def test_anything_but_a_one_dimensional_int32_buffer_raises(wrong):
     hashes = BlockHashes(HASH_KEY, 1)
     with pytest.raises(TypeError):
         hashes.extend(wrong)
-    assert 0 == len(hashes)
+    assert len(hashes) == 0
 
 
-def test_numbers_that_are_not_in_a_row_are_refused():
+def test_non_contiguous_buffer_raises():
     with pytest.raises((BufferError, ValueError)):
         BlockHashes(HASH_KEY, 1).extend(np.arange(8, dtype=np.int32)[::2])
 
 
-def test_a_sequence_does_not_get_shorter():
+def test_extending_with_fewer_tokens_raises():
     hashes = BlockHashes(HASH_KEY, 4)
     hashes.extend(array("i", range(8)))
     with pytest.raises(ValueError):
@@ -161,7 +161,7 @@ def test_a_sequence_does_not_get_shorter():
     assert chain_of(range(8)) == list(hashes)
 
 
-def test_there_are_only_hashes_of_full_blocks():
+def test_only_full_blocks_have_hashes():
     hashes = BlockHashes(HASH_KEY, 4)
     hashes.extend(array("i", range(7)))
     assert hashes[0] == hashes[-1]

@@ -1,4 +1,4 @@
-"""Requests that have ended and are kept: the least recently used goes first, as a whole."""
+"""Finished requests that are kept: the least recently used is evicted first, as a whole."""
 
 from array import array
 
@@ -8,46 +8,46 @@ from cext.block_pool_setting import HASH_KEY, Kernel, Setting
 from fairlead._cext.blockpool import OutOfBlocks
 
 
-def test_an_ended_request_is_kept_but_for_its_last_partial_block(setting):
+def test_finished_request_is_kept_without_its_partial_block(setting):
     blocks = setting.live(1, [1, 2, 3, 4, 5])
-    assert (6, 2, 0) == setting.counts()
+    assert setting.counts() == (6, 2, 0)
     statistics = setting.pool.statistics()
-    assert (1, 4) == (statistics.cached_requests, statistics.cached_tokens)
+    assert (statistics.cached_requests, statistics.cached_tokens) == (1, 4)
     assert blocks[:2] == setting.match([1, 2, 3, 4, 5])
 
 
 def test_a_request_with_no_full_block_is_not_kept(setting):
     setting.live(1, [1])
     setting.pool.retire(2, [])
-    assert (8, 0, 0) == setting.counts()
-    assert 0 == setting.pool.statistics().cached_requests
+    assert setting.counts() == (8, 0, 0)
+    assert setting.pool.statistics().cached_requests == 0
     assert not setting.pool.evict(1)
 
 
-def test_a_key_kept_twice_means_the_later_one(setting):
+def test_retiring_a_key_again_replaces_its_kept_request(setting):
     setting.live(1, [1, 2, 3, 4])
     setting.live(1, [5, 6])
-    assert 1 == setting.pool.statistics().cached_requests
-    assert (7, 1, 0) == setting.counts()
-    assert [] == setting.match([1, 2])
+    assert setting.pool.statistics().cached_requests == 1
+    assert setting.counts() == (7, 1, 0)
+    assert setting.match([1, 2]) == []
     assert setting.pool.evict(1)
-    assert (8, 0, 0) == setting.counts()
+    assert setting.counts() == (8, 0, 0)
 
 
-def test_a_key_retired_with_nothing_keeps_what_it_had(setting):
+def test_retiring_a_key_without_full_blocks_keeps_its_earlier_request(setting):
     blocks = setting.live(1, [1, 2])
     setting.live(1, [9])
     assert blocks == setting.match([1, 2])
 
 
-def test_a_request_that_another_covers_is_dropped(setting):
+def test_request_covered_by_a_longer_one_is_dropped(setting):
     setting.live(1, [1, 2])
     longer = setting.match([1, 2])
     setting.pool.touch(longer)
     longer += setting.pool.get_new_blocks(1)
     setting.pool.cache_full_blocks(longer, array("i", [1, 2, 3, 4]), 0, 2, setting.hashes([1, 2, 3, 4]))
     setting.pool.retire(2, longer)
-    assert 1 == setting.pool.statistics().cached_requests
+    assert setting.pool.statistics().cached_requests == 1
     assert not setting.pool.evict(1)
     assert longer == setting.match([1, 2, 3, 4])
 
@@ -55,17 +55,17 @@ def test_a_request_that_another_covers_is_dropped(setting):
 def test_the_same_prompt_a_thousand_times_is_kept_once(setting):
     for key in range(1000):
         setting.live(key, [1, 2, 3, 4])
-    assert 1 == setting.pool.statistics().cached_requests
-    assert (6, 2, 0) == setting.counts()
+    assert setting.pool.statistics().cached_requests == 1
+    assert setting.counts() == (6, 2, 0)
 
 
 def test_the_least_recently_used_request_goes_first_and_as_a_whole(setting):
     setting.live(1, [1, 2, 3, 4])
     setting.live(2, [5, 6, 7, 8])
     setting.pool.get_new_blocks(5)
-    assert [] == setting.match([1, 2, 3, 4])
-    assert 2 == len(setting.match([5, 6, 7, 8]))
-    assert (1, 2, 5) == setting.counts()
+    assert setting.match([1, 2, 3, 4]) == []
+    assert len(setting.match([5, 6, 7, 8])) == 2
+    assert setting.counts() == (1, 2, 5)
 
 
 def test_a_hit_makes_a_request_the_most_recently_used(setting):
@@ -75,24 +75,24 @@ def test_a_hit_makes_a_request_the_most_recently_used(setting):
     setting.pool.touch(found)
     setting.pool.free_blocks(found)
     setting.pool.get_new_blocks(5)
-    assert 2 == len(setting.match([1, 2, 3, 4]))
-    assert [] == setting.match([5, 6, 7, 8])
+    assert len(setting.match([1, 2, 3, 4])) == 2
+    assert setting.match([5, 6, 7, 8]) == []
 
 
-def test_blocks_that_another_request_shares_stay(setting):
+def test_eviction_keeps_blocks_that_another_request_shares(setting):
     first = setting.live(1, [1, 2, 3, 4])
     setting.pool.touch(first[:1])
     second = [first[0], *setting.pool.get_new_blocks(1)]
     setting.pool.cache_full_blocks(second, array("i", [1, 2, 9, 9]), 0, 2, setting.hashes([1, 2, 9, 9]))
     setting.pool.retire(2, second)
-    assert 6 == setting.pool.statistics().cached_tokens
+    assert setting.pool.statistics().cached_tokens == 6
     assert setting.pool.evict(1)
     assert second == setting.match([1, 2, 9, 9])
     assert first[:1] == setting.match([1, 2, 3, 4])
 
 
-def test_a_request_that_holds_less_of_the_beginning_covers_no_other(setting):
-    """With a window: what has slid out of the one is still good for the other."""
+def test_longer_request_without_the_first_block_covers_no_other(setting):
+    """With a window, a block that slid out of one request is still useful to the other."""
     first = setting.live(1, [1, 2, 3, 4])
     setting.pool.touch(first)
     setting.pool.free_blocks(first[:1])
@@ -100,11 +100,11 @@ def test_a_request_that_holds_less_of_the_beginning_covers_no_other(setting):
     tokens = [1, 2, 3, 4, 5, 6]
     setting.pool.cache_full_blocks(second, array("i", tokens), 2, 3, setting.hashes(tokens))
     setting.pool.retire(2, second)
-    assert 2 == setting.pool.statistics().cached_requests
+    assert setting.pool.statistics().cached_requests == 2
     assert [*first, second[2]] == setting.match(tokens)
 
 
-def test_a_hit_on_what_an_evicted_request_held_last_makes_no_other_newer(setting):
+def test_hit_on_blocks_last_held_by_an_evicted_request_refreshes_no_other(setting):
     setting.live(1, [1, 2, 3, 4])
     setting.live(2, [5, 6, 7, 8])
     shared = setting.match([1, 2])
@@ -115,74 +115,74 @@ def test_a_hit_on_what_an_evicted_request_held_last_makes_no_other_newer(setting
     setting.pool.evict(3)
     setting.pool.touch(shared)
     setting.pool.free_blocks(shared)
-    assert [1, 2] == [key for key in (1, 2) if setting.pool.evict(key)]
-    assert (8, 0, 0) == setting.counts()
+    assert [key for key in (1, 2) if setting.pool.evict(key)] == [1, 2]
+    assert setting.counts() == (8, 0, 0)
     for key in (4, 5, 6):
         setting.live(key, [key, key, key, key])
     setting.pool.get_new_blocks(6)
-    assert [False, False, True] == [bool(setting.match([key, key])) for key in (4, 5, 6)]
+    assert [bool(setting.match([key, key])) for key in (4, 5, 6)] == [False, False, True]
 
 
-def test_a_replaced_key_is_still_told_by_its_number(kind):
+def test_trim_returns_the_number_of_a_replaced_key(kind):
     setting = Setting(kind, blocks=4, threshold=0.25)
     for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
         setting.live(int("9" * 15), tokens)  # another object each time
     others = [int("8" * 15) + i for i in range(100)]
     assert [int("9" * 15)] == setting.pool.trim()
-    assert 100 == len(set(others))
+    assert len(set(others)) == 100
 
 
 def test_a_block_that_is_read_is_never_evicted(setting):
-    """Seed 002: what belongs to a request that is PROCESSING is untouchable."""
+    """Blocks of a running request must never be reused."""
     setting.live(1, [1, 2, 3, 4])
     reading = setting.match([1, 2])
     setting.pool.touch(reading)
     assert setting.pool.evict(1)
-    assert (7, 0, 1) == setting.counts()
+    assert setting.counts() == (7, 0, 1)
     assert not set(reading) & set(setting.pool.get_new_blocks(7))
     with pytest.raises(OutOfBlocks):
         setting.pool.get_new_blocks(1)
     assert reading == setting.match([1, 2])
 
 
-def test_what_is_evicted_can_be_evicted_once(setting):
+def test_request_can_be_evicted_only_once(setting):
     setting.live(1, [1, 2])
     assert setting.pool.evict(1)
     assert not setting.pool.evict(1)
     assert not setting.pool.evict(2**70)
-    assert 1 == setting.pool.statistics().evicted_requests
+    assert setting.pool.statistics().evicted_requests == 1
 
 
 @pytest.mark.parametrize("wrong", ["1", 1.5, None])
-def test_what_is_no_number_is_no_key(setting, wrong):
+def test_key_that_is_not_an_integer_raises(setting, wrong):
     blocks = setting.run([1, 2])
     with pytest.raises(TypeError):
         setting.pool.retire(wrong, blocks)
-    assert (7, 0, 1) == setting.counts()
+    assert setting.counts() == (7, 0, 1)
 
 
-# Thresholds (seed 002) -----------------------------------------------------------------------------
+# Thresholds ----------------------------------------------------------------------------------------
 
 
 def test_trim_evicts_the_oldest_until_memory_is_below_the_threshold(kind):
     setting = Setting(kind, blocks=10, threshold=0.8)
     for key in range(5):
         setting.live(key, [10 * key, 1, 2, 3])
-    assert 0 == setting.pool.free
-    assert [0] == setting.pool.trim()
-    assert 2 == setting.pool.free
-    assert [] == setting.pool.trim()
+    assert setting.pool.free == 0
+    assert setting.pool.trim() == [0]
+    assert setting.pool.free == 2
+    assert setting.pool.trim() == []
 
 
 def test_trim_evicts_the_oldest_until_entries_are_below_the_threshold(kind):
     setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
     for key in range(5):
         setting.live(key, [10 * key, 1, 2, 3])
-    assert [0] == setting.pool.trim()
-    assert 4 * 4 == setting.pool.statistics().cached_tokens
+    assert setting.pool.trim() == [0]
+    assert setting.pool.statistics().cached_tokens == 4 * 4
 
 
-def test_first_in_first_out_evicts_what_was_kept_first_although_it_was_used_since(kind):
+def test_first_in_first_out_ignores_later_use(kind):
     for first_in_first_out, evicted in ((False, 1), (True, 0)):
         setting = Setting(kind, blocks=4, threshold=0.5, first_in_first_out=first_in_first_out)
         for key in range(2):
@@ -206,23 +206,23 @@ def test_entries_in_use_count_but_are_not_trimmed(kind):
     running = setting.run([1] * 40)
     setting.live(1, [2, 2])
     setting.live(2, [3, 3])
-    assert [1, 2] == setting.pool.trim()
+    assert setting.pool.trim() == [1, 2]
     assert running == setting.match([1] * 40)
-    assert (80, 0, 20) == setting.counts()
+    assert setting.counts() == (80, 0, 20)
 
 
-def test_trim_keeps_what_frees_nothing(kind):
-    """A kept request that is read as a whole: dropping it would make no room."""
+def test_trim_keeps_a_request_whose_eviction_frees_no_block(kind):
+    """Evicting a kept request would free nothing while a sequence uses all its blocks."""
     setting = Setting(kind, blocks=2, threshold=0.5)
     blocks = setting.live(1, [1, 2, 3, 4])
     setting.pool.touch(blocks)
-    assert [] == setting.pool.trim()
+    assert setting.pool.trim() == []
     setting.pool.free_blocks(blocks)
-    assert [1] == setting.pool.trim()
+    assert setting.pool.trim() == [1]
 
 
 def test_the_limits_of_seed_002_fit(kind):
     pool = kind.pool(262_144 if kind is Kernel else 64, 16, hash_key=HASH_KEY, max_entries=4 * 1024 * 1024)
-    assert [] == pool.trim()
-    assert 8 == pool.blocks_for(128)
-    assert 128 == pool.blocks_for(2048)
+    assert pool.trim() == []
+    assert pool.blocks_for(128) == 8
+    assert pool.blocks_for(2048) == 128

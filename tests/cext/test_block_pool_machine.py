@@ -1,4 +1,4 @@
-"""The kernel lives as the oracle does; and pools that are wrong in one way each are found out."""
+"""The kernel behaves like the oracle, and the state machine detects pools with one fault each."""
 
 import pytest
 from hypothesis import Phase, settings
@@ -21,8 +21,8 @@ def test_the_kernel_lives_as_the_oracle_does():
     run_machine(BlockPool, BlockHashes)
 
 
-def test_the_oracle_agrees_with_itself():
-    """Or the mutants below could be failing for a fault of the machine."""
+def test_oracle_passes_the_state_machine():
+    """Otherwise the mutants below could fail because of a fault in the state machine."""
     run_machine(BlockPoolOracle, max_examples=50)
 
 
@@ -128,7 +128,7 @@ class LastBlockIsNotHashed(BlockHashesOracle):
         return super().extend(memoryview(token_ids)[:-1])
 
 
-# Requests that have ended --------------------------------------------------------------------------
+# Finished requests ---------------------------------------------------------------------------------
 
 
 class EvictsTheNewest(BlockPoolOracle):
@@ -189,7 +189,7 @@ class CoverIgnoresTheBeginning(BlockPoolOracle):
 
 
 class OwnerOutlivesItsRequest(BlockPoolOracle):
-    """As if its place in the order were taken by the oldest."""
+    """As if the oldest request took its position in the order of eviction."""
 
     shows_rarely = True
     shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
@@ -258,14 +258,14 @@ class TrimGivesUpOnReferencedBlocks(BlockPoolOracle):
 
 
 @pytest.mark.parametrize("mutant", hunted(BlockPoolOracle.__subclasses__()))
-def test_a_broken_pool_is_found_out(mutant):
+def test_state_machine_detects_each_pool_mutant(mutant):
     with pytest.raises(AssertionError):
-        # That there is a failure is enough; how small it could be is not asked.
+        # Any failure is enough, so it is not shrunk.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
 
 
 @pytest.mark.parametrize("mutant", hunted(BlockHashesOracle.__subclasses__()))
-def test_broken_hashes_are_found_out(mutant):
+def test_state_machine_detects_each_hash_mutant(mutant):
     with pytest.raises(AssertionError):
         run_machine(
             BlockPoolOracle, mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000

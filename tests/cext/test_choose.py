@@ -1,4 +1,4 @@
-"""The kernel that chooses tokens against the same in torch, and what it must survive."""
+"""The kernel that samples tokens, compared with references in numpy and torch, and given invalid input."""
 
 import math
 
@@ -18,7 +18,7 @@ SIZES = (1, 2, 127, 128, 129, 1000, 1024, 5003)
 
 
 def parameters_of(rows, rng):
-    """What `rows` rows ask for, the filters of each on or off."""
+    """Return random parameters for `rows` rows, with each filter on or off by row."""
 
     def some(values, off):
         return np.where(rng.random(rows) < 0.5, values, off)
@@ -36,7 +36,7 @@ def parameters_of(rows, rng):
 
 
 def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
-    """(tokens, highest) by the kernel; `asked` a mapping of its arrays, missing ones off."""
+    """Return the kernel's (tokens, highest). `asked` maps names to arrays; missing filters are off."""
     rows = len(logits)
     arrays = {
         "temperatures": np.ones(rows),
@@ -61,7 +61,7 @@ def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
 
 
 def asked_of(parameters, vocabulary):
-    """The kernel's arrays for a sampler's parameters."""
+    """Return the kernel's arrays for a sampler's parameters."""
     with np.errstate(divide="ignore"):
         least = np.log(parameters.min_p)
     return {
@@ -73,7 +73,7 @@ def asked_of(parameters, vocabulary):
 
 
 def kept(row, temperature, top_k, top_p, least):
-    """The weight of each token that the filters keep, and which are in doubt by a rounding: float64, bool."""
+    """Return each token's weight after the filters (float64), and whether rounding may decide it (bool)."""
     scores = (row.astype(np.float64) - row.max()) / temperature
     if 0 < top_k < len(scores):
         least = max(least, np.sort(scores)[-top_k])
@@ -98,10 +98,10 @@ def kept(row, temperature, top_k, top_p, least):
     steps=st.sampled_from([0, 1, 4]),
     threads=st.integers(1, 3),
 )
-def test_the_kernel_chooses_what_torch_chooses(variant, size, seed, spread, steps, threads):
+def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spread, steps, threads):
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((5, size)) * spread).astype(np.float32)
-    if steps:  # many that are equal
+    if steps:  # many equal logits
         logits = np.round(logits * steps) / np.float32(steps)
     parameters = parameters_of(5, rng)
     numbers = rng.random(5)
@@ -125,7 +125,7 @@ def test_the_kernel_chooses_what_torch_chooses(variant, size, seed, spread, step
 
 
 @pytest.mark.parametrize("size", [5003, 151_936])
-def test_kernel_and_torch_draw_the_same_tokens_by_the_same_seeds(size):
+def test_kernel_and_torch_draw_the_same_tokens_from_the_same_seeds(size):
     rng = np.random.default_rng(size)
     logits = (rng.standard_normal((12, size)) * 6).astype(np.float32)
     parameters = parameters_of(12, rng)
@@ -136,7 +136,7 @@ def test_kernel_and_torch_draw_the_same_tokens_by_the_same_seeds(size):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_is_chosen_the_same_on_any_number_of_threads(variant):
+def test_choice_does_not_depend_on_threads_or_other_rows(variant):
     rng = np.random.default_rng(3)
     logits = rng.standard_normal((40, 3000)) * 3
     asked = asked_of(parameters_of(40, rng), 3000)
@@ -157,16 +157,16 @@ def test_a_row_is_chosen_the_same_on_any_number_of_threads(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_ends_of_the_unit_interval_find_the_first_and_the_last_that_weigh_anything(variant):
+def test_numbers_0_and_1_choose_the_first_and_last_possible_token(variant):
     logits = np.full((2, 1000), -np.inf)
     logits[:, [17, 400, 999]] = 0.0
     tokens, _ = chosen(logits, {}, variant=variant, numbers=[0.0, 1.0])
-    assert [17, 999] == tokens
+    assert tokens == [17, 999]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("place", [0, 15, 16, 130, 998])
-def test_nan_and_infinities_are_told_and_harm_no_other_row(variant, place):
+def test_nan_and_infinities_are_reported_and_leave_other_rows_unchanged(variant, place):
     rng = np.random.default_rng(place)
     logits = rng.standard_normal((4, 999)).astype(np.float32)
     expected = chosen(logits, {}, variant=variant)[0]
@@ -185,7 +185,7 @@ NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e300, 1e-300, 5.0]
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("column", ["temperatures", "top_p", "least", "numbers"])
-def test_nonsense_of_one_row_leaves_a_token_of_the_vocabulary_and_the_neighbours_theirs(variant, column):
+def test_invalid_parameters_still_choose_a_valid_token_and_leave_other_rows_unchanged(variant, column):
     rng = np.random.default_rng(1)
     logits = rng.standard_normal((len(NONSENSE) + 1, 700)).astype(np.float32)
     logits[:, 5:300] = -np.inf
@@ -209,4 +209,4 @@ def test_arrays_that_do_not_fit_are_refused():
         chosen(logits, {}, variant="abacus")
     with pytest.raises(ValueError, match="logits"):
         chosen(np.zeros((2, 0), np.float32), {})
-    assert [] == chosen(np.zeros((0, 10), np.float32), {})[0]
+    assert chosen(np.zeros((0, 10), np.float32), {})[0] == []

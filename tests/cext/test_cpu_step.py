@@ -1,4 +1,4 @@
-"""The CPU step's logits against the same network in numpy: every shape, every instruction set there is."""
+"""The CPU step's logits against the same network in numpy, for every shape and available instruction set."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ SHAPES = {
 
 
 def teach(world, lengths):
-    """Sequences of these lengths, nothing of them computed yet."""
+    """Add sequences of these lengths, with nothing computed yet."""
     return [world.enter(world.rng.integers(0, world.network.vocab_size, length)) for length in lengths]
 
 
@@ -70,7 +70,7 @@ def speak(world, speakers):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_logits_are_those_of_the_network_in_numpy(kernel, shape):
+def test_logits_equal_those_of_the_numpy_network(kernel, shape):
     dtype, variant = kernel
     world = World(SHAPES[shape], dtype, variant=variant, threads=2)
     short, middle, long = speakers = teach(world, (1, 33, 150))
@@ -88,7 +88,7 @@ def test_logits_are_those_of_the_network_in_numpy(kernel, shape):
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window):
     dtype, variant = kernel
-    # Sharp enough that one key too many is seen.
+    # The attention is sharp enough that one key too many changes the logits.
     network = Network(layers=2, heads=4, kv_heads=1, windows=(window,), attention_scale=0.6)
     world = World(network, dtype, variant=variant, threads=2, columns=60, slots=2, max_batched_tokens=1024)
     [speaker] = teach(world, [420])
@@ -99,7 +99,7 @@ def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window
 
 @pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 513])
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
+def test_token_counts_around_the_tile_sizes_give_correct_logits(kernel, tokens):
     dtype, variant = kernel
     network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
     world = World(network, dtype, variant=variant, columns=40, slots=2, max_batched_tokens=520)
@@ -108,12 +108,12 @@ def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_what_a_former_owner_left_in_a_block_does_no_harm(kernel):
-    """Weights are finite, but a step can overflow: whoever has the block next must not see it."""
+def test_nan_left_in_a_reused_block_does_not_affect_its_next_sequence(kernel):
+    """Weights are finite, but a step can overflow. The next sequence with the block must not see it."""
     dtype, variant = kernel
     network = Network(layers=2, hidden_size=32, heads=2, kv_heads=1)
     weights = draw_weights(network, dtype)
-    # Only token 7 has anything in channel 3, and only the first layer's values look at it: they overflow.
+    # Only token 7 is nonzero in channel 3, which makes the first layer's values overflow.
     weights[None, "embedding"][:, 3] = 0
     weights[None, "embedding"][7, 3] = 100
     weights[0, "value"][:, 3] = 3e38
@@ -122,7 +122,7 @@ def test_what_a_former_owner_left_in_a_block_does_no_harm(kernel):
     assert np.isnan(world.step([(bad, 32)])[bad.slot]).any()
     blocks = [int(block) for block in world.tables[0][bad.slot]]
     world.leave(bad)
-    world.free = [blocks]  # the next one gets these very ones
+    world.free = [blocks]  # the next sequence gets the same blocks
     good = world.enter([1, 2, 3])
     check(world, world.step([(good, 3)]), [good], TOLERANCE[dtype])
     speak(world, [good])
@@ -133,12 +133,12 @@ def test_what_a_former_owner_left_in_a_block_does_no_harm(kernel):
 def test_a_step_without_samples_fills_the_cache_and_writes_no_logits(dtype):
     world = World(Network(), dtype)
     [speaker] = teach(world, [60])
-    assert {} == world.step([(speaker, 40)])
+    assert world.step([(speaker, 40)]) == {}
     check(world, world.step([(speaker, 20)]), [speaker], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_shared_prefix_is_read_by_both(dtype):
+def test_second_sequence_reads_the_shared_prefix(dtype):
     world = World(Network(), dtype)
     prompt = [int(token) for token in world.rng.integers(0, world.network.vocab_size, 40)]
     first, second = world.enter(prompt), world.enter([*prompt[:32], 5, 6, 7])

@@ -1,4 +1,4 @@
-"""What the CPU step is told must be possible: else ValueError says what is wrong, and nothing has changed."""
+"""Invalid arguments of the CPU step raise ValueError, which says what is wrong, and change nothing."""
 
 import threading
 
@@ -18,7 +18,7 @@ def world():
 
 @pytest.fixture
 def arguments(world):
-    """Two sequences of 40 and 3 tokens, both sampling, and what they should say."""
+    """The arguments of a step with two sequences of 3 and 40 tokens, which both sample."""
     speakers = world.enter(range(3)), world.enter(range(40))
     return world.arguments([(speakers[0], 3), (speakers[1], 40)])
 
@@ -75,7 +75,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_impossible_step_is_refused_and_the_possible_one_still_runs(world, arguments, wrong):
+def test_invalid_step_raises_and_a_valid_one_still_runs(world, arguments, wrong):
     fresh = World(NETWORK, "float32", max_batched_tokens=64)
     again = fresh.arguments([(fresh.enter(range(3)), 3), (fresh.enter(range(40)), 40)])
     fresh.model.run(**again)
@@ -86,20 +86,20 @@ def test_an_impossible_step_is_refused_and_the_possible_one_still_runs(world, ar
     assert again["logits"].tobytes() == arguments["logits"].tobytes()
 
 
-def test_a_step_of_more_tokens_than_there_is_room_for_is_refused(world):
+def test_step_with_more_than_max_batched_tokens_raises(world):
     speaker = world.enter(range(65))
     with pytest.raises(ValueError, match="65 tokens, from 1 to 64"):
         world.step([(speaker, 65)])
 
 
-def test_a_slid_out_block_is_not_missed(world):
+def test_step_does_not_need_blocks_that_slid_out_of_the_window(world):
     speaker = world.enter(range(90))
     world.step([(speaker, 60)])
     world.step([(speaker, 30)])
     assert (world.tables[1][speaker.slot, :2] == -1).all()
 
 
-def test_nothing_runs_before_all_weights_and_a_cache_are_there():
+def test_run_raises_before_cache_and_weights_are_ready():
     model = new_model(NETWORK, "float32")
     nothing = (
         (int32([]),) * 2
@@ -118,12 +118,12 @@ def test_nothing_runs_before_all_weights_and_a_cache_are_there():
 
 
 @pytest.mark.parametrize(("group", "blocks"), [(2, [0]), (-1, [0]), (0, [-1]), (0, [10**6]), (0, [2**40])])
-def test_blocks_that_there_are_not_cannot_be_released(world, group, blocks):
+def test_releasing_nonexistent_blocks_raises(world, group, blocks):
     with pytest.raises((ValueError, OverflowError)):
         world.model.release(group, blocks)
 
 
-def test_released_blocks_change_nothing_for_those_that_are_in_use():
+def test_releasing_free_blocks_does_not_change_blocks_in_use():
     release, keep = (World(NETWORK, "float32", max_batched_tokens=64) for _ in range(2))
     logits = []
     for its in (release, keep):
@@ -139,14 +139,14 @@ def test_released_blocks_change_nothing_for_those_that_are_in_use():
         assert np.array_equal(logits[0][slot], expected)
 
 
-def test_nothing_is_released_before_there_is_a_cache():
+def test_releasing_blocks_without_a_cache_raises():
     with pytest.raises(ValueError, match="no KV cache"):
         new_model(NETWORK, "float32").release(0, [0])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_weight_that_is_no_number_is_refused_by_its_place(dtype, value):
+def test_nan_or_infinite_weight_is_refused_with_its_index(dtype, value):
     model = new_model(NETWORK, dtype)
     weight = changed(np.ones(model.rows("up"), dtype=np.float32), (37, 11), value)
     given = to_bfloat16(np.nan_to_num(weight, nan=1, posinf=1, neginf=1)) if dtype == "bfloat16" else weight
@@ -177,7 +177,7 @@ def test_a_tensor_of_another_model_is_refused(name, layer, shape):
         new_model(NETWORK, "float32").pack(name, np.zeros(shape, dtype=np.float32), layer=layer)
 
 
-def test_a_tensor_comes_once_in_any_number_of_pieces():
+def test_tensor_may_be_packed_in_pieces_but_only_once():
     weights = draw_weights(NETWORK, "bfloat16")
     model, whole = (
         new_model(NETWORK, "bfloat16", max_batched_tokens=64),
@@ -190,7 +190,7 @@ def test_a_tensor_comes_once_in_any_number_of_pieces():
         )
         for piece in pieces:
             model.pack(name, piece, layer=layer)
-    assert [] == model.missing()
+    assert model.missing() == []
     with pytest.raises(ValueError, match="layer 0: up"):
         model.pack("up", to_bfloat16(weights[0, "up"][:1]), layer=0)
     model.allocate_cache(whole.blocks)
@@ -243,13 +243,13 @@ def test_an_impossible_cache_is_refused(blocks):
         new_model(NETWORK, "float32").allocate_cache(blocks)
 
 
-def test_the_portable_kernels_are_always_there():
+def test_portable_kernels_are_always_available():
     for dtype in ("float32", "bfloat16"):
-        assert "portable" == variants(dtype)[-1]
+        assert variants(dtype)[-1] == "portable"
 
 
-def test_other_threads_go_on_while_a_step_runs(world):
-    """The GIL is free: a thread that counts gets on during steps that this one never leaves for long."""
+def test_other_threads_run_during_a_step(world):
+    """A step releases the GIL: a counting thread advances while this one runs step after step."""
     counted, stop = [0], threading.Event()
 
     def count():
@@ -269,7 +269,7 @@ def test_other_threads_go_on_while_a_step_runs(world):
         counter.join()
 
 
-def test_a_new_cache_is_empty_and_the_old_one_is_gone(world, arguments):
+def test_allocating_a_cache_again_replaces_the_old_one(world, arguments):
     world.model.run(**arguments)
     first = arguments["logits"].copy()
     bytes_before = world.model.cache_bytes
@@ -279,8 +279,8 @@ def test_a_new_cache_is_empty_and_the_old_one_is_gone(world, arguments):
     assert first.tobytes() == arguments["logits"].tobytes()
 
 
-def test_the_rate_of_reading_is_that_of_some_memory_by_some_threads():
-    assert 0 < read_rate(1 << 20, 2, tries=1)
+def test_read_rate_is_positive_and_refuses_zero_size_or_threads():
+    assert read_rate(1 << 20, 2, tries=1) > 0
     for size, threads in ((0, 1), (1 << 20, 0)):
         with pytest.raises(ValueError):
             read_rate(size, threads)

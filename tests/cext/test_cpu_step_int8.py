@@ -1,4 +1,4 @@
-"""Matrices of 8 bits: the kernel says what the network of those integers, times their scales, says."""
+"""Int8 matrices: logits equal those of a network whose weights are these integers times their scales."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from cext.test_cpu_step import KERNELS, SHAPES, TOLERANCE, speak, teach
 
 
 def rounded(weights):
-    """What is left of `weights` when each row of a matrix is integers up to ±127, times a scale."""
+    """Return `weights` with each row of a matrix rounded to integers up to ±127, times a scale."""
     left = {}
     for key, values in weights.items():
         left[key] = values
@@ -29,7 +29,7 @@ def rounded(weights):
 
 
 def worlds(network, kernel, **options):
-    """A world of 8-bit weights, and the oracle of what these still say."""
+    """Return a world with 8-bit weights, and the oracle of the rounded weights."""
     dtype, variant = kernel
     weights = draw_weights(network, dtype)
     world = World(network, dtype, variant=variant, weights=weights, quantization="int8", **options)
@@ -44,7 +44,7 @@ def check(said, oracle, speakers, tolerance):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_logits_are_those_of_the_rounded_network_in_numpy(kernel, shape):
+def test_logits_equal_those_of_the_rounded_numpy_network(kernel, shape):
     world, oracle = worlds(SHAPES[shape], kernel, threads=2)
     tolerance = TOLERANCE[kernel[0]]
     short, long = speakers = teach(world, (1, 150))
@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_rounded_network_in_numpy(kernel, shape):
 
 @pytest.mark.parametrize("tokens", [15, 16, 17, 33, 48, 65, 513])
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
+def test_token_counts_around_the_tile_sizes_give_correct_logits(kernel, tokens):
     network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
     world, oracle = worlds(network, kernel, columns=40, slots=2, max_batched_tokens=520)
     [speaker] = teach(world, [tokens])
@@ -65,7 +65,7 @@ def test_any_number_of_tokens_fits_the_tiles(kernel, tokens):
 
 
 def said_after(network, weights, pieces, kernel):
-    """What is said after five tokens, the matrices packed in so many rows at a time."""
+    """Return the logits after five tokens, with matrices packed `pieces` rows at a time."""
     dtype, variant = kernel
     model = new_model(network, dtype, variant=variant, quantization="int8")
     for layer, name in model.missing():
@@ -84,7 +84,7 @@ def said_after(network, weights, pieces, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_a_matrix_may_come_in_any_pieces(kernel):
+def test_matrix_may_be_packed_in_pieces_of_any_size(kernel):
     network = Network(qkv_bias=True)
     weights = draw_weights(network, kernel[0])
     whole = said_after(network, weights, 1000, kernel)
@@ -92,15 +92,15 @@ def test_a_matrix_may_come_in_any_pieces(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_rows_of_zeros_and_of_any_size_keep_their_own_scales(kernel):
-    """With one scale for a whole matrix, or for a panel of it, the small rows would be nothing."""
+def test_rows_of_zeros_and_of_any_magnitude_keep_their_own_scales(kernel):
+    """With one scale for a whole matrix, or for a panel of it, the small rows would round to zero."""
     network = Network(layers=1)
     weights = draw_weights(network, kernel[0])
     sizes = np.logspace(-2, 2, 64).astype(np.float32)[:, None]
     weights[0, "query"][:64] *= sizes
     weights[0, "output"] *= sizes[::-1]
     weights[0, "up"][::3] = 0
-    weights[0, "down"][5] = 1e-44  # no float32 is 1 / its scale
+    weights[0, "down"][5] = 1e-44  # 1 / its scale does not fit in float32
     if kernel[0] == "bfloat16":
         weights = {key: from_bfloat16(to_bfloat16(values)) for key, values in weights.items()}
     world = World(network, kernel[0], variant=kernel[1], weights=weights, quantization="int8")
@@ -109,7 +109,7 @@ def test_rows_of_zeros_and_of_any_size_keep_their_own_scales(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_neighbours_and_threads_change_no_bit_of_a_decode(kernel):
+def test_other_rows_and_threads_change_no_bit_of_a_decode(kernel):
     network = Network(layers=3, heads=6, kv_heads=2)
     weights = draw_weights(network, kernel[0])
     prompt = np.random.default_rng(5).integers(0, network.vocab_size, 30)
@@ -123,11 +123,11 @@ def test_neighbours_and_threads_change_no_bit_of_a_decode(kernel):
         speaker.token_ids.append(3)
         said = world.step([(speaker, 1), *((other, 1) for other in others)])
         texts.append(said[speaker.slot].tobytes())
-    assert 1 == len(set(texts))
+    assert len(set(texts)) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_number_that_is_none_is_named_and_others_may_follow(dtype):
+def test_nan_or_infinite_weight_is_reported_and_packing_may_be_retried(dtype):
     network = Network()
     weights = draw_weights(network, dtype)
     model = new_model(network, dtype, quantization="int8", threads=2)
@@ -137,11 +137,11 @@ def test_a_number_that_is_none_is_named_and_others_may_follow(dtype):
         with pytest.raises(ValueError, match=r"layer 1: up: the number at \[37, 5\] is infinite or NaN"):
             model.pack("up", to_bfloat16(values) if dtype == "bfloat16" else values, layer=1)
     pack_all(model, weights)
-    assert [] == model.missing()
+    assert model.missing() == []
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_take_one_byte_each_and_a_scale_by_output(tied):
+def test_weights_take_one_byte_each_plus_a_scale_per_output(tied):
     network = Network(hidden_size=256, intermediate_size=512, tied=tied)
     plain, narrow = (
         new_model(network, "bfloat16", quantization=quantization).weight_bytes

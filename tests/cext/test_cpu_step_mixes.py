@@ -1,4 +1,4 @@
-"""Steps drawn at random: whoever shares a sequence's steps, however it is cut, it says the same."""
+"""Random steps: a sequence's logits do not depend on its chunks or on the other rows."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ORACLES = {dtype: Oracle(NETWORK, weights) for dtype, weights in WEIGHTS.items()
 KERNELS = [(dtype, variant) for dtype in TOLERANCE for variant in variants(dtype)]
 
 prompts = st.lists(st.integers(1, 70), min_size=1, max_size=6)
-# For each step: how many tokens of its own each sequence may compute (0: it sits this one out).
+# For each step, how many tokens each sequence may compute (0: it is not in the step).
 steps = st.lists(
     st.lists(st.sampled_from([0, 1, 1, 3, 16, 29, 70]), min_size=6, max_size=6), min_size=1, max_size=8
 )
@@ -42,7 +42,7 @@ def run_mix(world, speakers, plan, oracle, tolerance):
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 @settings(max_examples=12)
 @given(prompts=prompts, plan=steps, seed=st.integers(0, 1000), threads=st.integers(1, 3))
-def test_any_mix_of_decodes_and_chunks_says_what_the_network_says(kernel, prompts, plan, seed, threads):
+def test_any_mix_of_decodes_and_chunks_matches_the_numpy_network(kernel, prompts, plan, seed, threads):
     dtype, variant = kernel
     world = World(
         NETWORK, dtype, variant=variant, threads=threads, seed=seed, weights=WEIGHTS[dtype], slots=6
@@ -52,7 +52,7 @@ def test_any_mix_of_decodes_and_chunks_says_what_the_network_says(kernel, prompt
 
 
 def conversation(world, prompt, chunk, beside=()):
-    """12 greedy tokens after `prompt`, computed in chunks beside others, and the last logits."""
+    """Return 12 greedy tokens after `prompt`, computed in chunks beside others, and the last logits."""
     speaker = world.enter(prompt)
     others = [world.enter(ids) for ids in beside]
     said = {}
@@ -68,7 +68,7 @@ def conversation(world, prompt, chunk, beside=()):
 
 
 @pytest.mark.parametrize("variant", variants("float32"))
-def test_in_float32_neighbours_chunks_and_threads_change_no_bit(variant):
+def test_in_float32_other_rows_chunks_and_threads_change_no_bit(variant):
     network = Network(layers=3, heads=6, kv_heads=2, windows=(None, 60), groups=(0, 1, 0))
     weights = draw_weights(network, "float32")
     rng = np.random.default_rng(5)
@@ -92,7 +92,7 @@ def test_in_float32_neighbours_chunks_and_threads_change_no_bit(variant):
 
 
 @pytest.mark.parametrize("variant", variants("bfloat16"))
-def test_in_bfloat16_a_decode_does_not_depend_on_its_neighbours_by_a_bit(variant):
+def test_in_bfloat16_other_rows_and_threads_change_no_bit_of_a_decode(variant):
     weights = draw_weights(NETWORK, "bfloat16")
     rng = np.random.default_rng(6)
     prompt = rng.integers(0, NETWORK.vocab_size, 50)
@@ -102,13 +102,13 @@ def test_in_bfloat16_a_decode_does_not_depend_on_its_neighbours_by_a_bit(variant
         world = World(NETWORK, "bfloat16", variant=variant, threads=threads, weights=weights)
         results.append(conversation(world, prompt, 50, neighbours))
     assert results[0][0] == results[1][0] == results[2][0]
-    assert 1 == len({logits.tobytes() for _, logits in results})
+    assert len({logits.tobytes() for _, logits in results}) == 1
 
 
 @pytest.mark.parametrize("network", [NETWORK, Network(heads=3, kv_heads=1, head_dim=18, hidden_size=40)])
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_a_sequence_that_overflows_leaves_its_neighbours_as_they_are(kernel, network):
-    """Not a bit of them: an enormous token of one sequence is nobody else's matter."""
+def test_overflowing_sequence_does_not_change_other_sequences(kernel, network):
+    """Not a bit may differ: an overflow must not reach the other sequences of a step."""
     dtype, variant = kernel
     weights = draw_weights(network, dtype)
     weights[None, "embedding"][:, 3] = 0
@@ -119,7 +119,7 @@ def test_a_sequence_that_overflows_leaves_its_neighbours_as_they_are(kernel, net
         world = World(network, dtype, weights=weights, threads=2, variant=variant)
         strange, fine = world.enter([token] * 40), world.enter(range(20, 60))
         said = [world.step([(strange, 40), (fine, 40)])]
-        for _ in range(2):  # now there are fewer rows than a tile has, and other places for everything
+        for _ in range(2):  # now fewer rows than a tile has, at other positions in it
             fine.token_ids.append(3)
             strange.token_ids.append(token)
             said.append(world.step([(strange, 1), (fine, 1)]))

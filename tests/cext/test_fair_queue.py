@@ -1,4 +1,4 @@
-"""What the interface says, tried on the kernel and on its oracle; then what only the kernel has."""
+"""The contract of the queue, on the kernel and its oracle; then what only the kernel has."""
 
 import copy
 import inspect
@@ -33,39 +33,39 @@ def pop_all(queue, names):
 @pytest.mark.parametrize("arrival", ["AAAAABB", "ABABAAA", "ABBAAAA", "AABAAAB"])
 def test_tenants_take_turns_however_their_entries_arrived(new_queue, arrival):
     queue = new_queue(capacity=7)
-    assert "ABABAAA" == pop_all(queue, push_all(queue, arrival))
+    assert pop_all(queue, push_all(queue, arrival)) == "ABABAAA"
 
 
 @both
-def test_a_tenant_that_comes_back_joins_at_the_back_of_the_ring(new_queue):
+def test_returning_tenant_joins_at_the_back_of_the_ring(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "ABBCC")
-    assert "A" == names[queue.pop()]
+    assert names[queue.pop()] == "A"
     names |= push_all(queue, "A")
-    assert "BCABC" == pop_all(queue, names)
+    assert pop_all(queue, names) == "BCABC"
 
 
 @both
-def test_who_was_served_from_an_empty_queue_goes_after_who_was_not(new_queue):
+def test_tenant_served_before_the_queue_emptied_goes_after_a_new_one(new_queue):
     queue = new_queue(capacity=10)
     names = push_all(queue, "A")
     served = names[queue.pop()]
     names |= push_all(queue, "AAAABB")
-    assert "ABABAAA" == served + pop_all(queue, names)
+    assert served + pop_all(queue, names) == "ABABAAA"
 
 
 @both
-def test_a_tenant_that_cancels_and_comes_back_gains_no_turn(new_queue):
+def test_discarding_and_pushing_again_gains_no_turn(new_queue):
     queue = new_queue(capacity=10)
     names = push_all(queue, "AAB")
     queue.pop()
     queue.discard(list(names)[1])
     names |= push_all(queue, "A")
-    assert "BA" == pop_all(queue, names)
+    assert pop_all(queue, names) == "BA"
 
 
 @pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
-def test_only_so_many_tenants_without_a_line_are_remembered(fairness):
+def test_number_of_remembered_idle_tenants_is_bounded(fairness):
     tracemalloc.start()
     queue = FairQueue(capacity=10, fairness=fairness)
     queue.push("patient", priority=7)
@@ -75,22 +75,22 @@ def test_only_so_many_tenants_without_a_line_are_remembered(fairness):
         queue.pop()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert after - before < 2_500_000  # that is 2048 of them, and as many free rows again
+    assert after - before < 2_500_000  # 2048 tenants, and as many free rows again
 
 
 @both
-def test_leaving_does_not_cost_the_tenant_its_turn(new_queue):
+def test_discarding_an_entry_does_not_cost_the_tenant_its_turn(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "AABB")
     assert queue.discard(next(iter(names)))
-    assert "ABB" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ABB"
 
 
 @both
 def test_a_lower_class_waits_until_the_higher_ones_are_empty(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "zZ", priority=7) | push_all(queue, "nn") | push_all(queue, "AAB", priority=0)
-    assert "ABAnnzZ" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ABAnnzZ"
 
 
 @both
@@ -98,7 +98,7 @@ def test_a_tenant_has_one_line_in_each_class(new_queue):
     queue = new_queue(capacity=9)
     low = queue.push("A", priority=2)
     high = queue.push("A", priority=0)
-    assert (2, 1) == (queue.waiting("A"), queue.statistics().tenants)
+    assert (queue.waiting("A"), queue.statistics().tenants) == (2, 1)
     assert [high, low] == [queue.pop(), queue.pop()]
 
 
@@ -116,7 +116,7 @@ def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
 
 @both
 @given(arrivals=st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 2)), max_size=30))
-def test_positions_foretell_the_order_of_leaving(new_queue, arrivals):
+def test_positions_predict_the_pop_order(new_queue, arrivals):
     queue = new_queue(capacity=30)
     handles = [queue.push(tenant, priority=priority) for tenant, priority in arrivals]
     foretold = {queue.position(handle): handle for handle in handles}
@@ -132,11 +132,11 @@ def test_a_full_queue_refuses_and_counts_it(new_queue):
     push_all(queue, "AB")
     with pytest.raises(Full):
         queue.push("C")
-    assert (2, 2, 1) == (len(queue), queue.statistics().pushed, queue.statistics().refused)
+    assert (len(queue), queue.statistics().pushed, queue.statistics().refused) == (2, 2, 1)
 
 
 @both
-def test_a_queue_of_capacity_nothing_takes_only_retries(new_queue):
+def test_queue_of_capacity_zero_accepts_only_retries(new_queue):
     queue = new_queue(capacity=0)
     with pytest.raises(Full):
         queue.push("A")
@@ -151,7 +151,7 @@ def test_an_empty_queue_has_nothing_to_pop(new_queue):
         queue.pop()
     with pytest.raises(IndexError):
         queue.pop(lambda _handle: True)
-    assert [] == queue.pop_many(1, 1)
+    assert queue.pop_many(1, 1) == []
 
 
 @both
@@ -162,24 +162,25 @@ def test_a_handle_is_stale_once_its_entry_left(new_queue, leave):
     getattr(queue, leave)(*[stale] if leave == "discard" else [])
     fresh = queue.push("B")
     assert not queue.discard(stale)
-    assert (False, True) == (stale in queue, fresh in queue)
+    assert (stale in queue, fresh in queue) == (False, True)
     for question in (queue.position, queue.tenant, queue.cost):
         with pytest.raises(KeyError):
             question(stale)
 
 
 @both
-def test_what_was_pushed_can_be_read_back(new_queue):
+def test_pushed_values_can_be_read_back(new_queue):
     queue = new_queue(capacity=2)
     number, text = queue.push(1, 12.5), queue.push("1")
-    assert [(1, 12.5), ("1", 1.0)] == [
-        (queue.tenant(handle), queue.cost(handle)) for handle in (number, text)
+    assert [(queue.tenant(handle), queue.cost(handle)) for handle in (number, text)] == [
+        (1, 12.5),
+        ("1", 1.0),
     ]
-    assert (1, 1, 0) == (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody"))
+    assert (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody")) == (1, 1, 0)
 
 
 @both
-def test_what_was_never_a_handle_is_not_waiting(new_queue):
+def test_forged_handles_are_not_in_the_queue(new_queue):
     queue = new_queue(capacity=1)
     handle = queue.push("A")
     beside = {
@@ -200,8 +201,8 @@ def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
     for priority in range(8):
         push_all(queue, "ABCA", priority=priority)
     queue.clear()
-    assert (0, 0, 32) == (len(queue), queue.statistics().tenants, queue.statistics().discarded)
-    assert "ABA" == pop_all(queue, push_all(queue, "AAB"))
+    assert (len(queue), queue.statistics().tenants, queue.statistics().discarded) == (0, 0, 32)
+    assert pop_all(queue, push_all(queue, "AAB")) == "ABA"
 
 
 @both
@@ -229,7 +230,7 @@ def test_a_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost
     with pytest.raises(error):
         getattr(queue, method)(tenant, cost, priority=priority)
     assert before == queue.statistics()
-    assert "ABA" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ABA"
 
 
 @both
@@ -247,7 +248,7 @@ def test_a_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost
     ],
     ids=str,
 )
-def test_a_queue_that_cannot_be_is_refused(new_queue, options):
+def test_invalid_options_are_refused(new_queue, options):
     with pytest.raises(ValueError):
         new_queue(**{"capacity": 1} | options)
 
@@ -260,7 +261,7 @@ def test_a_cost_too_large_for_a_float_is_refused():
         FairQueue(capacity=1).push("A", 10**400)
 
 
-def test_a_string_with_its_own_idea_of_equality_is_no_tenant():
+def test_str_subclass_as_tenant_raises():
     class Chameleon(str):
         __slots__ = ()
 
@@ -270,13 +271,13 @@ def test_a_string_with_its_own_idea_of_equality_is_no_tenant():
 
 def test_the_queue_keeps_the_name_of_a_waiting_tenant_alive():
     queue = FairQueue(capacity=2)
-    queue.push(repr(2**100))  # a string that nobody else has
+    queue.push(repr(2**100))  # a string without other references
     handle = queue.push(repr(2**100))
     queue.pop()
     assert repr(2**100) == queue.tenant(handle)
 
 
-def test_names_are_let_go_when_their_tenants_leave():
+def test_tenant_names_are_released_when_their_entries_leave():
     name = repr(2**100)
     references = sys.getrefcount(name)
     queue = FairQueue(capacity=4)
@@ -310,12 +311,12 @@ def test_memory_follows_what_waits_and_not_what_came():
 
 
 def bytes_of_ours():
-    """How much memory came from lines of this file: other threads may be given some meanwhile."""
+    """Return the bytes allocated by this file. Other threads may allocate meanwhile."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, __file__)])
     return sum(entry.size for entry in snapshot.statistics("filename"))
 
 
-def test_the_arrays_double_and_keep_what_they_hold():
+def test_growing_arrays_keep_their_contents():
     queue = FairQueue(capacity=5000)
     names = {queue.push(number % 1000, number): number for number in range(5000)}
     assert all(names[handle] == queue.cost(handle) for handle in names)
@@ -325,7 +326,7 @@ def test_the_arrays_double_and_keep_what_they_hold():
 def test_a_push_without_memory_changes_nothing():
     testcapi = pytest.importorskip("_testcapi", reason="only CPython's own test module can take memory away")
     queue = FairQueue(capacity=1000)
-    names = {queue.push(f"{number}"): number for number in range(32)}  # the next needs both arrays to grow
+    names = {queue.push(f"{number}"): number for number in range(32)}  # the next push must grow both arrays
     before = queue.statistics()
     failures = 0
     for allocations in range(50):
@@ -340,7 +341,7 @@ def test_a_push_without_memory_changes_nothing():
         if handle is not None:
             break
         assert before == queue.statistics()
-        assert 0 == queue.waiting("one more")
+        assert queue.waiting("one more") == 0
     assert failures >= 2
     names[handle] = 32
     assert list(range(33)) == [names[queue.pop()] for _ in range(33)]
@@ -363,11 +364,11 @@ def test_any_number_of_discards_in_a_row_leaves_the_others_in_their_order(fairne
         assert oracle.discard(twins[handle])
         assert handle not in queue
         assert len(oracle) == len(queue) == len(twins) - count
-    assert 300 == queue.statistics().discarded
+    assert queue.statistics().discarded == 300
     assert [oracle.pop() for _ in range(100)] == [twins[queue.pop()] for _ in range(100)]
 
 
-def test_whoever_waits_while_the_row_beside_it_is_used_again_and_again_keeps_its_handle():
+def test_waiting_entries_keep_their_handles_while_other_rows_are_reused():
     queue = FairQueue(capacity=200)
     patient = [queue.push(f"{number}") for number in range(150)]
     stale, churned = [], queue.push("busy")
@@ -379,7 +380,7 @@ def test_whoever_waits_while_the_row_beside_it_is_used_again_and_again_keeps_its
     assert not any(handle in queue for handle in stale)
     assert all(queue.discard(handle) for handle in patient[::2])
 
-    reused = [queue.push("late") for _ in patient[::2]]  # rows beside those that have waited since long ago
+    reused = [queue.push("late") for _ in patient[::2]]  # in rows beside those that waited longest
     assert not any(queue.discard(handle) for handle in patient[::2])
     assert all(handle in queue for handle in [*patient[1::2], *reused])
     assert len({*stale, *patient, *reused, churned}) == len(stale) + len(patient) + len(reused) + 1
@@ -388,4 +389,4 @@ def test_whoever_waits_while_the_row_beside_it_is_used_again_and_again_keeps_its
 
 def test_signatures_can_be_read_at_run_time():
     parameters = inspect.signature(FairQueue.push).parameters
-    assert ["self", "tenant", "cost", "priority", "size"] == list(parameters)
+    assert list(parameters) == ["self", "tenant", "cost", "priority", "size"]

@@ -1,4 +1,4 @@
-"""Retries, displacement, what fits, shares of the classes: on the kernel and on its oracle."""
+"""Retries, displacement, `fits` and shares of the classes, on the kernel and its oracle."""
 
 from collections import Counter
 from contextlib import suppress
@@ -27,25 +27,25 @@ def pop_all(queue, names):
 
 @both
 @fairly
-def test_a_retry_goes_first_and_takes_nobody_s_turn(new_queue, fairness):
+def test_retry_goes_first_and_uses_no_turn(new_queue, fairness):
     queue = new_queue(capacity=4, fairness=fairness)
     names = push_all(queue, "AABB")
     first = queue.pop()
     names[queue.push_front("A")] = "a"
-    assert "A" == names[first]
-    assert "aBAB" == pop_all(queue, names)
+    assert names[first] == "A"
+    assert pop_all(queue, names) == "aBAB"
 
 
 @both
 @fairly
-def test_as_many_turns_as_were_taken_in_vain_come_back(new_queue, fairness):
+def test_as_many_retries_as_failed_pops_go_first_in_their_order(new_queue, fairness):
     queue = new_queue(capacity=8, fairness=fairness)
     names = push_all(queue, "AAAABBBB")
     failed = [queue.pop() for _ in range(4)]
-    assert "ABAB" == "".join(names[handle] for handle in failed)
+    assert "".join(names[handle] for handle in failed) == "ABAB"
     for handle in reversed(failed):
         names[queue.push_front(names[handle])] = names[handle].lower()
-    assert "ababABAB" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ababABAB"
 
 
 @both
@@ -56,7 +56,7 @@ def test_a_retry_is_not_charged_again(new_queue):
     charged = queue.counter("A")
     queue.push_front("A", 10.0)
     queue.pop()
-    assert (10.0, 10.0) == (charged, queue.counter("A"))
+    assert (charged, queue.counter("A")) == (10.0, 10.0)
 
 
 @both
@@ -74,24 +74,24 @@ def test_a_retry_is_never_refused_and_never_displaced(new_queue):
 
 @both
 @fairly
-def test_a_newcomer_displaces_the_newest_of_who_has_most(new_queue, fairness):
+def test_newcomer_displaces_the_newest_entry_of_the_longest_line(new_queue, fairness):
     queue = new_queue(capacity=5, fairness=fairness)
     handles = list(push_all(queue, "BAAAB"))
     assert handles[3] == queue.displace("C")
-    assert (4, 1) == (len(queue), queue.statistics().displaced)
+    assert (len(queue), queue.statistics().displaced) == (4, 1)
 
 
 @both
 @fairly
 @pytest.mark.parametrize(("newcomer", "displaces"), [("A", False), ("B", False), ("C", True)])
-def test_only_who_has_two_more_than_the_newcomer_is_displaced(new_queue, fairness, newcomer, displaces):
+def test_only_tenants_two_entries_above_the_newcomer_are_displaced(new_queue, fairness, newcomer, displaces):
     queue = new_queue(capacity=3, fairness=fairness)
     push_all(queue, "AAB")
     assert displaces == (queue.displace(newcomer) is not None)
 
 
 @both
-def test_what_the_newcomer_has_in_other_classes_counts(new_queue):
+def test_newcomers_entries_in_other_classes_count(new_queue):
     queue = new_queue(capacity=5)
     push_all(queue, "BB", priority=0)
     push_all(queue, "AAA")
@@ -99,7 +99,7 @@ def test_what_the_newcomer_has_in_other_classes_counts(new_queue):
 
 
 @both
-def test_a_lower_class_makes_room_whoever_waits_in_it(new_queue):
+def test_any_entry_of_a_lower_class_may_be_displaced(new_queue):
     queue = new_queue(capacity=6)
     push_all(queue, "AAAA")
     low = list(push_all(queue, "BC", priority=2))
@@ -107,7 +107,7 @@ def test_a_lower_class_makes_room_whoever_waits_in_it(new_queue):
 
 
 @both
-def test_a_higher_class_never_makes_room(new_queue):
+def test_entries_of_a_higher_class_are_never_displaced(new_queue):
     queue = new_queue(capacity=4)
     push_all(queue, "AAAA", priority=0)
     assert queue.displace("B", priority=1) is None
@@ -115,7 +115,7 @@ def test_a_higher_class_never_makes_room(new_queue):
 
 @both
 @fairly
-def test_light_tenants_get_in_while_one_floods(new_queue, fairness):
+def test_light_tenants_are_admitted_while_another_floods_the_queue(new_queue, fairness):
     queue = new_queue(capacity=100, fairness=fairness)
     refused = Counter()
     for number in range(2000):
@@ -126,15 +126,15 @@ def test_light_tenants_get_in_while_one_floods(new_queue, fairness):
             queue.push(tenant)
         if number % 10 == 0 and len(queue) == 100:
             queue.pop()
-    assert {"flood"} == set(refused)
+    assert set(refused) == {"flood"}
 
 
-# What fits -----------------------------------------------------------------------------------------
+# Entries that fit ----------------------------------------------------------------------------------
 
 
 @both
 @fairly
-def test_a_skipped_entry_blocks_nobody_and_keeps_its_place(new_queue, fairness):
+def test_skipped_entry_blocks_no_other_and_keeps_its_position(new_queue, fairness):
     queue = new_queue(capacity=40, bypass=0, fairness=fairness)
     seatless = queue.push("A")
     others = [queue.push("B") for _ in range(30)]
@@ -143,22 +143,22 @@ def test_a_skipped_entry_blocks_nobody_and_keeps_its_place(new_queue, fairness):
 
 
 @both
-def test_entries_are_asked_tenant_by_tenant_and_first_to_last(new_queue):
+def test_fits_is_called_tenant_by_tenant_in_order_of_arrival(new_queue):
     queue = new_queue(capacity=9)
     names = {queue.push(tenant, priority=priority): f"{tenant}{priority}" for tenant, priority in
              [("A", 1), ("B", 1), ("A", 1), ("A", 0), ("C", 7)]}  # fmt: skip
     asked = []
     with pytest.raises(IndexError):
         queue.pop(lambda handle: asked.append(names[handle]))
-    assert ["A0", "A1", "A1", "B1", "C7"] == asked
+    assert asked == ["A0", "A1", "A1", "B1", "C7"]
 
 
 @both
-def test_the_turn_is_whose_entry_left(new_queue):
+def test_turn_is_used_by_the_tenant_whose_entry_left(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "ABCABC")
-    assert "B" == names[queue.pop(lambda handle: names[handle] == "B" or None)]
-    assert "ACBAC" == pop_all(queue, names)
+    assert names[queue.pop(lambda handle: names[handle] == "B" or None)] == "B"
+    assert pop_all(queue, names) == "ACBAC"
 
 
 @both
@@ -172,13 +172,13 @@ def test_a_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, f
     with suppress(IndexError):
         while True:
             popped.append(queue.pop(lambda handle: queue.size(handle) <= 10))
-    assert 8 == len(popped)
+    assert len(popped) == 8
     assert large == queue.pop(lambda _handle: True)
-    assert 4 == len(queue.pop_many(10, 10))
+    assert len(queue.pop_many(10, 10)) == 4
 
 
 @both
-def test_what_stands_before_the_head_does_not_pass_it(new_queue):
+def test_entries_ahead_of_the_head_do_not_count_as_passing_it(new_queue):
     queue = new_queue(capacity=9, bypass=0)
     large = queue.push("A")
     urgent = [queue.push("B", priority=0) for _ in range(3)]
@@ -186,45 +186,45 @@ def test_what_stands_before_the_head_does_not_pass_it(new_queue):
 
 
 @both
-def test_a_question_that_raises_changes_nothing(new_queue):
+def test_fits_that_raises_changes_nothing(new_queue):
     queue = new_queue(capacity=3)
     names = push_all(queue, "ABA")
     with pytest.raises(ZeroDivisionError):
         queue.pop(lambda _handle: 1 / 0)
-    assert "ABA" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ABA"
 
 
 @both
 def test_a_batch_fills_the_budget_and_leaves_the_rest(new_queue):
     queue = new_queue(capacity=9)
     sizes = {queue.push("A", size=size): size for size in (4, 7, 3, 3, 1)}
-    assert [4, 3, 3] == [sizes[handle] for handle in queue.pop_many(9, 10)]
-    assert [7, 1] == [sizes[handle] for handle in queue.pop_many(9, 8)]
+    assert [sizes[handle] for handle in queue.pop_many(9, 10)] == [4, 3, 3]
+    assert [sizes[handle] for handle in queue.pop_many(9, 8)] == [7, 1]
 
 
 @both
-def test_a_batch_stops_at_its_count_and_skips_what_was_cancelled(new_queue):
+def test_batch_stops_at_its_count_and_skips_discarded_entries(new_queue):
     queue = new_queue(capacity=9)
     handles = [queue.push("A") for _ in range(5)]
     queue.discard(handles[1])
     assert [handles[0], handles[2]] == queue.pop_many(2, 10**30)
-    assert [] == queue.pop_many(0, 1)
+    assert queue.pop_many(0, 1) == []
 
 
 @both
-def test_one_too_large_for_any_batch_blocks_no_caller_and_can_be_discarded(new_queue):
+def test_entry_too_large_for_any_batch_blocks_no_caller_and_can_be_discarded(new_queue):
     queue = new_queue(capacity=40)
     endless = queue.push("A", size=1000)
     for _ in range(20):
         queue.push("B", size=1)
-    assert [8, 0, 0] == [len(queue.pop_many(20, 20)) for _ in range(3)]
+    assert [len(queue.pop_many(20, 20)) for _ in range(3)] == [8, 0, 0]
     queue.discard(endless)
-    assert 12 == len(queue.pop_many(20, 20))
+    assert len(queue.pop_many(20, 20)) == 12
 
 
 @both
 @pytest.mark.parametrize(("count", "budget"), [(-1, 1), (1, -1), (-(2**70), 1)])
-def test_a_batch_less_than_nothing_is_refused(new_queue, count, budget):
+def test_negative_count_or_budget_raises(new_queue, count, budget):
     with pytest.raises(ValueError):
         new_queue(capacity=1).pop_many(count, budget)
 
@@ -250,7 +250,7 @@ def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, length
 
 
 def next_to_leave(queue):
-    """The handle that the next pop takes: none is taken when the question raises."""
+    """Return the handle that the next pop would take. Nothing is taken when `fits` raises."""
     asked = []
 
     def note(handle):
@@ -263,14 +263,14 @@ def next_to_leave(queue):
 
 
 @both
-def test_a_tenth_is_every_tenth_pop(new_queue):
+def test_share_of_a_tenth_is_every_tenth_pop(new_queue):
     queue = new_queue(capacity=60, min_share=0.1)
     names = push_all(queue, "h" * 40, priority=0) | push_all(queue, "l" * 10, priority=2)
-    assert ("h" * 10 + "l" + ("h" * 9 + "l") * 2) == "".join(names[queue.pop()] for _ in range(31))
+    assert "".join(names[queue.pop()] for _ in range(31)) == ("h" * 10 + "l" + ("h" * 9 + "l") * 2)
 
 
 @both
-def test_a_class_saves_nothing_up_while_it_is_empty(new_queue):
+def test_class_earns_no_credit_while_it_is_empty(new_queue):
     queue = new_queue(capacity=60, min_share=0.25)
     push_all(queue, "h" * 40, priority=0)
     low = queue.push("l", priority=1)
@@ -278,4 +278,4 @@ def test_a_class_saves_nothing_up_while_it_is_empty(new_queue):
         queue.pop()
     queue.discard(low)
     low = queue.push("l", priority=1)
-    assert 4 == queue.position(low)
+    assert queue.position(low) == 4

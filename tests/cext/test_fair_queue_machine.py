@@ -1,4 +1,4 @@
-"""The kernel lives as the oracle does; and queues that are wrong in one way each are found out."""
+"""The kernel behaves like the oracle, and the state machine detects queues with one fault each."""
 
 import pytest
 from hypothesis import Phase, settings
@@ -20,8 +20,8 @@ def test_the_kernel_lives_as_the_oracle_does():
     run_machine(FairQueue)
 
 
-def test_the_oracle_agrees_with_itself():
-    """Or the mutants below could be failing for a fault of the machine."""
+def test_oracle_passes_the_state_machine():
+    """Otherwise the mutants below could fail because of a fault in the state machine."""
     run_machine(FairQueueOracle, max_examples=50)
 
 
@@ -332,7 +332,7 @@ MUTANTS = FairQueueOracle.__subclasses__()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_queue_is_found_out(mutant):
+def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # That there is a failure is enough; how small it could be is not asked.
+        # Any failure is enough, so it is not shrunk.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

@@ -1,4 +1,4 @@
-"""Several threads on one queue; questions that change it; and what was wrong in the queue it grew from."""
+"""Several threads on one queue, a `fits` that changes the queue, and faults of an earlier queue."""
 
 import random
 import sys
@@ -21,7 +21,7 @@ def threads_take_turns_often():
 
 
 def together(*works):
-    """Runs each in a thread of its own, all at once, and raises what any of them raised."""
+    """Run each in its own thread, all at once, and raise what any of them raised."""
     failures = []
     gate = threading.Barrier(len(works))
 
@@ -75,7 +75,7 @@ def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one br
 
     together(*[lambda seed=seed: work(seed) for seed in range(4)])
     popped.extend(queue.pop_many(10**6, 10**6))
-    assert 0 == len(queue)
+    assert len(queue) == 0
     assert sorted(pushed) == sorted(popped + discarded)
     statistics = queue.statistics()
     assert (len(pushed), len(popped)) == (statistics.pushed, statistics.popped)
@@ -127,7 +127,7 @@ def test_of_a_pop_and_a_cancel_of_the_same_entry_one_wins():
     assert sorted(handles) == sorted(popped + discarded)
 
 
-def test_a_queue_can_be_dropped_while_it_is_full_and_asked():
+def test_full_queue_can_be_deleted_during_a_call_of_fits():
     name = repr(2**100)
     references = sys.getrefcount(name)
     queue = FairQueue(capacity=100)
@@ -143,20 +143,20 @@ def test_a_queue_can_be_dropped_while_it_is_full_and_asked():
     assert references == sys.getrefcount(name)
 
 
-# Questions that change the queue -------------------------------------------------------------------
+# A `fits` that changes the queue -------------------------------------------------------------------
 
 
 @fairly
-def test_what_left_while_it_was_asked_is_not_taken(fairness):
+def test_entry_discarded_by_fits_is_not_returned(fairness):
     queue = FairQueue(capacity=9, fairness=fairness)
     first, second = queue.push("A"), queue.push("A")
     assert second == queue.pop(lambda handle: queue.discard(first) or handle in queue)
-    assert 0 == len(queue)
+    assert len(queue) == 0
 
 
 @fairly
 @pytest.mark.parametrize("change", ["clear", "pop", "push", "push_front", "displace", "discard", "charge"])
-def test_a_question_may_change_anything(fairness, change):
+def test_fits_may_change_the_queue(fairness, change):
     queue = FairQueue(capacity=200, fairness=fairness)
     pushed = [queue.push(f"{number % 9}", priority=number % 8) for number in range(200)]
     chance = random.Random(change)
@@ -183,7 +183,7 @@ def test_a_question_may_change_anything(fairness, change):
     assert len(queue) == len(queue.pop_many(10**6, 10**6))
 
 
-def test_a_question_that_always_changes_the_queue_comes_to_an_end():
+def test_pop_ends_although_fits_always_changes_the_queue():
     queue = FairQueue(capacity=0)
     queue.push_front("A")
     asked = []
@@ -194,23 +194,23 @@ def test_a_question_that_always_changes_the_queue_comes_to_an_end():
 
     with pytest.raises(IndexError):
         queue.pop(fits)
-    assert 1 == len(asked)
+    assert len(asked) == 1
 
 
-# What was wrong in the queue it grew from ----------------------------------------------------------
+# Faults of an earlier queue ------------------------------------------------------------------------
 
 
 @fairly
 def test_equal_priorities_leave_in_the_order_in_which_they_came(fairness):
-    """There, the sequence number is never compared, and a heap does not keep what is equal in order."""
+    """The earlier queue never compared sequence numbers, and a heap does not keep equal items in order."""
     queue = FairQueue(capacity=1000, fairness=fairness)
     handles = [queue.push("A") for _ in range(1000)]
     assert handles == [queue.pop() for _ in handles]
 
 
 @fairly
-def test_what_was_removed_never_comes_out(fairness):
-    """There, it leaves the map and stays in the heap."""
+def test_discarded_entries_are_never_popped(fairness):
+    """The earlier queue removed an entry from its map and left it in the heap."""
     queue = FairQueue(capacity=100, fairness=fairness)
     handles = [queue.push("A") for _ in range(100)]
     assert all(queue.discard(handle) for handle in handles[::2])
@@ -218,20 +218,20 @@ def test_what_was_removed_never_comes_out(fairness):
 
 
 def test_the_length_is_exact_after_any_way_of_leaving():
-    """There, a semaphore counts enqueues, and neither removals nor batches are taken off."""
+    """The earlier queue counted with a semaphore, which neither removals nor batches decremented."""
     queue = FairQueue(capacity=100)
     handles = [queue.push("A") for _ in range(100)]
     lengths = []
     for leave in (queue.pop, lambda: queue.discard(handles[50]), lambda: queue.pop_many(10, 10), queue.clear):
         leave()
         lengths.append(len(queue))
-    assert [99, 98, 88, 0] == lengths
+    assert lengths == [99, 98, 88, 0]
     with pytest.raises(IndexError):
         queue.pop()
 
 
-def test_a_batch_holds_nothing_that_was_cancelled():
-    """There, a batch does not look whether what it takes was cancelled."""
+def test_batch_contains_no_discarded_entries():
+    """The earlier queue did not check whether the entries of a batch were canceled."""
     queue = FairQueue(capacity=10)
     handles = [queue.push("A", size=1) for _ in range(10)]
     for handle in handles[:5]:
@@ -239,8 +239,8 @@ def test_a_batch_holds_nothing_that_was_cancelled():
     assert handles[5:] == queue.pop_many(10, 5)
 
 
-def test_one_too_large_does_not_keep_the_others_out_of_a_batch():
-    """There, a batch ends at the first that does not fit, and so does every batch after it."""
+def test_entry_that_is_too_large_does_not_end_a_batch():
+    """The earlier queue ended this and every later batch at the first entry that did not fit."""
     queue = FairQueue(capacity=10)
     queue.push("A", size=100)
     small = [queue.push("A", size=1) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Token fairness: who has used least goes first, and idling earns nothing."""
+"""Token fairness: the tenant that used least goes first, and idling earns no credit."""
 
 import random
 
@@ -24,31 +24,31 @@ def pop_all(queue, names):
 @pytest.mark.parametrize("arrival", ["AAAAABB", "ABABAAA", "ABBAAAA", "AABAAAB"])
 def test_equal_costs_give_the_order_of_round_robin(new_queue, arrival):
     queue = new_queue(capacity=7, fairness="tokens")
-    assert "ABABAAA" == pop_all(queue, push_all(queue, arrival))
+    assert pop_all(queue, push_all(queue, arrival)) == "ABABAAA"
 
 
 @both
-def test_who_was_served_from_an_empty_queue_goes_after_who_was_not(new_queue):
+def test_tenant_served_before_the_queue_emptied_goes_after_a_new_one(new_queue):
     queue = new_queue(capacity=10, fairness="tokens")
     names = push_all(queue, "A")
     served = names[queue.pop()]
     names |= push_all(queue, "AAAABB")
-    assert "ABABAAA" == served + pop_all(queue, names)
+    assert served + pop_all(queue, names) == "ABABAAA"
 
 
 @both
-def test_one_large_entry_is_worth_many_small_ones(new_queue):
+def test_large_entry_costs_the_same_as_several_small_ones(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     names = {queue.push("A", 10.0): "A" for _ in range(2)} | {queue.push("b", 2.0): "b" for _ in range(8)}
-    assert "AbbbbbAbbb" == pop_all(queue, names)
+    assert pop_all(queue, names) == "AbbbbbAbbb"
 
 
 @both
-def test_a_weight_of_two_is_worth_twice_as_much(new_queue):
+def test_weight_of_two_doubles_the_share(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     queue.set_weight("A", 2.0)
     names = push_all(queue, "AAAAAABBB")
-    assert "ABABAABAA" == pop_all(queue, names)
+    assert pop_all(queue, names) == "ABABAABAA"
 
 
 @both
@@ -58,33 +58,33 @@ def test_idling_earns_no_credit(new_queue):
     for _ in range(4):
         queue.pop()
     names |= push_all(queue, "BBB")
-    assert "BABAB" == pop_all(queue, names)
+    assert pop_all(queue, names) == "BABAB"
 
 
 @both
-def test_what_was_used_beyond_the_estimate_is_paid_for(new_queue):
+def test_use_beyond_the_estimate_is_charged(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     names = push_all(queue, "AAABBB")
     queue.pop()
     queue.charge("A", 2.0)
-    assert 3.0 == queue.counter("A")
-    assert "BBBAA" == pop_all(queue, names)
+    assert queue.counter("A") == 3.0
+    assert pop_all(queue, names) == "BBBAA"
 
 
 @both
-def test_what_was_not_used_comes_back(new_queue):
+def test_unused_part_of_the_estimate_is_refunded(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     names = {queue.push("A", 9.0): "A", queue.push("A", 1.0): "A", queue.push("B", 2.0): "B"}
     queue.push("B", 2.0)
     queue.pop()
-    assert 9.0 == queue.counter("A")
+    assert queue.counter("A") == 9.0
     queue.refund("A", 8.0)
-    assert (1.0, "B") == (queue.counter("A"), names[queue.pop()])
-    assert "A" == names[queue.pop()]
+    assert (queue.counter("A"), names[queue.pop()]) == (1.0, "B")
+    assert names[queue.pop()] == "A"
 
 
 @both
-def test_a_refund_that_comes_late_gives_what_an_early_one_would_have(new_queue):
+def test_late_refund_has_the_effect_of_an_early_one(new_queue):
     counters = []
     for early in (True, False):
         queue = new_queue(capacity=90, fairness="tokens")
@@ -102,14 +102,14 @@ def test_a_refund_that_comes_late_gives_what_an_early_one_would_have(new_queue):
 
 
 @both
-def test_a_refund_of_more_than_was_charged_gives_no_lead(new_queue):
+def test_refund_of_more_than_was_charged_gives_no_lead(new_queue):
     queue = new_queue(capacity=90, fairness="tokens")
     push_all(queue, "BBBB", cost=10.0)
     queue.pop()
     queue.push("A")
     queue.refund("A", 1e6)
     queue.refund("nobody", 1e6)
-    assert [10.0] * 3 == [queue.counter(tenant) for tenant in ("A", "B", "nobody")]
+    assert [queue.counter(tenant) for tenant in ("A", "B", "nobody")] == [10.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_refund_of_more_than_was_charged_gives_no_lead(new_queue):
     ],
 )
 @pytest.mark.parametrize("others", [[("B", 5.0), ("C", 9.0)], []], ids=["others wait", "nobody waits"])
-def test_the_counters_are_right_at_once_when_the_least_was_discarded(ask, others):
+def test_counters_are_correct_right_after_the_lowest_tenant_is_discarded(ask, others):
     queues = [new(capacity=20, fairness="tokens") for new in (FairQueue, FairQueueOracle)]
     seen = []
     for queue in queues:
@@ -150,7 +150,7 @@ def test_the_counters_are_right_at_once_when_the_least_was_discarded(ask, others
 
 
 @both
-def test_what_is_discarded_while_it_is_asked_about_counts_at_once(new_queue):
+def test_discards_during_fits_take_effect_at_once(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     first, *others = [queue.push(tenant, 5.0) for tenant in "ABBA"]
 
@@ -160,18 +160,18 @@ def test_what_is_discarded_while_it_is_asked_about_counts_at_once(new_queue):
         return True
 
     assert first == queue.pop(fits)
-    assert 0.0 == queue.counter("new")
-    assert 5.0 == queue.counter("A")
+    assert queue.counter("new") == 0.0
+    assert queue.counter("A") == 5.0
 
 
 @both
-def test_round_robin_counts_nothing(new_queue):
+def test_round_robin_keeps_no_counters(new_queue):
     queue = new_queue(capacity=1)
     queue.charge("A", 5.0)
     queue.refund("A", 1.0)
     queue.push("A", 7.0)
     queue.pop()
-    assert 0.0 == queue.counter("A")
+    assert queue.counter("A") == 0.0
 
 
 @both
@@ -180,22 +180,22 @@ def test_round_robin_counts_nothing(new_queue):
     ("error", "tenant", "amount"),
     [(TypeError, None, 1.0), (TypeError, "A", "1"), (ValueError, "A", -1.0), (ValueError, "A", float("inf"))],
 )
-def test_an_amount_that_cannot_be_is_refused(new_queue, method, error, tenant, amount):
+def test_invalid_amount_is_refused(new_queue, method, error, tenant, amount):
     with pytest.raises(error):
         getattr(new_queue(capacity=1, fairness="tokens"), method)(tenant, amount)
 
 
-def test_a_counter_stays_a_number_whatever_is_charged():
+def test_counter_stays_finite_after_any_charge():
     queue = FairQueue(capacity=3, fairness="tokens")
     queue.set_weight("A", 5e-324)
     queue.push("A", 1e308)
     queue.pop()
     queue.charge("A", 1e308)
     queue.push("B")
-    assert (1e300, 0.0) == (queue.counter("A"), queue.counter("B"))
+    assert (queue.counter("A"), queue.counter("B")) == (1e300, 0.0)
 
 
-def test_a_weight_is_let_go_when_it_is_one_again():
+def test_resetting_a_weight_to_one_frees_its_entry():
     queue = FairQueue(capacity=1, fairness="tokens")
     for number in range(70_000):
         queue.set_weight(number, 2.0)
@@ -210,8 +210,8 @@ def test_a_weight_is_let_go_when_it_is_one_again():
 
 @pytest.mark.parametrize("estimate", ["exact", "constant", "nothing"])
 @pytest.mark.parametrize("seats", [1, 4, 16])
-def test_counters_of_backlogged_tenants_stay_together(estimate, seats):
-    """Apart by at most the largest estimate and, for each that runs, the largest underestimate."""
+def test_counters_of_backlogged_tenants_differ_by_a_bounded_amount(estimate, seats):
+    """Differ by at most the largest estimate plus the largest underestimate for each running entry."""
     chance = random.Random(f"{estimate}{seats}")
     means = {"A": 15.0, "B": 3.0, "C": 8.0}
     queue = FairQueue(capacity=1000, fairness="tokens")
@@ -243,7 +243,7 @@ def test_counters_of_backlogged_tenants_stay_together(estimate, seats):
     min_share=st.sampled_from([0.0, 0.3]),
     fairness=st.sampled_from(["roundRobin", "tokens"]),
 )
-def test_positions_foretell_the_order_of_leaving(arrivals, min_share, fairness):
+def test_positions_predict_the_pop_order(arrivals, min_share, fairness):
     queue = FairQueue(capacity=60, fairness=fairness, min_share=min_share)
     handles = [queue.push(tenant, cost, priority=priority) for tenant, priority, cost in arrivals]
     foretold = {queue.position(handle): handle for handle in handles}
@@ -251,11 +251,11 @@ def test_positions_foretell_the_order_of_leaving(arrivals, min_share, fairness):
 
 
 @both
-def test_a_refund_to_who_is_not_in_line_is_no_debt_when_the_others_are_refunded_too(new_queue):
+def test_refund_to_a_tenant_without_a_line_is_no_debt_after_other_refunds(new_queue):
     queue = new_queue(capacity=3, fairness="tokens")
     queue.charge("ann", 2.0)
     queue.push("ann")
     queue.push_front("bob")
     queue.refund("bob", 1.0)
     queue.refund("ann", 2.0)
-    assert 0.0 == queue.counter("bob")
+    assert queue.counter("bob") == 0.0

@@ -1,4 +1,4 @@
-"""What the machine does not reach: arenas of the caller's, lifetimes, sizes, and long runs."""
+"""What the state machine does not reach: the caller's arenas, lifetimes, sizes and long runs."""
 
 import gc
 import random
@@ -27,7 +27,7 @@ SIZES = {name: OPTIONS[name] for name in ("slots", "max_batched_tokens", "max_mo
 
 
 class Sampling:
-    """Something that a weak reference can point at."""
+    """An object that supports weak references."""
 
 
 def enter(batch, slot, prompt=(1, 2, 3), **changes):
@@ -61,7 +61,7 @@ def test_steps_are_written_to_the_arenas_that_were_given_in_turn():
         written = np.frombuffer(arenas[step.arena_index], dtype=np.int32, count=len(step.arena))
         assert step.arena.tolist() == written.tolist()
         batch.commit_tokens(step, array("i", [5]))
-    assert [0, 1, 2, 0] == indices
+    assert indices == [0, 1, 2, 0]
 
 
 def test_sections_are_views_into_the_arena_and_no_copies():
@@ -69,7 +69,7 @@ def test_sections_are_views_into_the_arena_and_no_copies():
     enter(batch, 0)
     step = prepare(batch)
     step.arena[step.offsets.positions] = 77
-    assert 77 == step.positions[0]
+    assert step.positions[0] == 77
     assert np.shares_memory(np.asarray(step.arena), np.asarray(step.slot_mapping[0]))
 
 
@@ -109,12 +109,12 @@ def test_an_arena_that_cannot_hold_a_step_is_refused(arenas, error):
         {"slots": 2**20, "max_model_len": 2**30, "block_size": 1},
     ],
 )
-def test_a_size_that_cannot_be_is_refused(change):
+def test_invalid_options_are_refused(change):
     with pytest.raises(ValueError, match=r"."):
         InputBatch(**OPTIONS | change)
 
 
-def test_a_batch_that_goes_lets_its_sequences_go_with_what_they_have():
+def test_deleted_batch_releases_its_sequences_with_their_committed_tokens():
     batch = InputBatch(**OPTIONS)
     state = enter(batch, 2)
     run(batch)
@@ -122,7 +122,7 @@ def test_a_batch_that_goes_lets_its_sequences_go_with_what_they_have():
     references = sys.getrefcount(state)
     del batch
     assert references - 1 == sys.getrefcount(state)
-    assert (-1, 4, 3) == (state.slot, state.num_tokens, state.committed)
+    assert (state.slot, state.num_tokens, state.committed) == (-1, 4, 3)
     InputBatch(**OPTIONS).add_request(0, state, ([1],))
 
 
@@ -145,7 +145,7 @@ def test_views_outlive_the_batch_and_the_sequence():
     kept = batch.num_tokens, batch.block_table(0), step.input_ids, state.tokens_view()
     del batch, step, state
     gc.collect()
-    assert (4, 0, 1, 1) == (kept[0][0], kept[1][0, 0], kept[2][0], kept[3][0])
+    assert (kept[0][0], kept[1][0, 0], kept[2][0], kept[3][0]) == (4, 0, 1, 1)
 
 
 def test_a_sequences_tokens_cannot_be_written_through_its_view():
@@ -154,7 +154,7 @@ def test_a_sequences_tokens_cannot_be_written_through_its_view():
         view[0] = 5
 
 
-def test_of_more_rows_than_a_step_takes_nobody_is_left_out_twice():
+def test_no_row_is_left_out_of_two_consecutive_steps():
     batch = InputBatch(**OPTIONS)
     for slot in range(3):
         enter(batch, slot)
@@ -165,7 +165,7 @@ def test_of_more_rows_than_a_step_takes_nobody_is_left_out_twice():
 @pytest.mark.parametrize(
     ("rows", "places"), [(2, 1), (3, 2), (4, 1), (4, 3), (7, 2), (7, 5), (12, 5), (12, 11)]
 )
-def test_of_n_rows_and_m_places_each_row_gets_its_share(rows, places):
+def test_each_row_gets_its_share_of_limited_places(rows, places):
     batch = InputBatch(**OPTIONS | {"slots": 12, "max_model_len": 512})
     for slot in range(rows):
         batch.add_request(slot, SequenceState(slot, [1], max_tokens=500), (list(range(128)),))
@@ -177,45 +177,45 @@ def test_of_n_rows_and_m_places_each_row_gets_its_share(rows, places):
         assert max(shares) - min(shares) <= 1
 
 
-def test_those_who_were_left_out_come_first_though_all_had_a_turn_since_the_others():
-    """Also after steps that all could be in, the order goes on where it stopped."""
+def test_rows_left_out_come_first_also_after_steps_with_all_rows():
+    """The order continues where it stopped, also after steps that could take all rows."""
     batch = InputBatch(**OPTIONS)
     for slot in range(4):
         enter(batch, slot)
-    assert [0, 1] == run(batch, max_rows=2)
-    assert [2, 3] == run(batch, max_rows=2)
-    assert [0] == run(batch, max_rows=1)
-    assert [0, 1, 2, 3] == run(batch)
-    assert [1, 2] == run(batch, max_rows=2)
+    assert run(batch, max_rows=2) == [0, 1]
+    assert run(batch, max_rows=2) == [2, 3]
+    assert run(batch, max_rows=1) == [0]
+    assert run(batch) == [0, 1, 2, 3]
+    assert run(batch, max_rows=2) == [1, 2]
 
 
-def test_a_survey_alone_passes_no_turn_on():
+def test_survey_without_a_step_does_not_use_a_turn():
     batch = InputBatch(**OPTIONS)
     for slot in range(3):
         enter(batch, slot)
     for _ in range(3):
         batch.survey(1)
-    assert [0] == run(batch, max_rows=1)
+    assert run(batch, max_rows=1) == [0]
 
 
-def test_an_answer_that_somebody_keeps_is_not_written_over():
+def test_result_that_is_still_referenced_is_not_overwritten():
     batch = InputBatch(**OPTIONS)
     for slot in range(4):
         enter(batch, slot)
     kept = [batch.commit_tokens(prepare(batch), array("i", [token] * 4)) for token in (5, 6, 7)]
-    assert [[5] * 4, [6] * 4, [7] * 4] == [answer.tokens.tolist() for answer in kept]
-    assert [[0, 1, 2, 3]] * 3 == [answer.keys.tolist() for answer in kept]
-    kept[0].samples.release()  # nobody else's view
-    assert [0, 1, 2, 3] == kept[1].samples.tolist()
+    assert [answer.tokens.tolist() for answer in kept] == [[5] * 4, [6] * 4, [7] * 4]
+    assert [answer.keys.tolist() for answer in kept] == [[0, 1, 2, 3]] * 3
+    kept[0].samples.release()  # releases only this view
+    assert kept[1].samples.tolist() == [0, 1, 2, 3]
 
 
-def test_slots_that_all_sample_are_in_the_arena_once():
+def test_arena_stores_slots_once_when_all_rows_sample():
     batch = InputBatch(**OPTIONS)
     for slot in range(2):
         enter(batch, slot)
     batch.schedule([0, 1], [3, 2])
     step = batch.prepare_inputs()
-    assert ([0, 1], [0]) == (step.slots.tolist(), step.sample_slots.tolist())
+    assert (step.slots.tolist(), step.sample_slots.tolist()) == ([0, 1], [0])
     assert step.offsets.slots != step.offsets.sample_slots
     batch.commit_tokens(step, array("i", [5]))
     step = prepare(batch)
@@ -223,7 +223,7 @@ def test_slots_that_all_sample_are_in_the_arena_once():
     assert step.offsets.slots == step.offsets.sample_slots
 
 
-def test_newcomers_do_not_overtake_those_who_wait():
+def test_newcomers_do_not_overtake_waiting_rows():
     batch = InputBatch(**OPTIONS)
     for slot in range(3):
         enter(batch, slot)
@@ -232,7 +232,7 @@ def test_newcomers_do_not_overtake_those_who_wait():
     assert 2 in run(batch, max_rows=1)
 
 
-def test_a_thousand_sequences_come_and_go_and_memory_stays():
+def test_memory_does_not_grow_over_a_thousand_sequences():
     batch = InputBatch(**OPTIONS)
     before = None
     tracemalloc.start()
@@ -253,13 +253,13 @@ def test_a_thousand_sequences_come_and_go_and_memory_stays():
 
 
 def blocks_of_ours():
-    """How many blocks of memory came from lines of this file: other threads may be given some meanwhile."""
+    """Return the number of memory blocks allocated by this file. Other threads may allocate meanwhile."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, __file__)])
     return sum(entry.count for entry in snapshot.statistics("filename"))
 
 
 class Twins:
-    """A batch and its oracle, in which sequences come and go at random."""
+    """A batch and its oracle, to which sequences are added and removed at random."""
 
     def __init__(self, slots, churn, seed, block_size=4):
         options = {"slots": slots, "max_batched_tokens": 8 * slots, "max_model_len": 1200}
@@ -326,8 +326,8 @@ class Twins:
 @pytest.mark.parametrize(
     ("slots", "steps", "churn"), [(3, 1300, 0.001), (70, 80, 0.02), (200, 40, 0.01), (200, 12, 0.3)]
 )
-def test_wide_and_long_batches_live_as_the_oracle_does(slots, steps, churn, overlap):
-    """Wider than any register, and longer than any buffer at first."""
+def test_wide_and_long_batches_behave_like_the_oracle(slots, steps, churn, overlap):
+    """Batches wider than any vector register, and sequences longer than any buffer's initial size."""
     twins = Twins(slots, churn, seed=slots + overlap)
     live(twins, steps, overlap)
     assert twins.longest > min(600, steps // 2)
@@ -335,8 +335,8 @@ def test_wide_and_long_batches_live_as_the_oracle_does(slots, steps, churn, over
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("block_size", [257, 300, 512])
-def test_blocks_larger_than_the_phases_that_are_told_apart_begin_in_time(block_size, overlap):
-    """Their largest divisors up to 256 are 1, 150 and 256: a phase comes round before a block is full."""
+def test_blocks_larger_than_the_number_of_phases_begin_at_the_right_step(block_size, overlap):
+    """Their largest divisors up to 256 are 1, 150 and 256, so a phase recurs before a block is full."""
     twins = Twins(8, 0.0, seed=block_size + overlap, block_size=block_size)
     live(twins, 600, overlap)
     assert twins.longest > block_size

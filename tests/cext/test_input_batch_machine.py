@@ -1,4 +1,4 @@
-"""The kernel lives as the oracle does; and batches that are wrong in one way each are found out."""
+"""The kernel behaves like the oracle, and the state machine detects batches with one fault each."""
 
 from array import array
 
@@ -26,8 +26,8 @@ def test_the_kernel_lives_as_the_oracle_does():
     run_machine(InputBatch, SequenceState)
 
 
-def test_the_oracle_agrees_with_itself():
-    """Or the mutants below could be failing for a fault of the machine."""
+def test_oracle_passes_the_state_machine():
+    """Otherwise the mutants below could fail because of a fault in the state machine."""
     run_machine(InputBatchOracle, max_examples=50)
 
 
@@ -238,7 +238,7 @@ MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", hunted(MUTANTS))
-def test_a_batch_that_is_wrong_is_found_out(mutant):
+def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # That there is a failure is enough; how small it could be is not asked.
+        # Any failure is enough, so it is not shrunk.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

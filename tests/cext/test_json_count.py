@@ -1,4 +1,4 @@
-"""What counting values promises, tried on the kernel and on its oracle; then both on whatever bytes come."""
+"""The contract of counting values, on the kernel and its oracle; then both on random bytes."""
 
 import json
 import sys
@@ -56,13 +56,13 @@ def test_values_are_counted_and_keys_are_not(count, body, values):
         (b'{"prompt":[[1,2],[3]],"input":[4]}', 5, (3, 1)),
         (b'{"prompt":[1.5]}', 2, (1, 0)),
         (b'{"prompt":"1"}', 2, (0, 0)),
-        (b'{"prompt":1}', 2, (0, 0)),  # no array
+        (b'{"prompt":1}', 2, (0, 0)),  # not an array
         (b'{"prompt":[{"a":1}]}', 4, (0, 0)),
         (b'{"tools":[1,2]}', 4, (0, 0)),
-        (b'{"tools":{"prompt":[1,2]}}', 5, (0, 0)),  # not of the outermost object
+        (b'{"tools":{"prompt":[1,2]}}', 5, (0, 0)),  # not a member of the outermost object
         (b'{"prompt":[1],"tools":[1]}', 4, (1, 0)),
         (b'{"prompt":[1],"prompt":[1]}', 3, (2, 0)),
-        (rb'{"pr\u006fmpt":[1]}', 3, (0, 0)),  # spelled otherwise: counted as any other
+        (rb'{"pr\u006fmpt":[1]}', 3, (0, 0)),  # an escaped name counts like any other
         (b'["prompt",[1]]', 4, (0, 0)),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_first_bytes_that_are_not_utf8_are_found(count, body, invalid_at):
     assert count(body).invalid_at == invalid_at
 
 
-def test_what_is_not_bytes_is_refused():
+def test_anything_but_bytes_is_refused():
     for wrong in ("[]", bytearray(b"[]"), None):
         with pytest.raises(TypeError):
             count(wrong)
@@ -117,7 +117,7 @@ def test_what_is_not_bytes_is_refused():
         count(b"[]", (b"a",) * 9)
 
 
-# Kernel and oracle on whatever comes ------------------------------------------------------------------
+# Kernel and oracle on random bytes --------------------------------------------------------------------
 
 signs = [b'"', b"\\", b"[", b"]", b"{", b"}", b",", b":", b" ", b"\n", b"1", b"-", b".", b"e", b"true"]
 members = [b'"prompt":', b'"input":[', b'{"', b"abcdefgh"]
@@ -174,7 +174,7 @@ documents = st.recursive(
 
 
 def size(document):
-    """Return how many values a parser makes, a fraction counting four times."""
+    """Return how many values a parser creates. A fraction counts as four."""
     if isinstance(document, list):
         return 1 + sum(map(size, document))
     if isinstance(document, dict):
@@ -189,7 +189,7 @@ def test_a_parser_makes_as_many_values_as_are_counted(document, ascii_only, inde
     assert found.values == size(document)
 
 
-def test_nothing_is_kept_of_a_body():
+def test_count_keeps_no_reference_to_its_body():
     body = b'{"a":[' + b"1," * 100
     before = sys.getrefcount(body)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What a slot map promises, tried on the kernel and on its oracle; then machines, with mutants they catch."""
+"""The contract of a slot map, on the kernel and its oracle; then state machines and mutants."""
 
 import sys
 from random import Random
@@ -22,25 +22,25 @@ def slot_of(handle):
 def test_ids_are_given_out_from_zero_and_each_to_one_owner(new_map):
     slots = new_map(3)
     handles = [slots.alloc(key) for key in (70, 80, 90)]
-    assert [0, 1, 2] == [slot_of(handle) for handle in handles]
-    assert [70, 80, 90] == [slots.get(handle) for handle in handles]
-    assert (3, 0) == (len(slots), slots.available)
+    assert [slot_of(handle) for handle in handles] == [0, 1, 2]
+    assert [slots.get(handle) for handle in handles] == [70, 80, 90]
+    assert (len(slots), slots.available) == (3, 0)
 
 
 @both
-def test_a_handle_is_never_a_bare_id(new_map):
+def test_handle_never_equals_its_slot_number(new_map):
     slots = new_map(2)
     assert slots.alloc(1) == 1 << 32
     assert not slots.is_valid(0)
 
 
 @both
-def test_the_id_given_back_last_is_the_first_to_be_given_out(new_map):
+def test_most_recently_freed_slot_is_allocated_first(new_map):
     slots = new_map(4)
     handles = slots.alloc_many([1, 2, 3, 4])
     slots.free(handles[1])
     slots.free_many([handles[3], handles[0]])
-    assert [0, 3, 1] == [slot_of(handle) for handle in slots.alloc_many([5, 6, 7])]
+    assert [slot_of(handle) for handle in slots.alloc_many([5, 6, 7])] == [0, 3, 1]
 
 
 @both
@@ -54,7 +54,7 @@ def test_a_departed_owners_handle_is_refused_whoever_has_the_id_now(new_map):
     for refuse in (slots.get, slots.free, lambda handle: slots.free_many([handle])):
         with pytest.raises(StaleHandle):
             refuse(stale)
-    assert 2 == slots.get(heir)
+    assert slots.get(heir) == 2
 
 
 @both
@@ -67,41 +67,41 @@ def test_a_full_map_raises_and_changes_nothing(new_map):
     second = slots.alloc(2)
     with pytest.raises(NoSlotFree):
         slots.alloc(3)
-    assert [1, 2] == [slots.get(first), slots.get(second)]
+    assert [slots.get(first), slots.get(second)] == [1, 2]
 
 
 @both
-def test_of_several_handles_all_are_freed_or_none(new_map):
+def test_free_many_frees_all_handles_or_none(new_map):
     slots = new_map(3)
     handles = slots.alloc_many([1, 2, 3])
     for wrong in (handles[0], handles[0] + (1 << 32), -1, 2**100):
         with pytest.raises(StaleHandle):
             slots.free_many([*handles, wrong])
-        assert [1, 2, 3] == [slots.get(handle) for handle in handles]
+        assert [slots.get(handle) for handle in handles] == [1, 2, 3]
     slots.free_many(handles)
-    assert [] == slots.slots()
+    assert slots.slots() == []
 
 
 @both
-def test_an_id_outlives_its_last_generation(new_map):
+def test_generation_of_a_slot_wraps_to_one_after_the_last(new_map):
     slots = new_map(1, first_generation=LAST_GENERATION)
     last = slots.alloc(1)
-    assert LAST_GENERATION == last >> 32
+    assert last >> 32 == LAST_GENERATION
     slots.free(last)
-    assert 1 == slots.alloc(2) >> 32
+    assert slots.alloc(2) >> 32 == 1
     assert not slots.is_valid(last)
 
 
 @both
 @pytest.mark.parametrize("number", [-1, 0, 2, 1 << 32, (1 << 32) + 5, -(1 << 63), 1 << 64, -(1 << 80)])
-def test_any_number_may_be_asked_about(new_map, number):
+def test_is_valid_accepts_any_integer(new_map, number):
     slots = new_map(2)
     slots.alloc(1)
     assert (number == 1 << 32) == slots.is_valid(number)
 
 
 @both
-def test_what_is_no_number_is_no_handle_and_no_key(new_map):
+def test_handles_and_keys_of_a_wrong_type_or_range_raise(new_map):
     slots = new_map(2)
     for call in (slots.get, slots.free, slots.alloc, lambda it: slots.free_many([it])):
         for wrong in ("1", 1.5, None):
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_no_handle_and_no_key(new_map):
                 call(wrong)
     with pytest.raises(OverflowError):
         slots.alloc_many([1, 2**63])
-    assert 2 == slots.available
+    assert slots.available == 2
 
 
 @both
@@ -121,12 +121,12 @@ def test_a_capacity_must_be_possible(new_map, options):
 
 @both
 @pytest.mark.parametrize("first_generation", [0, -1, 2**31])
-def test_a_generation_must_be_possible(new_map, first_generation):
+def test_invalid_first_generation_raises(new_map, first_generation):
     with pytest.raises(ValueError):
         new_map(1, first_generation=first_generation)
 
 
-def test_a_large_map_keeps_its_owners_apart():
+def test_large_map_returns_the_key_of_each_live_handle():
     slots, chance, owners = SlotMap(10_000), Random(1), {}
     for round_number in range(20):
         keys = [round_number * 10_000 + i for i in range(slots.available)]
@@ -138,11 +138,11 @@ def test_a_large_map_keeps_its_owners_apart():
         assert all(slots.get(handle) == key for handle, key in owners.items())
 
 
-def test_its_size_is_that_of_its_rows():
+def test_sizeof_is_16_to_32_bytes_per_slot():
     assert 1_000 * 16 <= sys.getsizeof(SlotMap(1_000)) <= 1_000 * 32
 
 
-# Machines ------------------------------------------------------------------------------------------
+# State machines ------------------------------------------------------------------------------------
 
 
 def run_machine(new_map, **changes):
@@ -154,8 +154,8 @@ def test_the_kernel_lives_as_the_oracle_does():
     run_machine(SlotMap)
 
 
-def test_the_oracle_agrees_with_itself():
-    """Or the mutants below could be failing for a fault of the machine."""
+def test_oracle_passes_the_state_machine():
+    """Otherwise the mutants below could fail because of a fault in the state machine."""
     run_machine(SlotMapOracle, max_examples=50)
 
 
@@ -204,7 +204,7 @@ class HandlesAreTheIdsOfOthers(SlotMapOracle):
 
 
 @pytest.mark.parametrize("mutant", SlotMapOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
-def test_a_broken_map_is_found_out(mutant):
+def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # That there is a failure is enough; how small it could be is not asked.
+        # Any failure is enough, so it is not shrunk.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)

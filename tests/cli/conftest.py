@@ -1,4 +1,4 @@
-"""A server that speaks as much OpenAI as the chat and the load generator need, and misbehaves on demand."""
+"""A server with as much of OpenAI's API as the chat and the load generator need, and faults on demand."""
 
 import json
 import threading
@@ -12,19 +12,19 @@ FIRST_OF_ALL = ": queued position=3 estimated_wait=24\n\n"
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers 'Hello there' unless the last word of the prompt names a misfortune (see `_answer`)."""
+    """Answers 'Hello there' unless the last word of the prompt names a fault (see `_answer`)."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Exchange)
         self.models = ["first", "second"]
-        self.bodies: list[dict] = []  # of the questions, in order
-        self.refusing: int | None = None  # a status for every question
-        self.hangs = False  # every answer, after its first piece
+        self.bodies: list[dict] = []  # of the requests, in order
+        self.refusing: int | None = None  # a status for every request
+        self.hangs = False  # whether every answer pauses after its first piece
         self.keys: set[str | None] = set()
-        self.released = threading.Event()  # set, and hanging answers go on
-        self.told: dict[str, object] = {}  # what else there is to GET, by path
+        self.released = threading.Event()  # when set, paused answers continue
+        self.told: dict[str, object] = {}  # further JSON answers to GET, by path
         self.texts: dict[str, list[str]] = {}  # plain texts in pieces, by path
         self.posted: list[tuple[str, dict]] = []
         self.events: list[tuple[str, object]] = []
@@ -35,13 +35,13 @@ class FakeServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request, client_address) -> None:
-        """A client that leaves is part of these tests."""
+        """Report nothing: clients that disconnect are part of these tests."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FakeServer
-    refusals: ClassVar = {"refuse": 429, "break": 500}  # prompts that end so
+    refusals: ClassVar = {"refuse": 429, "break": 500}  # by the last word of the prompt
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers["Authorization"])
@@ -109,7 +109,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self._chunk("")
 
     def _write(self, pieces: list[str]) -> None:
-        """Write a text, and what follows the first piece when released."""
+        """Write the first piece of a text at once, and the others when released."""
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
@@ -138,7 +138,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Yield a URL where nobody listens, and nobody else can begin to."""
+    """Yield a URL without a listener; its port is bound, so that no other program can listen there."""
     import socket
 
     with socket.socket() as taken:

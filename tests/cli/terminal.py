@@ -1,4 +1,4 @@
-"""A person at a terminal: a program behind a pseudo-terminal, typed to and read."""
+"""Runs a program in a pseudo-terminal, types to it and reads its output."""
 
 import codecs
 import os
@@ -13,8 +13,8 @@ from typing import Self
 
 PATIENCE_S = 60.0
 
-# A terminal's Ctrl-C reaches the session that the terminal controls, so the program must adopt it first; and
-# tests that were started in the background have taught their children to ignore it.
+# Ctrl-C reaches only the session which the terminal controls, so the program must adopt the terminal first.
+# Children of tests that were started in the background ignore SIGINT, so its handler is restored.
 ADOPT_TERMINAL = """
 import fcntl, signal, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -52,7 +52,7 @@ class Terminal:
         os.write(self._keyboard, keys.encode())
 
     def expect(self, text: str) -> str:
-        """Wait until `text` shows up; return what was shown up to there and go on behind it."""
+        """Wait until `text` is shown; return the output before it and continue after it."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.shown:
             assert self._read(deadline), f"{text!r} was not shown, but {self.shown!r}"
@@ -60,7 +60,7 @@ class Terminal:
         return before
 
     def interrupt(self) -> None:
-        """Type Ctrl-C once the program sleeps: while it is about to, Python sees a signal only after that."""
+        """Type Ctrl-C once the program sleeps: a signal just before would be handled only after the sleep."""
         while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
             os.sched_yield()
         self.type("\x03")
@@ -73,11 +73,11 @@ class Terminal:
         return self.process.wait(PATIENCE_S)
 
     def _read(self, deadline: float) -> bool:
-        """Read some more; False at the end, or when patience has."""
+        """Read more output; return False at its end or at the deadline."""
         ready, _, _ = select.select([self._keyboard], [], [], max(0.0, deadline - time.monotonic()))
         try:
             piece = os.read(self._keyboard, 4096) if ready else b""
-        except OSError:  # Linux's way to say that the other side is closed
+        except OSError:  # on Linux: the other side is closed
             piece = b""
         self.shown += self._decoder.decode(piece)  # a piece may end within a character
         return bool(piece)

@@ -19,7 +19,7 @@ from fairlead.console.announcer import (
 )
 from fairlead.telemetry.logs import log_streams
 
-# Ends when a key is pressed, so that the test decides when the bar has been seen.
+# Waits for a key, so that the test decides when it has seen the bar.
 LOAD_AND_SERVE = """
 import sys
 from fairlead.console.announcer import open_announcer
@@ -69,7 +69,7 @@ def test_ready_line_names_the_address_to_chat_with_where_it_is_not_the_default(c
     assert "chat: fairlead run --url http://127.0.0.1:9000  stop: Ctrl-C)" in capsys.readouterr().out
 
 
-def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
+def test_with_a_json_log_all_output_is_events_on_standard_error(capfd):
     with log_streams(json=True), open_announcer(key_needed=False) as announcer:
         announcer.loading("small", 0.26, "weights")
         announcer.ready("http://127.0.0.1:8000", ["small"])
@@ -80,8 +80,8 @@ def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
     events = [json.loads(line) for line in err.splitlines()]
     for event in events:
         del event["timestamp"]
-    assert "" == out
-    assert [
+    assert out == ""
+    assert events == [
         {"event": "loading", "level": "info", "model": "small", "percent": 20, "stage": "weights"},
         {
             "event": "ready",
@@ -94,7 +94,7 @@ def test_where_the_log_is_json_everything_is_an_event_on_standard_error(capfd):
         {"event": "cannot serve", "level": "error", "models": "small", "reason": "no config.json"},
         {"event": "a warning", "level": "warning"},
         {"event": "an error", "level": "error"},
-    ] == events
+    ]
 
 
 def test_a_failure_names_the_model_and_the_reason(capsys):
@@ -103,7 +103,7 @@ def test_a_failure_names_the_model_and_the_reason(capsys):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.3, 0.7, 1.0])
-def test_what_is_printed_can_be_read_again(capsys, fraction):
+def test_printed_lines_can_be_parsed(capsys, fraction):
     announcer = Announcer(key_needed=False)
     announcer.loading("a: 5 % model", fraction, "reading weights")
     announcer.ready("http://[::1]:8000", ["a model"])
@@ -129,7 +129,7 @@ def test_a_load_of_unknown_progress_is_an_event_without_a_percentage(capfd):
 
 
 @given(st.text())
-def test_any_other_line_is_left_alone(line):
+def test_any_other_line_is_not_parsed(line):
     assert read_line(line) is None
 
 

@@ -18,7 +18,7 @@ BENCH = Path(peer_load.__file__).parent
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with as much of a model as the load needs: letters are tokens, and one word is."""
+    """Return a folder with the tokenizer which the load needs: each letter is a token, and one word is."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "i"), ("m", "e"), ("ti", "me")]
     tokens = [*letters, *map("".join, merges)]
@@ -33,31 +33,31 @@ def load(server, model, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_prompts_have_exactly_the_wished_length_and_share_no_beginning(model):
+def test_prompts_have_exactly_the_requested_length_and_share_no_prefix(model):
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompts = peer_load.make_prompts(model, 20, tokens=33, seed="1")
-    assert {33} == {len(tokenizer.encode(prompt).ids) for prompt in prompts}
-    assert 20 == len({prompt[:25] for prompt in prompts})
+    assert {len(tokenizer.encode(prompt).ids) for prompt in prompts} == {33}
+    assert len({prompt[:25] for prompt in prompts}) == 20
     assert prompts == peer_load.make_prompts(model, 20, tokens=33, seed="1")
     assert set(prompts).isdisjoint(peer_load.make_prompts(model, 20, tokens=33, seed="2"))
 
 
-def test_a_level_counts_only_what_came_after_the_warm_up(server, model):
+def test_level_counts_only_requests_after_the_warm_up(server, model):
     run = load(server, model, "--streams=3", "--requests=6", "--prompt-tokens=5", "--output-tokens=2")
     level = json.loads(run.stdout)
-    assert (9, 6, 12, {}) == (len(server.bodies), level["requests"], level["output_tokens"], level["errors"])
-    assert 9 == len({body["prompt"] for body in server.bodies})
-    assert {"first"} == {body["model"] for body in server.bodies}
+    assert (len(server.bodies), level["requests"], level["output_tokens"], level["errors"]) == (9, 6, 12, {})
+    assert len({body["prompt"] for body in server.bodies}) == 9
+    assert {body["model"] for body in server.bodies} == {"first"}
 
 
 @pytest.mark.parametrize("lie", ["--prompt-tokens=6", "--output-tokens=64"])
-def test_an_answer_of_other_tokens_than_were_asked_for_is_an_error(server, model, lie):
+def test_answer_with_another_number_of_tokens_than_requested_is_an_error(server, model, lie):
     run = load(server, model, "--prompt-tokens=5", "--output-tokens=2", lie)
     level = json.loads(run.stdout)
-    assert (0, {"(5, 2) tokens in and out": 3}) == (level["output_tokens"], level["errors"])
+    assert (level["output_tokens"], level["errors"]) == (0, {"(5, 2) tokens in and out": 3})
 
 
-def test_a_tokenizer_that_cannot_be_cut_is_refused(model):
+def test_tokenizer_that_cannot_make_prompts_of_an_exact_length_is_refused(model):
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing("a $0 z", special_tokens=[("a", 0), ("z", 1)])
     tokenizer.save(str(model / "tokenizer.json"))
@@ -65,23 +65,23 @@ def test_a_tokenizer_that_cannot_be_cut_is_refused(model):
         peer_load.make_prompts(model, 1, tokens=12, seed="1")
 
 
-def test_an_answer_whose_tokens_nobody_counted_is_an_error():
+def test_answer_without_a_token_count_is_an_error():
     assert peer_load.checked(Answer(0.0), (5, 2)).error
     assert peer_load.checked(Answer(0.0, usage=Usage(5, 2), error="timeout"), (5, 2)).error == "timeout"
     assert peer_load.checked(Answer(0.0, usage=Usage(5, 2)), (5, 2)).error is None
 
 
-def test_a_peer_is_asked_in_its_own_way(server, model):
-    server.models = []  # one that serves what it was started with, and lists nothing
+def test_request_body_is_adapted_to_the_peer(server, model):
+    server.models = []  # a peer which serves one model and lists none
     patch = json.dumps({"ignore_eos": None, "generation_config": "{}"})
     load(server, model, "--requests=1", "--body", patch)
     for body in server.bodies:
-        assert "{}" == body["generation_config"]
+        assert body["generation_config"] == "{}"
         assert {"model", "ignore_eos"}.isdisjoint(body)
-        assert (0, 64, True) == (body["temperature"], body["max_tokens"], body["stream"])
+        assert (body["temperature"], body["max_tokens"], body["stream"]) == (0, 64, True)
 
 
-def test_an_answer_may_end_with_its_reason_instead_of_done():
+def test_answer_may_end_with_finish_reason_instead_of_done():
     chunk = {"choices": [{"text": "", "finish_reason": None}], "usage": {"completion_tokens": 2}}
     reader = client._EventReader(Answer(0.0))
     reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
@@ -92,7 +92,7 @@ def test_an_answer_may_end_with_its_reason_instead_of_done():
     reader.finish()
 
 
-def test_a_server_that_does_not_start_is_reported_with_its_last_words(model, tmp_path):
+def test_server_that_does_not_start_is_reported_with_its_last_line(model, tmp_path):
     words = ["python", "-c", "import sys; sys.exit('no such flag')"]
     command = [sys.executable, str(BENCH / "peers.py"), str(model), "--ours", shlex.join(words)]
     run = subprocess.run(
@@ -102,14 +102,14 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_words(model, tmp
         check=False,
         timeout=60,
     )
-    assert 1 == run.returncode
+    assert run.returncode == 1
     problem = json.loads((tmp_path / "peers.json").read_text())["problems"]["fairlead"]
     assert "ended with 1" in problem
     assert problem.endswith("no such flag")
 
 
-def test_a_way_of_asking_needs_its_server():
+def test_body_patch_for_an_unknown_server_is_bad_usage():
     command = [sys.executable, str(BENCH / "peers.py"), "nowhere", "--body", "stranger={}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert 2 == run.returncode
+    assert run.returncode == 2
     assert "no server is called stranger" in run.stderr

@@ -23,7 +23,7 @@ def test_every_level_is_measured_and_written(server, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     document = json.loads(result.read_bytes())
-    assert [1, 3] == [level["streams"] for level in document["levels"]]
+    assert [level["streams"] for level in document["levels"]] == [1, 3]
     for level in document["levels"]:
         assert (level["requests"], level["output_tokens"], level["errors"]) == (6, 12, {})
         assert (level["prompt_tokens_mean"], level["tokens_counted_by"]) == (5.0, "usage")
@@ -36,9 +36,9 @@ def test_every_level_is_measured_and_written(server, tmp_path):
 def test_prompts_have_the_wished_length_and_share_no_beginning(server):
     assert load(server, *["--streams=1", "--requests=4", "--prompt-tokens=12", "--tenants=2"]).returncode == 0
     prompts = [body["messages"][0]["content"].split() for body in server.bodies]
-    assert {10} == {len(words) for words in prompts}  # the fake server adds two tokens of its own
+    assert {len(words) for words in prompts} == {10}  # the fake server adds two tokens of its own
     assert len({tuple(words[:4]) for words in prompts}) == len(prompts) == 5
-    assert {"tenant-0", "tenant-1"} == {body["user"] for body in server.bodies}
+    assert {body["user"] for body in server.bodies} == {"tenant-0", "tenant-1"}
 
 
 def test_the_same_seed_asks_the_same(server):
@@ -95,13 +95,13 @@ def test_bad_streams_are_bad_usage(server):
     assert "--streams" in run.stderr
 
 
-def test_on_a_terminal_there_is_a_bar_that_is_gone_at_the_end(server):
+def test_terminal_shows_a_progress_bar_which_is_removed_at_the_end(server):
     with Terminal(["bench", "--url", server.url, "--streams", "1", "--requests", "3"]) as terminal:
         assert "4/4" in terminal.expect("tokens in")
-        assert 0 == terminal.wait()
+        assert terminal.wait() == 0
 
 
-def test_an_address_that_is_none_is_bad_usage():
+def test_invalid_address_is_bad_usage():
     run = subprocess.run(
         [sys.executable, "-m", "fairlead", "bench", "--url", "localhost"],
         capture_output=True,

@@ -14,7 +14,7 @@ CI = Path(__file__).parents[2] / ".ci" / "run"
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A kernel's source and what was built from it later."""
+    """Return a kernel's source and a newer build of it."""
     source, built = tmp_path / "queue.pyx", tmp_path / f"queue{check.EXTENSION_SUFFIX}"
     for age, path in enumerate((source, built), start=1):
         path.touch()
@@ -45,7 +45,7 @@ def test_a_kernel_older_than_a_part_in_its_folder_is_stale(kernel):
     assert check._stale_kernels() == ["queue"]
 
 
-def test_a_failing_tool_is_shown_whole_and_a_passing_one_is_not(capfd):
+def test_output_of_a_tool_is_returned_if_it_fails_and_printed_if_shown(capfd):
     failed = check._python(["-c", "print('one'); print('two'); raise SystemExit(3)"])
     assert check.Outcome(passed=False, output="one\ntwo") == failed
     assert check._python(["-c", "print('one')"], shown=True).passed

@@ -23,7 +23,7 @@ models:
 
 
 class FakeApp(ModuleType):
-    """Takes the place of `fairlead.app`."""
+    """Replaces `fairlead.app`."""
 
     def __init__(self) -> None:
         super().__init__("fairlead.app")
@@ -57,19 +57,19 @@ def write(folder: Path, text: str) -> None:
 
 
 def served(app: FakeApp, *arguments: str) -> Config:
-    assert 0 == main(["serve", "--config", "fairlead.yaml", *arguments])
+    assert main(["serve", "--config", "fairlead.yaml", *arguments]) == 0
     return app.configs[-1]
 
 
 def refused(app: FakeApp, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert 2 == main(["serve", "--config", "fairlead.yaml", *arguments])
-    assert [] == app.configs
+    assert main(["serve", "--config", "fairlead.yaml", *arguments]) == 2
+    assert app.configs == []
     return capsys.readouterr().err
 
 
-def test_a_file_says_what_is_served(app, folder):
+def test_file_configures_the_server(app, folder):
     config = served(app)
-    assert ("localhost", 9000, True) == (config.host, config.port, config.log_json)
+    assert (config.host, config.port, config.log_json) == ("localhost", 9000, True)
     assert (ApiKey("sk-file"),) == config.api_keys
     assert QueueConfig(capacity=7, timeout_s=5.0) == config.queue
     assert [("qwen", folder / "small", 4)] == [
@@ -82,39 +82,39 @@ def test_the_command_line_wins_over_the_file(app, folder):
         "--port 1 --api-key sk-line --queue-capacity 3 --slots 2 --kv-cache-memory-mb 5 --served-model-name m"
     )
     config = served(app, *options.split(), "--drain-timeout", "9")
-    assert ("localhost", 1, 9.0) == (config.host, config.port, config.limits.drain_s)
+    assert (config.host, config.port, config.limits.drain_s) == ("localhost", 1, 9.0)
     assert (ApiKey("sk-line"),) == config.api_keys
     assert QueueConfig(capacity=3, timeout_s=5.0) == config.queue
     (model,) = config.models
-    assert ("m", 2, 5, 99) == (
+    assert (
         model.name,
         model.slots,
         model.kv_cache.max_memory_mb,
         model.kv_cache.max_entries,
-    )
+    ) == ("m", 2, 5, 99)
 
 
 def test_the_environment_wins_over_the_file_as_well(app, folder, monkeypatch):
     monkeypatch.setenv("FAIRLEAD_PORT", "77")
-    assert 77 == served(app).port
+    assert served(app).port == 77
 
 
-def test_variables_of_the_environment_are_put_in(app, folder, monkeypatch):
+def test_environment_variables_are_substituted(app, folder, monkeypatch):
     monkeypatch.setenv("CAPACITY_OF_MINE", "12")
     write(folder, "queue: {capacity: ${env.CAPACITY_OF_MINE}}\nmodels: {m: {path: small}}")
-    assert 12 == served(app).queue.capacity
+    assert served(app).queue.capacity == 12
 
 
 def test_a_file_without_models_leaves_the_model_to_the_command_line(app, folder):
     write(folder, "port: 9000")
     expected = ModelConfig(folder / "small", "small", slots=3, preload=True)
     assert (expected,) == served(app, "small", "--slots", "3").models
-    assert ["fairlead-demo"] == [model.name for model in served(app).models]
+    assert [model.name for model in served(app).models] == ["fairlead-demo"]
 
 
 def test_nodes_alone_are_enough_to_serve(app, folder):
     write(folder, "nodes: [{id: a, url: 'http://a'}]")
-    assert () == served(app).models
+    assert served(app).models == ()
 
 
 @pytest.mark.parametrize(
@@ -140,45 +140,46 @@ def test_nodes_alone_are_enough_to_serve(app, folder):
         (FILE, ["--port", "x"], "--port"),
     ],
 )
-def test_options_that_do_not_go_with_the_file_are_refused(app, folder, capsys, text, arguments, culprit):
+def test_options_that_contradict_the_file_are_refused(app, folder, capsys, text, arguments, culprit):
     write(folder, text)
     assert culprit in refused(app, capsys, *arguments)
 
 
 def test_a_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder, capsys):
     write(folder, "models:\n  qwen:\n    path: small\n    slots: 0\nport: x\n")
-    assert (
+    assert refused(app, capsys) == (
         "fairlead.yaml:4: models.qwen.slots: must be at least 1\n"
         "fairlead.yaml:5: port: must be a whole number, not text\n"
-    ) == refused(app, capsys)
+    )
 
 
-def test_faults_are_json_where_the_file_wants_the_log_to_be(app, folder, capsys):
+def test_faults_are_json_if_the_file_sets_a_json_log(app, folder, capsys):
     write(folder, "logJson: true\nprot: 1\nport: x\n")
     events = [json.loads(line) for line in refused(app, capsys).splitlines()]
-    assert [("bad configuration", 2, "prot"), ("bad configuration", 3, "port")] == [
-        (event["event"], event["line"], event["key"]) for event in events
+    assert [(event["event"], event["line"], event["key"]) for event in events] == [
+        ("bad configuration", 2, "prot"),
+        ("bad configuration", 3, "port"),
     ]
 
 
-def test_bad_usage_is_json_where_the_command_line_wants_the_log_to_be(app, folder, capsys):
+def test_bad_usage_is_json_if_the_command_line_sets_a_json_log(app, folder, capsys):
     (event,) = map(json.loads, refused(app, capsys, "--log-json", "--port", "x").splitlines())
-    assert ("error", True) == (event["level"], "--port" in event["event"])
+    assert (event["level"], "--port" in event["event"]) == ("error", True)
 
 
-def test_warnings_are_json_where_the_file_wants_the_log_to_be(app, folder, capsys):
+def test_warnings_are_json_if_the_file_sets_a_json_log(app, folder, capsys):
     write(folder, FILE + "logToStdout: none\n")
     served(app)
     (event,) = map(json.loads, capsys.readouterr().err.splitlines())
-    assert ("warning", True) == (event["level"], "without effect: 1" in event["event"])
+    assert (event["level"], "without effect: 1" in event["event"]) == ("warning", True)
 
 
 def test_a_file_that_is_not_there_is_bad_usage(app, folder, capsys):
-    assert 2 == main(["serve", "--config", "nowhere.yaml"])
+    assert main(["serve", "--config", "nowhere.yaml"]) == 2
     assert "--config" in capsys.readouterr().err
-    assert 2 == main(["config", "check", "nowhere.yaml"])
+    assert main(["config", "check", "nowhere.yaml"]) == 2
     assert "FILE" in capsys.readouterr().err
-    assert 2 == main(["config", "check", "small"])
+    assert main(["config", "check", "small"]) == 2
 
 
 def test_settings_without_effect_are_mentioned_when_serving(app, folder, capsys):
@@ -190,19 +191,19 @@ def test_settings_without_effect_are_mentioned_when_serving(app, folder, capsys)
 
 def test_a_good_file_is_told_in_a_few_lines(folder, capsys):
     write(folder, FILE + "logToStdout: none\nnodes: [{id: big, url: 'http://a'}]")
-    assert 0 == main(["config", "check", "fairlead.yaml"])
-    assert (
+    assert main(["config", "check", "fairlead.yaml"]) == 0
+    assert capsys.readouterr().out == (
         "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n"
         "  making room: never; there must be room for all models\n"
         "  address: localhost:9000\n"
         "  API keys: 1\n  without effect: logToStdout\n"
-    ) == capsys.readouterr().out
+    )
 
 
 def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
-    assert 0 == main(["config", "check", "fairlead.yaml", "--json"])
+    assert main(["config", "check", "fairlead.yaml", "--json"]) == 0
     out = capsys.readouterr().out
-    assert {
+    assert json.loads(out) == {
         "file": "fairlead.yaml",
         "ok": True,
         "models": [{"name": "qwen", "kind": "engine"}],
@@ -215,7 +216,7 @@ def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
         "without_effect": [],
         "remarks": [],
         "missing_commands": {},
-    } == json.loads(out)
+    }
     assert "sk-file" not in out
 
 
@@ -226,13 +227,13 @@ def test_keys_that_others_can_read_are_warned_about_when_serving_and_when_checki
     served(app)
     warning = f"other users of this machine can read its API keys (mode {mode:04o}): chmod 600 fairlead.yaml"
     assert f"fairlead: warning: fairlead.yaml: {warning}\n" == capsys.readouterr().err
-    assert 0 == main(["config", "check", "fairlead.yaml"])
+    assert main(["config", "check", "fairlead.yaml"]) == 0
     assert f"  note: {warning}\n" in capsys.readouterr().out
 
 
 def test_keys_that_only_their_owner_can_read_are_not_warned_about(app, folder, capsys):
     served(app)
-    assert "" == capsys.readouterr().err
+    assert capsys.readouterr().err == ""
 
 
 def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, capsys):
@@ -245,9 +246,9 @@ def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, cap
 
 def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
     write(folder, "prot: 1")
-    assert 2 == main(["config", "check", "fairlead.yaml"])
+    assert main(["config", "check", "fairlead.yaml"]) == 2
     told = capsys.readouterr()
-    assert ("", "fairlead.yaml:1: prot: is no setting; did you mean port?\n") == (told.out, told.err)
-    assert 2 == main(["config", "check", "fairlead.yaml", "--json"])
+    assert (told.out, told.err) == ("", "fairlead.yaml:1: prot: is no setting; did you mean port?\n")
+    assert main(["config", "check", "fairlead.yaml", "--json"]) == 2
     fault = {"line": 1, "key": "prot", "message": "is no setting; did you mean port?"}
     assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)

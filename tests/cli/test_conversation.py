@@ -49,7 +49,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server):
     assert expected == questions(server)[1]
 
 
-def test_an_error_ends_the_turn_and_leaves_no_trace_in_the_history(server):
+def test_failed_turn_is_not_kept_in_the_history(server):
     with Terminal(["run", "--url", server.url]) as terminal:
         terminal.expect("> ")
         terminal.type("please refuse\n")
@@ -77,7 +77,7 @@ def test_commands_are_explained_and_unknown_ones_refused(server):
     assert server.bodies == []
 
 
-def test_the_place_in_the_queue_is_shown_while_waiting(server):
+def test_queue_position_is_shown_while_waiting(server):
     with Terminal(["run", "first", "please queue", "--url", server.url]) as terminal:
         terminal.expect("waiting: 3 in the queue, about 24 s")
         server.released.set()
@@ -85,7 +85,7 @@ def test_the_place_in_the_queue_is_shown_while_waiting(server):
         assert terminal.wait() == 0
 
 
-def test_a_model_cannot_steer_the_terminal(server):
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(server):
     with Terminal(["run", "first", "please controls", "--url", server.url], NO_COLOR="1") as terminal:
         terminal.expect("Hello the[2Jre")
         assert terminal.wait() == 0

@@ -1,4 +1,4 @@
-"""What people trip over first: each mistake is named, with what to do about it."""
+"""Common first mistakes: each is reported with what to do about it."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
 
 
 @pytest.mark.parametrize("question", ["Why is the sky blue?", "Why?", "two words", "你好", "x" * 5000 + "?"])
-def test_run_asks_a_question_that_comes_alone(server, capsys, question):
+def test_run_sends_a_question_given_without_a_model(server, capsys, question):
     assert main(["run", question, "--url", server.url]) == 0
     assert capsys.readouterr().out == "Hello there\n"
     (body,) = server.bodies
@@ -85,7 +85,7 @@ def test_single_word_without_a_server_is_refused_with_how_to_ask_it(nobody, caps
 
 
 def serve_really(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Start the server, which ends before it loads anything; return its exit code and what it says."""
+    """Start the server, which ends before it loads anything; return its exit code and last line."""
     code = main(["serve", *arguments])
     return code, capsys.readouterr().err.splitlines()[-1]
 
@@ -155,7 +155,7 @@ def test_run_asks_a_model_that_is_served_under_the_name_of_a_gguf_file(server):
 # Installing -----------------------------------------------------------------------------------------
 
 
-def test_old_python_is_named_with_the_one_that_is_needed():
+def test_old_python_is_refused_with_the_required_version():
     code = "import sys; sys.version_info = (3, 10, 13, 'final', 0); import fairlead.cli"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stderr.splitlines()[-1] == (
@@ -163,7 +163,7 @@ def test_old_python_is_named_with_the_one_that_is_needed():
     )
 
 
-def test_pip_is_told_the_same_oldest_python():
+def test_package_metadata_requires_the_same_oldest_python():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
 
@@ -223,7 +223,7 @@ def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, varia
 
 
 def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> tuple[list[str], dict]:
-    """Return what `config check` says of a good file, in lines and in JSON."""
+    """Return the output of `config check` for a valid file, as lines and as JSON."""
     file = tmp_path / "fairlead.yaml"
     file.write_text(text)
     assert main(["config", "check", str(file)]) == 0

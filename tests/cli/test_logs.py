@@ -19,20 +19,20 @@ def test_name_with_a_slash_is_escaped(server, capsys):
     assert capsys.readouterr().out == "ready\n"
 
 
-def test_control_characters_of_another_server_are_not_obeyed(server, capsys):
+def test_control_characters_in_a_log_are_replaced(server, capsys):
     server.texts = {"/models/small/logs": ["a\x1b[2Jb\n"]}
     assert main(["logs", "small", "--url", server.url]) == 0
     assert capsys.readouterr().out == "a [2Jb\n"
 
 
-def test_process_that_printed_nothing_is_said_so(server, capsys):
+def test_empty_log_is_reported(server, capsys):
     server.texts = {"/models/small/logs": [""]}
     assert main(["logs", "small", "--url", server.url]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "fairlead: the processes of small have printed nothing.\n")
 
 
-def test_unknown_model_fails_in_the_servers_words(server, capsys):
+def test_unknown_model_fails_with_the_servers_message(server, capsys):
     assert main(["logs", "none", "--url", server.url]) == 1
     assert capsys.readouterr().err == "fairlead: there is no model logs here\n"
 

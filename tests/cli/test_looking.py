@@ -60,20 +60,20 @@ def telling(server):
 
 
 def test_ps_shows_what_top_shows(telling, capsys):
-    assert 0 == main(["ps", "--url", telling.url])
+    assert main(["ps", "--url", telling.url]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[:2] == [
         "3 running on 4 seats, 5 waiting of 100, 42 tokens/s",
         "mean wait 1.2 s   mean service 2.5 s   rejected 3   cache 25%",
     ]
     small, large = (next(line for line in shown.splitlines() if name in line) for name in ("small", "large"))
-    assert ["small", "ready", "engine", "3/4", "512", "MiB", "25%"] == small.split()
-    assert ["large", "loading", "40%", "weights", "command", "0/0", "-", "-"] == large.split()
+    assert small.split() == ["small", "ready", "engine", "3/4", "512", "MiB", "25%"]
+    assert large.split() == ["large", "loading", "40%", "weights", "command", "0/0", "-", "-"]
     assert "engine:small" not in shown
 
 
-def test_what_a_server_says_is_shown_and_not_obeyed(telling, capsys):
-    assert 0 == main(["ps", "--url", telling.url])
+def test_markup_and_control_characters_of_a_server_have_no_effect(telling, capsys):
+    assert main(["ps", "--url", telling.url]) == 0
     shown = capsys.readouterr().out
     assert "[red]no [2J answer" in shown
     assert "\x1b" not in shown
@@ -88,41 +88,41 @@ def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(tellin
 
 
 def test_ps_answers_in_json_with_the_same_figures(telling, capsys):
-    assert 0 == main(["ps", "--url", telling.url, "--json"])
+    assert main(["ps", "--url", telling.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == PICTURE
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
-def test_a_server_that_is_not_there_is_a_failure_in_one_line(command, nobody, capsys):
-    assert 1 == main([*command, "--url", nobody])
+def test_unreachable_server_is_reported_in_one_line(command, nobody, capsys):
+    assert main([*command, "--url", nobody]) == 1
     assert [f"fairlead: no server answers at {nobody}"] == capsys.readouterr().err.splitlines()
 
 
-def test_another_kind_of_server_is_said_to_be_one(server, capsys):
+def test_server_other_than_fairlead_is_reported(server, capsys):
     server.events = [("snapshot", ["nothing", "we", "know"])]
-    assert 1 == main(["ps", "--url", server.url])
+    assert main(["ps", "--url", server.url]) == 1
     assert "the server sent something that is no picture of it" in capsys.readouterr().err
     server.events, server.rounds = [("something", {})], range(1)
-    assert 1 == main(["ps", "--url", server.url])
+    assert main(["ps", "--url", server.url]) == 1
     assert "/events did not answer as a Fairlead server does" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"], ["run", "small", "hello"]])
-def test_an_address_that_is_none_is_bad_usage(command, capsys):
-    assert 2 == main([*command, "--url", "localhost:8000"])
+def test_invalid_address_is_bad_usage(command, capsys):
+    assert main([*command, "--url", "localhost:8000"]) == 2
     assert "--url" in capsys.readouterr().err.partition("\n")[0]
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_stop_unloads_the_model(telling, capsys, force):
-    assert 0 == main(["stop", "first", "--url", telling.url, *(["--force"] if force else [])])
+    assert main(["stop", "first", "--url", telling.url, *(["--force"] if force else [])]) == 0
     assert [("/models/unload", {"model": "first", "force": force})] == telling.posted
-    assert "first is unloaded.\n" == capsys.readouterr().out
+    assert capsys.readouterr().out == "first is unloaded.\n"
 
 
-def test_stopping_what_is_not_there_fails_in_the_servers_words(telling, capsys):
-    assert 1 == main(["stop", "third", "--url", telling.url])
-    assert "fairlead: there is no such model\n" == capsys.readouterr().err
+def test_stop_of_an_unknown_model_fails_with_the_servers_message(telling, capsys):
+    assert main(["stop", "third", "--url", telling.url]) == 1
+    assert capsys.readouterr().err == "fairlead: there is no such model\n"
 
 
 COMMANDS = [["ps"], ["ps", "--json"], ["top", "--json"], ["stop", "first"], ["run", "first", "hello"]]
@@ -132,7 +132,7 @@ COMMANDS = [["ps"], ["ps", "--json"], ["top", "--json"], ["stop", "first"], ["ru
 def test_the_address_and_the_key_are_options_of_each_command(telling, command):
     telling.rounds = range(1)
     main([*command, "--url", telling.url, "--api-key", "sk-1"])
-    assert {"Bearer sk-1"} == telling.keys
+    assert telling.keys == {"Bearer sk-1"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -141,10 +141,10 @@ def test_the_environment_names_the_server_and_its_key(telling, command, monkeypa
     monkeypatch.setenv("FAIRLEAD_URL", telling.url)
     monkeypatch.setenv("FAIRLEAD_API_KEY", "ana=sk-2 sk-3")
     main(command)
-    assert {"Bearer sk-2"} == telling.keys
+    assert telling.keys == {"Bearer sk-2"}
 
 
-def test_top_is_a_picture_in_place_that_q_ends(telling):
+def test_top_redraws_its_picture_in_place_until_q_is_typed(telling):
     telling.rounds = itertools.count()
     with Terminal(["top", "--url", telling.url]) as terminal:
         shown = terminal.expect("small") + terminal.shown
@@ -153,21 +153,21 @@ def test_top_is_a_picture_in_place_that_q_ends(telling):
         assert "42" in shown
         assert "rejected 3" in shown
         terminal.type("xq")
-        telling.released.set()  # q is seen with one of the next pictures
-        assert 0 == terminal.wait()
+        telling.released.set()  # `top` handles q with one of the next pictures
+        assert terminal.wait() == 0
 
 
-def test_top_ends_well_by_ctrl_c(telling):
+def test_top_exits_with_0_on_ctrl_c(telling):
     telling.rounds = itertools.count()
     with Terminal(["top", "--url", telling.url]) as terminal:
         terminal.expect("small")
         terminal.type("\x03")
-        telling.released.set()  # should it have come before it was waited for, it is seen with a picture
-        assert 0 == terminal.wait()
+        telling.released.set()  # a Ctrl-C before the wait for input is handled with a picture
+        assert terminal.wait() == 0
 
 
 def lines_of(telling, *arguments: str) -> list[str]:
-    """What `top` writes into a pipe until the server ends the stream, for four pictures."""
+    """Return what `top` writes into a pipe for four pictures, after which the server ends the stream."""
     telling.released.set()
     code = "import sys; from fairlead.cli import main; sys.exit(main(sys.argv[1:]))"
     ran = subprocess.run(
@@ -178,18 +178,18 @@ def lines_of(telling, *arguments: str) -> list[str]:
         env=os.environ,
         timeout=60,
     )
-    assert 1 == ran.returncode
+    assert ran.returncode == 1
     assert "has ended the stream" in ran.stderr
     return ran.stdout.splitlines()
 
 
-def test_top_in_a_pipe_is_a_line_a_picture(telling):
+def test_top_in_a_pipe_writes_a_line_for_each_picture(telling):
     expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
     assert [expected] * 4 == lines_of(telling)
 
 
 def test_top_writes_each_picture_as_a_line_of_json(telling):
-    assert [PICTURE] * 4 == [json.loads(line) for line in lines_of(telling, "--json")]
+    assert [json.loads(line) for line in lines_of(telling, "--json")] == [PICTURE] * 4
 
 
 @pytest.mark.parametrize(

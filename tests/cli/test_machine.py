@@ -1,4 +1,4 @@
-"""`fairlead doctor`, `deploy`, `completion`, `node`, and what systemd is told."""
+"""`fairlead doctor`, `deploy`, `completion`, `node`, and the notifications to systemd."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No interpreter is started to ask torch: one test does, the others need not."""
+    """Start no interpreter to inspect torch: one test does, the others need not."""
     torch = '{"version": "2.13.0", "cuda": null, "devices": [], "threads": 2}'
     monkeypatch.setattr(
         doctor, "_in_a_child", lambda code: (torch, "") if "torch" in code else ("bfloat16: amx", "")
@@ -48,7 +48,7 @@ def findings(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
 def test_doctor_finds_that_a_server_would_run_here():
     with Terminal(["doctor", "--port", "0"]) as terminal:
         shown = terminal.expect("A server will run here.")
-        assert 0 == terminal.wait()
+        assert terminal.wait() == 0
     for name in ("Python", "torch", "processor", "kernels", "memory", "disk", "port", "model hub"):
         assert re.search(rf"[✓!]\S* {name}", shown), name
 
@@ -59,7 +59,7 @@ def test_doctor_says_who_has_the_port(capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         found = findings(capsys, "--port", str(taken.getsockname()[1]))
-    assert "warning" == found["port"]["verdict"]
+    assert found["port"]["verdict"] == "warning"
     assert "--port" in found["port"]["advice"]
 
 
@@ -68,10 +68,10 @@ def test_doctor_reads_a_configuration_and_fails_with_it(capsys, tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("port: 80\nqueue:\n  capacity: -1\n")
     found = findings(capsys, "--config", str(file), code=1)["configuration"]
-    assert "bad" == found["verdict"]
+    assert found["verdict"] == "bad"
     assert "fairlead.yaml:3: queue.capacity" in found["found"]
     file.write_text("port: 80\n")
-    assert "good" == findings(capsys, "--config", str(file))["configuration"]["verdict"]
+    assert findings(capsys, "--config", str(file))["configuration"]["verdict"] == "good"
 
 
 @pytest.mark.usefixtures("quick")
@@ -94,14 +94,14 @@ def test_doctor_looks_at_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch
 def test_doctor_says_what_to_do_without_torch(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
     found = findings(capsys, code=1)
-    assert "bad" == found["torch"]["verdict"]
+    assert found["torch"]["verdict"] == "bad"
     assert "pip install" in found["torch"]["advice"]
-    assert "bad" == found["kernels"]["verdict"]
+    assert found["kernels"]["verdict"] == "bad"
 
 
-def test_a_child_that_fails_gives_its_last_words():
-    assert (None, "ValueError: three") == doctor._in_a_child("raise ValueError('three')")
-    assert ("4", "") == doctor._in_a_child("print(2 + 2)")
+def test_failed_child_returns_its_last_line():
+    assert doctor._in_a_child("raise ValueError('three')") == (None, "ValueError: three")
+    assert doctor._in_a_child("print(2 + 2)") == ("4", "")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_child_that_fails_gives_its_last_words():
 )
 def test_deploy_writes_the_files_and_names_them(tmp_path, capsys, target, names, word):
     folder = tmp_path / "new"
-    assert 0 == main(["deploy", target, "-o", str(folder)])
+    assert main(["deploy", target, "-o", str(folder)]) == 0
     assert [str(folder / name) for name in names] == capsys.readouterr().out.split()
     assert all(word in (folder / name).read_text() for name in names)
 
@@ -123,14 +123,14 @@ def test_deploy_writes_the_files_and_names_them(tmp_path, capsys, target, names,
 def test_deploy_writes_over_nothing_unless_it_is_told_to(tmp_path, capsys):
     mine = tmp_path / "Dockerfile"
     mine.write_text("mine")
-    assert 2 == main(["deploy", "docker", "-o", str(tmp_path)])
+    assert main(["deploy", "docker", "-o", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
-    assert ["Dockerfile"] == [path.name for path in tmp_path.iterdir()]
-    assert 0 == main(["deploy", "docker", "-o", str(tmp_path), "--force"])
-    assert "mine" != mine.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["Dockerfile"]
+    assert main(["deploy", "docker", "-o", str(tmp_path), "--force"]) == 0
+    assert mine.read_text() != "mine"
 
 
-def test_the_unit_starts_what_there_is():
+def test_systemd_unit_runs_serve_with_a_configuration_and_a_json_log():
     unit = (Path(doctor.__file__).parents[1] / "deploy" / "fairlead.service").read_text()
     command = re.search(r"ExecStart=\S+/fairlead (.*)", unit)
     assert command is not None
@@ -141,7 +141,7 @@ def test_the_unit_starts_what_there_is():
     ("shell", "word"), [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")]
 )
 def test_completion_is_in_the_language_of_the_shell_and_knows_every_command(capsys, shell, word):
-    assert 0 == main(["completion", shell])
+    assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert word in script
     for command in ("serve", "node", "run", "ps", "top", "logs", "stop", "doctor", "deploy", "config"):
@@ -149,15 +149,15 @@ def test_completion_is_in_the_language_of_the_shell_and_knows_every_command(caps
 
 
 def test_a_node_is_a_server_that_never_queues(app, tmp_path):
-    assert 0 == main(["node", str(tmp_path), "--port", "0"])
-    assert 0 == app.configs[-1].queue.capacity
-    assert 2 == main(["node", str(tmp_path), "--queue-capacity", "5"])
+    assert main(["node", str(tmp_path), "--port", "0"]) == 0
+    assert app.configs[-1].queue.capacity == 0
+    assert main(["node", str(tmp_path), "--queue-capacity", "5"]) == 2
 
 
 def test_a_model_of_the_hub_is_looked_up_when_the_server_starts_and_not_before(app):
-    assert 0 == main(["serve", "organization/Some-Model-1B@main"])
+    assert main(["serve", "organization/Some-Model-1B@main"]) == 0
     (model,) = app.configs[-1].models
-    assert ("Some-Model-1B", Path("organization/Some-Model-1B@main")) == (model.name, model.path)
+    assert (model.name, model.path) == ("Some-Model-1B", Path("organization/Some-Model-1B@main"))
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -170,19 +170,19 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, mo
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
         announcer = Announcer(key_needed=False)
         announcer.ready("http://127.0.0.1:1", ["small"])
-        assert b"READY=1\nSTATUS=serving small at http://127.0.0.1:1" == manager.recv(1024)
+        assert manager.recv(1024) == b"READY=1\nSTATUS=serving small at http://127.0.0.1:1"
         announcer.stopping()
-        assert b"STOPPING=1" == manager.recv(1024)
+        assert manager.recv(1024) == b"STOPPING=1"
 
 
-def test_a_manager_that_does_not_listen_stops_nobody(tmp_path, monkeypatch):
+def test_notify_socket_without_a_listener_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     Announcer(key_needed=False).ready("http://127.0.0.1:1", ["small"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
-def test_systemd_understands_every_line_of_the_unit(tmp_path):
-    assert 0 == main(["deploy", "systemd", "-o", str(tmp_path)])
+def test_systemd_analyze_accepts_every_line_of_the_unit(tmp_path):
+    assert main(["deploy", "systemd", "-o", str(tmp_path)]) == 0
     unit = tmp_path / "fairlead.service"
     program = tmp_path / "fairlead"
     program.write_text("#!/bin/sh\n")
@@ -191,7 +191,7 @@ def test_systemd_understands_every_line_of_the_unit(tmp_path):
     verified = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60
     )
-    assert (0, "") == (verified.returncode, verified.stdout + verified.stderr)
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
 def test_compose_has_open_webui_forward_its_users_and_fairlead_trust_it(tmp_path, monkeypatch, capsys):
@@ -219,7 +219,7 @@ def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():
         assert "pip install fairlead" not in text
         start = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[1])
         arguments = json.loads(re.search(r"^CMD (\[.*)$", text, re.MULTILINE)[1])
-        assert ["fairlead", "serve"] == [*start, arguments[0]]
+        assert [*start, arguments[0]] == ["fairlead", "serve"]
 
 
 def is_left_out(path: str) -> bool:
@@ -255,7 +255,7 @@ def test_doctor_looks_at_the_configured_port(capsys, tmp_path):
         file = tmp_path / "fairlead.yaml"
         port = taken.getsockname()[1]
         file.write_text(f"port: {port}\n")
-        assert 0 == main(["doctor", "--json", "--config", str(file)])
+        assert main(["doctor", "--json", "--config", str(file)]) == 0
     found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert "warning" == found["port"]["verdict"]
+    assert found["port"]["verdict"] == "warning"
     assert f"127.0.0.1:{port}" in found["port"]["found"]

@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.cli import main
 
-# Lets a child process believe in an app that serves without a model: it is imported before anything else.
+# Replaces `fairlead.app` in a child process with one that needs no model; it is imported first.
 FAKE_APP = """
 import sys, types
 app = types.ModuleType("fairlead.app")
@@ -30,7 +30,7 @@ sys.modules["fairlead.app"] = app
 
 @pytest.fixture
 def own_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server, nobody) -> None:
-    """Let `fairlead run` find nobody at the default address, and its own server be the fake one."""
+    """Make the default address unreachable, and make `fairlead run` use the fake server as its own."""
     (tmp_path / "sitecustomize.py").write_text(FAKE_APP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2] / 'src'}")
     monkeypatch.setenv("FAKE_URL", server.url)
@@ -88,12 +88,12 @@ def test_a_servers_error_is_one_line_and_exit_code_1(server, capsys, prompt, mes
     assert capsys.readouterr().err == f"fairlead: {message}\n"
 
 
-def test_an_unknown_model_is_refused_in_the_servers_words(server, capsys):
+def test_unknown_model_is_refused_with_the_servers_message(server, capsys):
     assert main(["run", "third", "Hi", "--url", server.url]) == 1
     assert capsys.readouterr().err == "fairlead: there is no model third here\n"
 
 
-def test_nobody_at_a_given_address_is_a_failure(nobody, capsys):
+def test_unreachable_address_is_an_error(nobody, capsys):
     assert main(["run", "first", "Hi", "--url", nobody]) == 1
     assert capsys.readouterr().err == f"fairlead: no server answers at {nobody}\n"
 
@@ -114,7 +114,7 @@ def test_without_a_server_it_starts_its_own_and_shows_the_progress(own_app, serv
     assert key.startswith("Bearer ")
 
 
-def test_a_server_of_its_own_that_does_not_start_says_why(own_app, tmp_path, capsys):
+def test_failed_start_of_its_own_server_is_reported_with_the_reason(own_app, tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     assert main(["run", str(tmp_path / "broken"), "Hi"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "fairlead: cannot serve broken: no config.json"

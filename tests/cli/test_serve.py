@@ -1,4 +1,4 @@
-"""`fairlead serve`: what the arguments become. The server itself is a fake."""
+"""`fairlead serve`: how arguments become a configuration. The server itself is a fake."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ sys.modules["fairlead.app"] = app
 
 
 class FakeApp(ModuleType):
-    """Takes the place of `fairlead.app`."""
+    """Replaces `fairlead.app`."""
 
     def __init__(self) -> None:
         super().__init__("fairlead.app")
@@ -117,7 +117,7 @@ def test_the_environment_gives_defaults_and_the_command_line_wins(app, model, mo
     monkeypatch.setenv("FAIRLEAD_PORT", "1234")
     monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1 ana=sk-2")
     config = config_of(app, str(model), "--port", "5678")
-    assert ("::1", 5678) == (config.host, config.port)
+    assert (config.host, config.port) == ("::1", 5678)
     assert (ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")) == config.api_keys
 
 
@@ -179,7 +179,7 @@ def test_a_wrong_setting_in_the_environment_is_named_too(app, capsys, monkeypatc
         (ConfigError("models.small: is not there"), 2),
     ],
 )
-def test_the_exit_code_says_how_serving_ended(app, capsys, model, outcome, code):
+def test_exit_code_tells_how_serving_ended(app, capsys, model, outcome, code):
     app.outcome = outcome
     assert main(["serve", str(model)]) == code
     said = capsys.readouterr().err
@@ -194,19 +194,19 @@ def test_an_open_server_without_keys_is_warned_about(app, capsys, model):
     assert capsys.readouterr().err == ""
 
 
-def test_version_is_the_packages(capsys):
+def test_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == metadata.version("fairlead")
 
 
-def test_help_and_unknown_commands_say_what_there_is(capsys):
+def test_help_and_errors_about_unknown_commands_list_the_commands(capsys):
     assert main(["--help"]) == 0
     assert "serve" in capsys.readouterr().out
     assert main(["sreve"]) == 2
     assert "serve" in capsys.readouterr().err
 
 
-def test_importing_the_command_line_is_cheap():
+def test_importing_the_command_line_imports_no_large_package():
     code = "import sys, fairlead.cli; print(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "trio", "quart", "httpx", "rich", "numpy", "fairlead.app"} & set(output.split())
@@ -227,7 +227,7 @@ def test_a_server_on_a_lifeline_ends_with_its_standard_input(model):
         assert process.wait(60) == -15
 
 
-def test_the_module_is_the_command():
+def test_python_m_fairlead_runs_the_command():
     run = subprocess.run(
         [sys.executable, "-m", "fairlead", "serve", "--slots", "0"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A file to write settings into, and what reading it says."""
+"""A configuration file that tests write, and the result of reading it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""YAML is read as plainly as possible, and its tricks are bounded."""
+"""YAML is read with few types and no custom tags; nesting, aliases and size are bounded."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fairlead.configfile.document import Document, UnreadableError
 
 def tree(text: str | bytes, **environment: str):
     document = Document(text if isinstance(text, bytes) else text.encode(), environment)
-    assert [] == document.faults
+    assert document.faults == []
     return document.tree
 
 
@@ -67,13 +67,13 @@ def test_values_are_those_of_yaml_1_2(said, expected):
         (b"x" * (1024 * 1024 + 1), 1, "is larger than 1024 KiB"),
     ],
 )
-def test_what_is_no_document_is_refused_with_its_line(content, line, message):
+def test_invalid_document_is_refused_with_its_line(content, line, message):
     with pytest.raises(UnreadableError, match=message) as refused:
         Document(content, {})
     assert line == refused.value.line
 
 
-def test_aliases_cannot_multiply_without_end():
+def test_expansion_of_aliases_is_bounded():
     bomb = "a0: &a0 [1]\n" + "".join(
         f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 10)
     )
@@ -81,10 +81,10 @@ def test_aliases_cannot_multiply_without_end():
         Document(bomb.encode(), {})
 
 
-def test_merged_mappings_give_what_is_not_said():
+def test_merged_mappings_give_the_missing_keys():
     text = "base: &b {x: 1, y: 2}\nother: &o {y: 3, z: 4}\nm: {<<: [*b, *o], x: 5}\nn: {<<: *b}\n"
-    assert {"x": 5, "y": 2, "z": 4} == tree(text)["m"]
-    assert {"x": 1, "y": 2} == tree(text)["n"]
+    assert tree(text)["m"] == {"x": 5, "y": 2, "z": 4}
+    assert tree(text)["n"] == {"x": 1, "y": 2}
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_faults_of_single_values_are_named(text, expected):
     assert expected in faults(text)
 
 
-def test_the_environment_fills_in_values_and_nothing_else():
+def test_environment_variables_fill_in_values_and_nothing_else():
     text = "a: ${env.A}\nb: [${env.A}, 'x${env.B}y']\nc: '${env.A}'  # ${env.NOBODY}\nd: ${env.EVIL}\n"
     told = tree(text, A="12", B="${env.A}", EVIL="x\nport: 1")
-    assert {"a": 12, "b": [12, "x${env.A}y"], "c": "12", "d": "x\nport: 1"} == told
+    assert told == {"a": 12, "b": [12, "x${env.A}y"], "c": "12", "d": "x\nport: 1"}
 
 
 def test_lines_are_those_of_keys_and_items():
     document = Document(b"a:\n  b:\n    - 1\n    - c: 2\n", {})
-    assert 2 == document.line(("a", "b"))
-    assert 4 == document.line(("a", "b", 1, "c"))
-    assert 4 == document.line(("a", "b", 1, "nothing"))
-    assert 1 == document.line(("nothing",))
+    assert document.line(("a", "b")) == 2
+    assert document.line(("a", "b", 1, "c")) == 4
+    assert document.line(("a", "b", 1, "nothing")) == 4
+    assert document.line(("nothing",)) == 1
 
 
-def test_a_number_knows_how_it_was_written():
-    assert "0123" == Document(b"a: [0123]", {}).text(("a", 0))
-    assert "0123" == Document(b"a: ${env.KEY}", {"KEY": "0123"}).text(("a",))
+def test_text_of_a_number_is_as_it_was_written():
+    assert Document(b"a: [0123]", {}).text(("a", 0)) == "0123"
+    assert Document(b"a: ${env.KEY}", {"KEY": "0123"}).text(("a",)) == "0123"

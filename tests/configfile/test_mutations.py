@@ -1,4 +1,4 @@
-"""A valid file, changed at random, is a configuration or is refused by line; nothing else happens."""
+"""A valid file, changed at random, is either accepted or refused by line; nothing else happens."""
 
 import json
 import re
@@ -38,11 +38,11 @@ TEXTS = ("", " ", "x", "${x}", "${PORT}", "${env.NO}", "5m", "\x00", "'", "1" * 
 TREES = (None, True, [], [[]], {}, {"a": 1}, {"": {}}, [None])
 ODD = st.sampled_from([*NUMBERS, *TEXTS, *TREES])
 FAULT = re.compile(r"^[^\n]*fairlead\.yaml:\d+: [^\n]+$")
-WITHOUT_KEY = ("is not YAML: ", "the file is empty", "must be a mapping", "line ")  # of the file as a whole
+WITHOUT_KEY = ("is not YAML: ", "the file is empty", "must be a mapping", "line ")  # faults of the whole file
 
 
 def places(value, path=()):
-    """Return the path of everything in a tree but of itself."""
+    """Return the path of every value in a tree, without the tree itself."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = []
     for key, item in inner:
@@ -128,7 +128,7 @@ def test_a_changed_value_is_accepted_or_refused_by_line_and_key(tmp_path, data):
         max_size=4,
     )
 )
-def test_changed_letters_are_accepted_or_refused_by_line(tmp_path, cuts):
+def test_changed_bytes_are_accepted_or_refused_by_line(tmp_path, cuts):
     (tmp_path / "small").mkdir(exist_ok=True)
     content = VALID.encode()
     for start, length, new in cuts:
@@ -136,8 +136,8 @@ def test_changed_letters_are_accepted_or_refused_by_line(tmp_path, cuts):
     outcome(tmp_path, content)
 
 
-def test_the_file_that_is_changed_is_valid(tmp_path):
+def test_unchanged_file_is_valid(tmp_path):
     (tmp_path / "small").mkdir()
     config = outcome(tmp_path, VALID.encode())
-    assert ["qwen", "other"] == [model.name for model in config.models]
-    assert "9" == config.models[1].cmd[-1]
+    assert [model.name for model in config.models] == ["qwen", "other"]
+    assert config.models[1].cmd[-1] == "9"

@@ -1,4 +1,4 @@
-"""Files that are configurations, and what is said of those that are not."""
+"""Valid configuration files, and the errors reported for invalid ones."""
 
 import re
 
@@ -109,7 +109,7 @@ def test_a_file_says_all_of_a_configuration(file, config):
     assert expected == config(EVERYTHING)
 
 
-def test_what_a_file_does_not_say_has_its_default(config):
+def test_settings_that_are_left_out_have_their_defaults(config):
     assert Config(models=()) == config("port: 8000")
 
 
@@ -126,12 +126,12 @@ def test_what_a_file_does_not_say_has_its_default(config):
         ("1d", 86400),
     ],
 )
-def test_times_are_read_as_people_write_them(config, said, expected_s):
+def test_times_are_read_with_and_without_units(config, said, expected_s):
     assert expected_s == config(f"requestTimeout: {said}").request_timeout_s
 
 
 @pytest.mark.parametrize("said", ["5 m", "m5", "-1s", "5x", "1.5.2s", "5m3", "[5]", "0", "-3", "true"])
-def test_what_is_no_time_is_refused(file, said):
+def test_invalid_time_is_refused(file, said):
     (fault,) = file.faults(f"requestTimeout: {said}")
     assert fault.startswith("fairlead.yaml:1: requestTimeout: must be a ")
 
@@ -211,12 +211,12 @@ def test_what_is_no_time_is_refused(file, said):
         ("whileLoding: wait", "1: whileLoding: is no setting; did you mean whileLoading"),
     ],
 )
-def test_what_cannot_be_is_refused_with_line_and_key(file, text, expected):
+def test_invalid_value_is_refused_with_line_and_key(file, text, expected):
     faults = file.faults(text)
     assert [fault for fault in faults if re.match(f"fairlead.yaml:{expected}", fault)], faults
 
 
-def test_all_faults_are_told_at_once_in_the_order_of_lines(file):
+def test_all_faults_are_reported_at_once_in_the_order_of_lines(file):
     text = """\
         queue:
           capacity: -1
@@ -226,30 +226,30 @@ def test_all_faults_are_told_at_once_in_the_order_of_lines(file):
           b: {cmd: "x ${PORT}", nonsense: 1}
         port: -1
         """
-    assert [
+    assert file.faults(text) == [
         "fairlead.yaml:2: queue.capacity: must be at least 0",
         "fairlead.yaml:3: queue.timeot: is no setting; did you mean timeout?",
         "fairlead.yaml:5: models.a.slots: must be at least 1",
         "fairlead.yaml:5: models.a.threads: must be a whole number, not text",
         "fairlead.yaml:6: models.b.nonsense: is no setting",
         "fairlead.yaml:7: port: must be at least 0 and at most 65535",
-    ] == file.faults(text)
+    ]
 
 
-def test_a_hundred_faults_are_enough(file):
+def test_at_most_a_hundred_faults_are_reported(file):
     faults = file.faults("".join(f"x{number}: 1\n" for number in range(103)))
-    assert 101 == len(faults)
-    assert "fairlead.yaml: and 3 more" == faults[-1]
+    assert len(faults) == 101
+    assert faults[-1] == "fairlead.yaml: and 3 more"
 
 
-def test_a_fault_stays_on_its_line_whatever_it_quotes(file):
+def test_fault_is_one_escaped_line_of_bounded_length(file):
     (fault,) = file.faults('models: {m: {path: "a\\nb\\e[31m"}}')
     assert fault.endswith(r"a\nb\x1b[31m")
     (fault,) = file.faults(f"{'x' * 1000}: 1")
-    assert 501 == len(fault) + len(f"{file.path.parent}/")
+    assert len(fault) + len(f"{file.path.parent}/") == 501
 
 
-def test_a_models_folder_is_found_from_the_files_folder(file, config, monkeypatch, tmp_path_factory):
+def test_model_path_is_relative_to_the_folder_of_the_file(file, config, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     (model,) = config("models: {m: {path: ./small/../small}}").models
     assert file.model == model.path
@@ -275,7 +275,7 @@ def test_a_models_folder_is_found_from_the_files_folder(file, config, monkeypatc
         ),
     ],
 )
-def test_a_file_says_how_room_is_made(config, text, expected):
+def test_swap_policy_is_read_from_the_file(config, text, expected):
     models = "" if "models" in text else "models: {m: {path: small}}\n"
     assert expected == config(models + text).swap
 
@@ -301,14 +301,14 @@ def test_a_file_says_how_room_is_made(config, text, expected):
         ("matrix: {sets: {s: m}, evict_costs: {m: 0}}", "matrix.evict_costs.m: must be at least 1"),
     ],
 )
-def test_room_cannot_be_made_in_two_ways_or_for_what_is_not_there(file, text, expected):
+def test_two_swap_policies_or_unknown_models_are_refused(file, text, expected):
     faults = file.faults("models: {m: {path: small}}\n" + text)
     assert [fault for fault in faults if expected in fault], faults
 
 
-def test_a_model_may_be_named_as_on_a_hub_but_a_folder_that_is_missing_is_missing(file):
+def test_hub_name_is_accepted_but_a_missing_folder_is_refused(file):
     (model,) = file.reading("models: {q: {path: organization/some-model@v1}}").config.models
-    assert "organization/some-model@v1" == str(model.path)
+    assert str(model.path) == "organization/some-model@v1"
     for missing in ("./some-model", "small/some-model", "a/b/c", "/organization/some-model"):
         (fault,) = file.faults(f"models: {{q: {{path: {missing}}}}}")
         assert "models.q.path: there is no folder" in fault

@@ -1,4 +1,4 @@
-"""A file whose API keys other users of the machine can read is warned about."""
+"""A warning is given if other users of the machine can read the API keys in a file."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def is_warned_about(reading: Reading) -> bool:
     ],
 )
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_keys_written_in_a_file_that_others_can_read(file, text, mode):
+def test_warning_for_keys_in_a_file_that_others_can_read(file, text, mode):
     file.environment["KEY"] = "sk-2"
     file.path.touch()
     file.path.chmod(mode)
@@ -46,7 +46,7 @@ def test_keys_written_in_a_file_that_others_can_read(file, text, mode):
         "apiKeys: ['sk-${env.KEY}']",
     ],
 )
-def test_keys_that_are_not_in_the_file(file, text):
+def test_no_warning_for_keys_that_are_not_in_the_file(file, text):
     file.environment |= {"KEY": "1", "KEY_2": "2"}
     file.path.touch()
     file.path.chmod(0o644)
@@ -54,13 +54,13 @@ def test_keys_that_are_not_in_the_file(file, text):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700, 0o622])
-def test_keys_that_only_their_owner_can_read(file, mode):
+def test_no_warning_for_keys_that_only_their_owner_can_read(file, mode):
     file.path.touch()
     file.path.chmod(mode)
     assert not is_warned_about(file.reading(f"{MODEL}apiKeys: [sk-1]"))
 
 
-def test_the_name_of_the_file_can_be_pasted_into_a_shell(file):
+def test_file_name_in_the_warning_is_quoted_for_the_shell(file):
     file.path = file.path.with_name("a file.yaml")
     file.path.touch()
     file.path.chmod(0o644)
@@ -68,6 +68,6 @@ def test_the_name_of_the_file_can_be_pasted_into_a_shell(file):
     assert remark.endswith(f"chmod 600 '{file.path}'")
 
 
-def test_systems_without_modes_are_not_asked_for_any(file, monkeypatch):
+def test_no_warning_on_systems_without_file_modes(file, monkeypatch):
     monkeypatch.setattr("fairlead.configfile.read.HAS_MODES", False)
     assert not is_warned_about(file.reading(f"{MODEL}apiKeys: [sk-1]"))

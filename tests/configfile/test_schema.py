@@ -1,4 +1,4 @@
-"""The schema of a configuration file takes what the reader takes, and refuses wrong types and keys."""
+"""The schema of a configuration file accepts what the reader accepts; it refuses wrong types and keys."""
 
 import json
 from importlib.resources import files
@@ -29,40 +29,40 @@ def complaints(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_what_is_generated_from_the_types_is_what_is_kept(path):
+def test_generated_documents_are_up_to_date(path):
     assert documents()[path] == path.read_text(encoding="utf-8"), "python tests/documents.py writes it anew"
 
 
-def test_the_schema_is_one_and_ships_with_the_package():
+def test_schema_is_valid_and_ships_with_the_package():
     kept = json.loads((files("fairlead") / "config" / "schema.json").read_text())
     Draft202012Validator.check_schema(kept)
     assert kept == schema()
 
 
-def test_the_command_line_prints_it(capsys):
-    assert 0 == main(["config", "schema"])
+def test_command_line_prints_the_schema(capsys):
+    assert main(["config", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
 
 
 @pytest.mark.parametrize("text", [EXAMPLE, FILE.read_text()], ids=["reduced", "its own"])
-def test_a_whole_llama_swap_file_fits(text):
-    assert [] == complaints(text)
+def test_llama_swap_file_fits_the_schema(text):
+    assert complaints(text) == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_each_example_fits_and_is_read(path, tmp_path):
+def test_each_example_fits_the_schema_and_is_read(path, tmp_path):
     text = path.read_text()
-    assert [] == complaints(text)
+    assert complaints(text) == []
     for folder in ("qwen", "gemma", "demo"):
         (tmp_path / folder).mkdir()
     environment = {"MODELS": str(tmp_path), "ANA_KEY": "sk-a", "PORTAL_KEY": "sk-p", "BATCH_KEY": "sk-b"}
     reading = read_config(path, environment)
     assert reading.config.models or reading.config.nodes
-    assert () == reading.without_effect
+    assert reading.without_effect == ()
 
 
-def test_there_are_examples():
-    assert ["llama-swap", "single-shot-nodes", "small-machine", "team"] == [path.stem for path in EXAMPLES]
+def test_examples_ship_with_the_package():
+    assert [path.stem for path in EXAMPLES] == ["llama-swap", "single-shot-nodes", "small-machine", "team"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_there_are_examples():
         ),
     ],
 )
-def test_what_is_wrong_is_refused_where_it_stands_and_by_the_reader_too(tmp_path, text, path):
+def test_invalid_value_is_refused_by_path_and_by_the_reader(tmp_path, text, path):
     assert [path] == complaints(text)
     file = tmp_path / "config.yaml"
     file.write_text(text)
@@ -130,18 +130,18 @@ _FILES = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(_FILES)
-def test_what_the_reader_takes_the_schema_takes(tmp_path_factory, said):
+def test_schema_accepts_every_file_that_the_reader_accepts(tmp_path_factory, said):
     file = tmp_path_factory.mktemp("config") / "config.yaml"
     file.write_text(yaml.safe_dump(said) if said else "port: 1\n")
     try:
         read_config(file, {})
     except ConfigFileError as error:
         pytest.fail(str(error))
-    assert [] == complaints(file.read_text())
+    assert complaints(file.read_text()) == []
 
 
 def _structs() -> list[type[msgspec.Struct]]:
-    """Every struct that a file can have something of."""
+    """Return every struct whose fields a file can set."""
     from fairlead.config import CommandConfig, ModelConfig
     from fairlead.swap.sections import FileSettings
 
@@ -159,9 +159,9 @@ def _structs() -> list[type[msgspec.Struct]]:
 
 
 @pytest.mark.parametrize("kind", _structs(), ids=lambda kind: kind.__name__)
-def test_every_setting_says_what_it_is_for(kind):
+def test_every_setting_is_documented(kind):
     texts = documentation_of(kind)
     for setting in settings_of(kind):
         is_struct = isinstance(setting.shape.kind, type) and issubclass(setting.shape.kind, msgspec.Struct)
-        if setting.name != "name" and not is_struct:  # a struct says it itself
+        if setting.name != "name" and not is_struct:  # a struct has its own docstring
             assert texts[setting.name].endswith("."), setting.name

@@ -1,4 +1,4 @@
-"""Effects that are only written down, and the small things a scheduler is driven with."""
+"""Effects that are only recorded, and helpers that build jobs, nodes and limits for a scheduler."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,12 +29,12 @@ class FakeNode:
 
 
 class Ledger:
-    """A fair queue whose books are kept: `charged` is what each tenant has been charged, less its refunds."""
+    """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds."""
 
     def __init__(self, line: FairQueue) -> None:
         self.charged: Counter[str] = Counter()
         self._line = line
-        self._unpaid: set[int] = set()  # who has not been charged for leaving yet
+        self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
 
     def push(self, tenant: str, cost: float = 1.0, **options: int) -> int:
         handle = self._line.push(tenant, cost, **options)
@@ -135,7 +135,7 @@ def job(
     tokens: int = 0,
     **options,
 ) -> Ticket:
-    """A ticket for a job of one prompt."""
+    """Return a ticket for a job with one prompt."""
     return Ticket(
         Job(
             id="r",
@@ -155,7 +155,7 @@ def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -
 
 
 def elsewhere(seats: int, *, longest: int = 100, load: float | None = None) -> NodeLimits:
-    """Of a node that only passes on what clients wrote."""
+    """Return the limits of a node that only relays requests, as their clients wrote them."""
     return NodeLimits(seats=seats, max_model_len=longest, load=load, evictable=False, needs_relay=True)
 
 

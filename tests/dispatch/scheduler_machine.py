@@ -1,4 +1,4 @@
-"""Random events for a scheduler; whatever can be seen of it is held against a plain account of the rules."""
+"""Random events for a scheduler. All visible state is compared with a plain model of the rules."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from fairlead.nodes.node import NodeLimits
 from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 CAPACITY = 5
-LATE = 16  # jobs that have come before the server may be told to stop
+LATE = 16  # jobs that must be submitted before the server may be drained
 RELAY = Relay("/v1/completions", b"{}")
 SETTINGS = settings(max_examples=150, stateful_step_count=50)
 
 
 class OneAtATime(EvictionPolicy):
-    """Of the models that a swap can load, one is loaded."""
+    """Keeps one of the models loaded that a swap can load."""
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         return frozenset(running) & {"x", "y"}
@@ -61,9 +61,9 @@ class Watching(RecordedEffects):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Models "m" and "n" live on nodes; "x" and "y" are loaded by swaps, one at a time.
+    """Models "m" and "n" are on fixed nodes; "x" and "y" are loaded by swaps, one at a time.
 
-    The node "far" has "m" and "x", too, but takes only what it can pass on.
+    The node "far" has "m" and "x", too, but takes only jobs that it can relay.
     """
 
     fairness = "roundRobin"
@@ -80,8 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             loadable=frozenset("xy"),
         )
         self.ledger = self.subject._queue._line = Ledger(self.subject._queue._line)
-        self.costs: Counter[str] = Counter()  # of each tenant's jobs that are over
-        self.order: dict[Ticket, int] = {}  # when it joined its line; who was given back comes first
+        self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
+        self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
         self.nodes = {
             "one": FakeNode("one", "m"),
             "two": FakeNode("two", "m", "n"),
@@ -92,11 +92,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expired: set[Ticket] = set()
         self.returns: Counter[Ticket] = Counter()
         self.failed_at: dict[Ticket, Place] = {}
-        self.full: dict[Place, None] = {}  # in order, so that draws can be repeated
+        self.full: dict[Place, None] = {}  # ordered, so that Hypothesis can repeat its draws
         self.settled: set[Ticket] = set()
-        self.wishes: list[Wish] = []  # that are not over
+        self.wishes: list[Wish] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
-        self.dying: set[str] = set()  # models whose processes are not gone yet
+        self.dying: set[str] = set()  # models whose processes have not ended yet
         self.newcomer: Ticket | None = None
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
@@ -106,15 +106,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         return {place for place in self.subject._places.values() if model in place.node.models}
 
     def taking(self, job: Job) -> set[Place]:
-        """Where the job could run: a server elsewhere wants it as its client wrote it."""
+        """Return where the job could run. A remote server needs the request as its client wrote it."""
         return {place for place in self.holding(job.model) if job.relay or place.node.id != "far"}
 
     def swapped(self, place: Place) -> frozenset[str]:
-        """The models that a swap brought there."""
+        """Return the models that a swap loaded there."""
         return place.node.models if place.node.id.startswith("swap") else frozenset()
 
     def settle(self, ticket: Ticket, cost: float) -> None:
-        """A ticket is over: note what it has cost its tenant, once."""
+        """Record, once, what a ticket that has ended has cost its tenant."""
         self.full.pop(ticket.place, None)
         if ticket in self.settled or not ticket.attempts:
             return
@@ -150,14 +150,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not higher or other.job.model not in ticket.place.node.models, "a higher class waits"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
-        # One that was given back may find that its model does not load any more, or that only nodes are left
-        # which can never hold it.
+        # A job that a node returned may find that its model no longer loads, or that no node is left which
+        # could ever hold it.
         is_hopeless = isinstance(error, LoadFailed | InvalidRequest)
         assert not ticket.has_begun or is_hopeless, "refused after its first delta"
         if not isinstance(error, Displaced):
             return
         assert self.newcomer is not None
-        assert 0 == ticket.attempts, "a displaced job never ran"
+        assert ticket.attempts == 0, "a displaced job never ran"
         victim, newcomer = ticket.job, self.newcomer.job
         assert victim.priority >= newcomer.priority
         if victim.priority == newcomer.priority:
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             holds = ticket.place is not None and self.swapped(ticket.place) & evict
             assert not holds or ticket.place.node.id not in self.seats, "evicted while it worked"
         self.loading.add(model)
-        self.dying.discard(model)  # its last life may not be over, but the next one waits for that
+        self.dying.discard(model)  # its last process may still run; the next one waits for its end
         for evicted in evict:
             assert evicted not in self.loading - {model}, "evicted while it was loaded"
             if self.seats.pop(f"swap {evicted}", None) is not None:
@@ -184,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert waits or not spare or not evict, "evicted for a wish that was to evict nothing"
 
     def check_stop(self, model: str) -> None:
-        """A model that was to go is let go, when it has no jobs."""
+        """A model is stopped only if it is to be unloaded, and only without running jobs."""
         assert model in self.leaving | {None}, "stopped, and nobody wanted it"
         self.leaving.discard(model)
         self.dying.add(model)
@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.seats.pop(f"swap {model}", None)
 
     def check_wish(self, wish: Wish, error: FairleadError | None) -> None:
-        """A wish is over once, and well only if the model is there."""
+        """A load request ends once, and without an error only if its model is loaded."""
         if wish in self.wishes:
             self.wishes.remove(wish)
         assert error is not None or f"swap {wish.model}" in self.seats
@@ -227,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.subject.gone(frozenset({model}))
 
     def idle(self) -> list[Place]:
-        """Of the places that were idle once, those that are there, and idle."""
+        """Return the places that were reported as idle, and that still exist and are idle."""
         places = self.effects.idle_places
         return [place for place in places if not place.busy and self.subject.place(place.node.id) is place]
 
@@ -236,7 +236,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def expire(self, data, used) -> None:
         place = data.draw(st.sampled_from(self.idle()))
         if used and place.used:
-            self.subject.expired(place, place.used - 1)  # it had a job since
+            self.subject.expired(place, place.used - 1)  # it has had a job since
             assert self.subject.place(place.node.id) is place
         else:
             (model,) = place.node.models
@@ -436,13 +436,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         for tenant, charged in self.ledger.charged.items():
             assert pytest.approx(self.costs[tenant], abs=1e-6) == charged
         statistics = self.subject.statistics()
-        assert (0, 0) == (statistics.waiting, statistics.running)
+        assert (statistics.waiting, statistics.running) == (0, 0)
         assert not self.subject._queue
         swaps = self.subject._swaps
         assert swaps._starved == {wish.model: 1 for wish in self.wishes if wish.starved}
         assert swaps._wanted == {wish.model: 1 for wish in self.wishes}
         assert not swaps._unrelayed
-        assert 0 == len(self.subject._queue._line)
+        assert len(self.subject._queue._line) == 0
 
 
 class TokensMachine(SchedulerMachine):

@@ -1,4 +1,4 @@
-"""Who is refused at once, and for which reason first."""
+"""Which jobs are refused at once, and which of several reasons is reported."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ HUGE = Relay("/v1/completions", b"x" * 200)
 
 
 def admission(*, seats: int, rejects_loading: bool = False) -> Admission:
-    """Over one node for "m" and one elsewhere; "x" could be loaded, and 100 bytes may wait."""
+    """Use a local and a remote node for "m"; "x" could be loaded, and 100 bytes may be queued."""
     places = Places(Random(0))
     for node, its in ((FakeNode(), limits(2, longest=20)), (FakeNode("far"), elsewhere(2, longest=20))):
         place = places.add(node, its)
@@ -39,37 +39,37 @@ def admission(*, seats: int, rejects_loading: bool = False) -> Admission:
         ({"model": "unknown"}, None),
     ],
 )
-def test_of_several_reasons_the_one_is_told_that_waiting_would_help_least(options, refusal):
+def test_of_several_reasons_the_one_that_waiting_helps_least_is_reported(options, refusal):
     subject = admission(seats=0, rejects_loading=True)
     told = subject.refusal(job(**options).job)
     assert refusal is (None if told is None else type(told))
 
 
-def test_that_the_wait_would_be_too_long_is_told_last():
+def test_a_too_long_wait_is_reported_only_if_there_is_no_other_reason():
     subject, too_long = admission(seats=0), QueueFull("too long")
     assert too_long is subject.refusal(job().job, too_long=too_long)
     assert isinstance(subject.refusal(job(no_queue=True).job, too_long=too_long), NoQueue)
 
 
-def test_who_finds_a_free_seat_is_let_in_whether_it_could_wait_or_not():
+def test_a_job_with_a_free_seat_is_admitted_even_if_it_may_not_wait():
     too_long = QueueFull("too long")
     assert admission(seats=1).refusal(job(no_queue=True, relay=HUGE).job, too_long=too_long) is None
 
 
-def test_a_job_waits_for_a_load_unless_loads_are_not_waited_for():
+def test_a_job_may_wait_for_a_load_if_loading_is_not_rejected():
     assert admission(seats=1).refusal(job(model="x").job) is None
     assert admission(seats=1).must_load(job(model="x").job)
     assert not admission(seats=0).must_load(job(model="m").job)
 
 
-def test_nobody_is_let_in_when_the_server_stops():
+def test_draining_refuses_jobs_and_load_requests():
     subject = admission(seats=2)
     subject.drain()
     for refusal in (subject.refusal(job().job), subject.refusal_of_wish(Wish("x"))):
         assert isinstance(refusal, Draining)
 
 
-def test_a_wish_is_for_what_could_be_loaded():
+def test_a_load_request_needs_a_loadable_model():
     subject = admission(seats=0, rejects_loading=True)
     assert subject.refusal_of_wish(Wish("x")) is None
     assert isinstance(subject.refusal_of_wish(Wish("m")), ModelNotFound)

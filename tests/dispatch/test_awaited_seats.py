@@ -1,4 +1,4 @@
-"""The seats that a job waits for, and the jobs that wait for the same."""
+"""The seats that a job waits for, and the jobs that wait for the same seats."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_seats_of_places_without_the_model_do_not_count():
     assert [awaited.include(each) for each in (own, shared, other)] == [True, True, False]
 
 
-def test_jobs_that_wait_for_other_places_only_are_no_rivals():
+def test_jobs_that_wait_only_for_other_places_do_not_compete():
     awaited = AwaitedSeats("m", [place("m", "k", seats=1, busy=1), place("k", "x", seats=1, busy=1)])
     asked = {model: awaited.are_awaited_by(job(model=model).job) for model in ("m", "k", "x", "to be loaded")}
     assert asked == {"m": True, "k": True, "x": False, "to be loaded": True}

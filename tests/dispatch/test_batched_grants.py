@@ -19,7 +19,7 @@ JOBS = st.tuples(
 
 
 class Counted:
-    """Counts the calls that take jobs out of a kernel."""
+    """Records the calls that pop jobs from a kernel's queue."""
 
     def __init__(self, line) -> None:
         self._line = line
@@ -53,7 +53,7 @@ def test_the_seats_of_a_node_that_comes_up_are_granted_in_one_call():
     assert subject.position(tickets[4]) == 1
 
 
-def test_where_memory_counts_the_first_job_is_granted_alone_and_the_others_together():
+def test_with_a_limited_cache_the_first_job_is_granted_alone_and_the_others_together():
     subject, effects = scheduler()
     calls = counted(subject)
     submit(subject, job(tokens=90), job(tokens=4), job(tokens=7), job(tokens=6))
@@ -63,7 +63,7 @@ def test_where_memory_counts_the_first_job_is_granted_alone_and_the_others_toget
 
 
 @pytest.mark.parametrize("other", ["node", "model"])
-def test_jobs_are_taken_out_one_by_one_where_not_all_could_have_every_seat(other):
+def test_jobs_are_popped_one_by_one_if_not_all_could_have_every_seat(other):
     subject, effects = scheduler(policy=KeepEverything(), loadable=frozenset("x"))
     calls = counted(subject)
     submit(subject, job(), job())
@@ -84,7 +84,7 @@ def test_jobs_are_taken_out_one_by_one_where_not_all_could_have_every_seat(other
     cache_tokens=st.none() | st.integers(10, 40),
     min_share=st.sampled_from([0.0, 0.2]),
 )
-def test_the_order_is_that_of_single_grants(fairness, jobs, seats, cache_tokens, min_share):
+def test_batched_grants_keep_the_order_of_single_grants(fairness, jobs, seats, cache_tokens, min_share):
     def granted() -> list[tuple[int, float]]:
         subject, effects = scheduler(fairness=fairness, min_share=min_share)
         tickets = [

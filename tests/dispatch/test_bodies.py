@@ -1,4 +1,4 @@
-"""Requests that wait to be passed on are bounded in bytes, and large ones keep no ordinary one out."""
+"""Queued requests for remote nodes are bounded in bytes, and large ones never keep ordinary ones out."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +14,8 @@ def sized(length: int | None, tenant: str = "A"):
     return job(tenant, relay=None if length is None else Relay("/v1/completions", b"x" * length))
 
 
-def test_who_would_make_the_waiting_requests_too_large_is_refused_and_ordinary_ones_wait():
-    subject, effects = scheduler(capacity=10, waiting_bytes=1000)  # 50 for each, 500 for who comes first
+def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
+    subject, effects = scheduler(capacity=10, waiting_bytes=1000)  # 50 for each job, and 500 to share
     subject.node_up(FakeNode("far"), elsewhere(1))
     running, large, larger, small = submit(subject, sized(900), sized(450), sized(151), sized(50, "B"))
     assert [running] == effects.granted
@@ -36,7 +36,7 @@ def test_who_would_make_the_waiting_requests_too_large_is_refused_and_ordinary_o
     jobs=st.integers(1, 6),
     asked=st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=20),
 )
-def test_they_never_take_more_than_they_may(most, jobs, asked):
+def test_queued_bodies_never_exceed_their_byte_bound(most, jobs, asked):
     bodies, waiting = Bodies(most, jobs), []
     for length, leaves in asked:
         if leaves and waiting:

@@ -1,4 +1,4 @@
-"""The mean estimate, and when a refused client should come back."""
+"""The mean estimate, and when a refused client should retry."""
 
 from random import Random
 
@@ -13,13 +13,13 @@ def test_three_waiting_jobs_of_ten_seconds_and_one_seat_make_thirty():
     estimate = MeanEstimate()
     for _ in range(5):
         estimate.finished(10.0)
-    assert 30 == estimate.wait_s(ahead=3, seats=1, running_s=[0.0])
+    assert estimate.wait_s(ahead=3, seats=1, running_s=[0.0]) == 30
 
 
 def test_two_seats_halve_it():
     estimate = MeanEstimate()
     estimate.finished(10.0)
-    assert 15 == estimate.wait_s(ahead=3, seats=2, running_s=[0.0])
+    assert estimate.wait_s(ahead=3, seats=2, running_s=[0.0]) == 15
 
 
 def test_only_the_last_hundred_jobs_count():
@@ -27,16 +27,16 @@ def test_only_the_last_hundred_jobs_count():
     estimate.finished(1000.0)
     for _ in range(KEPT_JOBS):
         estimate.finished(2.0)
-    assert 2.0 == estimate.mean_service_s
+    assert estimate.mean_service_s == 2.0
 
 
-def test_before_any_job_has_finished_the_oldest_running_one_stands_in():
-    assert 12 == MeanEstimate().wait_s(ahead=3, seats=1, running_s=[4.0])
+def test_before_any_job_has_finished_the_age_of_the_oldest_running_one_is_used():
+    assert MeanEstimate().wait_s(ahead=3, seats=1, running_s=[4.0]) == 12
 
 
 @pytest.mark.parametrize("seats", [0, 1])
-def test_with_nothing_known_it_is_zero(seats):
-    assert 0 == MeanEstimate().wait_s(ahead=3, seats=seats, running_s=[0.0])
+def test_without_any_measurement_the_wait_is_zero(seats):
+    assert MeanEstimate().wait_s(ahead=3, seats=seats, running_s=[0.0]) == 0
 
 
 @given(estimated=st.integers(0, 10_000), seed=st.integers())
@@ -49,10 +49,10 @@ def test_retry_after_is_a_whole_number_from_one_to_sixty(estimated, seed):
 def test_retry_after_spreads_over_the_upper_half_of_the_estimate():
     random = Random(1)
     seconds = [retry_after_s(40, random) for _ in range(1000)]
-    assert (21, 40) == (min(seconds), max(seconds))
+    assert (min(seconds), max(seconds)) == (21, 40)
 
 
-def test_first_in_line_is_told_what_remains_of_the_running_job():
+def test_the_first_in_line_waits_for_the_rest_of_the_running_job():
     estimate = MeanEstimate()
     estimate.finished(10.0)
     assert estimate.wait_s(ahead=0, seats=1, running_s=[3.0]) == 7
@@ -65,14 +65,14 @@ def test_each_job_in_line_waits_for_a_seat_of_its_own():
     assert waits == [1, 5, 9, 10]
 
 
-def test_job_that_ran_longer_than_the_mean_is_judged_by_those_that_ran_longer_still():
+def test_a_job_older_than_the_mean_is_estimated_from_jobs_that_ran_even_longer():
     estimate = MeanEstimate()
     for service_s in (2.0, 2.0, 20.0):
         estimate.finished(service_s)
     assert estimate.wait_s(ahead=0, seats=1, running_s=[10.0]) == 10
 
 
-def test_free_seat_means_no_rest_to_wait_for():
+def test_with_a_free_seat_the_wait_is_zero():
     estimate = MeanEstimate()
     estimate.finished(10.0)
     assert estimate.wait_s(ahead=0, seats=2, running_s=[1.0]) == 0

@@ -1,4 +1,4 @@
-"""The goals for fairness, on short runs of the bench's simulations: the real scheduler in virtual time."""
+"""The fairness goals, on short runs of the benchmark's simulations: the real scheduler in virtual time."""
 
 import json
 from pathlib import Path
@@ -23,13 +23,13 @@ def test_by_tokens_the_gap_between_backlogged_tenants_stays_within_its_bound():
         assert by_tokens.gap <= by_tokens.bound
 
 
-def test_by_turns_that_gap_grows_with_time():
+def test_by_turns_the_gap_between_backlogged_tenants_grows_with_time():
     short, long = (backlog("roundRobin", length_s=length_s).gap for length_s in (100.0, 200.0))
     assert long > 1.8 * short
     assert short > 50_000
 
 
-def test_by_tokens_who_wants_little_hardly_waits_and_nothing_is_lost():
+def test_by_tokens_a_light_tenant_hardly_waits_and_throughput_is_kept():
     by_turns, by_tokens = backlog("roundRobin"), backlog("tokens")
     assert by_tokens.light_p99_s <= 2.5
     assert by_tokens.throughput >= 0.97 * by_turns.throughput
@@ -45,13 +45,13 @@ def test_a_flood_makes_the_others_wait_no_longer_than_one_greedy_tenant_does():
     assert flood("stubborn", seeds=[1]).p99_s <= 1.2 * flood("greedy", seeds=[1]).p99_s
 
 
-def test_idling_earns_nothing():
+def test_an_idle_tenant_gains_no_extra_share():
     assert 0.45 <= share_after_idling(lifting=True, idle_s=60.0, burst_s=30.0) <= 0.55
     assert share_after_idling(lifting=False, idle_s=60.0, burst_s=30.0) > 0.9
 
 
 @pytest.mark.parametrize("order", ["roundRobin", "tokens"])
-def test_the_quantile_estimate_is_right_and_knows_how_right(order):
+def test_the_quantile_estimate_and_its_p90_are_accurate(order):
     result = forecasts(order, length_s=4000.0, load=0.75)
     assert result.quantile <= 0.35
     assert result.quantile < result.by_fair_position < result.by_arrival
@@ -71,21 +71,21 @@ def test_the_default_estimate_is_the_one_that_the_kept_measurement_finds_better(
 
 def test_our_own_counts_always_find_the_idle_node():
     ours, usual = by_own_counts(length_s=900.0), by_old_reports(length_s=900.0)
-    assert 1.0 == ours.idle_hit
+    assert ours.idle_hit == 1.0
     assert ours.p99_s <= 6.0
     assert usual.idle_hit < 0.9
     assert usual.p99_s > 2 * ours.p99_s
 
 
-def test_with_more_seats_a_node_the_idle_one_still_comes_first():
-    assert 1.0 == by_own_counts(load=0.4, seats=2, length_s=300.0).idle_hit
+def test_with_more_seats_per_node_the_idle_node_still_comes_first():
+    assert by_own_counts(load=0.4, seats=2, length_s=300.0).idle_hit == 1.0
 
 
-def test_under_overload_no_seat_is_lost_to_those_who_give_up():
+def test_under_overload_clients_that_give_up_waste_no_seat():
     assert overload(retrying_timeouts=False, length_s=300.0).answers >= 1 / 2.25
 
 
-def test_under_overload_refusing_whose_wait_is_long_leaves_few_timeouts_and_answers_about_as_many():
+def test_under_overload_refusing_long_waits_leaves_few_timeouts_and_answers_about_as_many():
     admitting = overload(retrying_timeouts=False, length_s=300.0)
     refusing = overload(retrying_timeouts=False, refused_above_s=30.0, length_s=300.0)
     assert admitting.timeouts > 0.1
@@ -119,7 +119,7 @@ def test_the_service_of_each_tenant_is_drawn(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_swaps_are_few_and_nobody_waits_longer_than_the_bound_a_drain_and_a_load():
+def test_swaps_are_few_and_no_wait_exceeds_the_bound_plus_a_drain_and_a_load():
     for seed in (1, 2):
         strict, ours = swapping(strict=True, seed=seed), swapping(strict=False, seed=seed)
         assert ours.swaps_an_hour <= 0.65 * strict.swaps_an_hour

@@ -1,4 +1,4 @@
-"""How long answers will be, and what they cost."""
+"""Predicted lengths of answers, and the cost of their tokens."""
 
 from statistics import median
 
@@ -25,28 +25,32 @@ def predictor(*answers: int, tenant: str = "A") -> LengthPredictor:
     return lengths
 
 
-def test_it_is_the_median_of_past_answers():
-    assert 30.0 == predictor(10, 50, 30).predict("A", "m", max_tokens=1000)
+def test_the_prediction_is_the_median_of_past_answers():
+    assert predictor(10, 50, 30).predict("A", "m", max_tokens=1000) == 30.0
 
 
-def test_of_two_in_the_middle_it_is_the_mean():
-    assert 25.0 == predictor(10, 20, 30, 40).predict("A", "m", max_tokens=1000)
+def test_of_two_middle_answers_the_mean_is_predicted():
+    assert predictor(10, 20, 30, 40).predict("A", "m", max_tokens=1000) == 25.0
 
 
-def test_answers_that_were_shorter_than_so_far_no_longer_count():
+def test_past_answers_shorter_than_the_present_one_no_longer_count():
     lengths = predictor(10, 20, 30, 40, 50)
-    assert [30.0, 35.0, 40.0, 45.0, 50.0] == [
-        lengths.predict("A", "m", so_far=so_far, max_tokens=1000) for so_far in (0, 10, 20, 30, 40)
+    assert [lengths.predict("A", "m", so_far=so_far, max_tokens=1000) for so_far in (0, 10, 20, 30, 40)] == [
+        30.0,
+        35.0,
+        40.0,
+        45.0,
+        50.0,
     ]
 
 
-def test_longer_than_any_before_it_will_be_as_long_again():
-    assert 160.0 == predictor(10, 50, 30).predict("A", "m", so_far=80, max_tokens=1000)
+def test_an_answer_longer_than_all_past_ones_is_predicted_to_double():
+    assert predictor(10, 50, 30).predict("A", "m", so_far=80, max_tokens=1000) == 160.0
 
 
 def test_it_is_never_more_than_max_tokens():
-    assert 7.0 == predictor(10, 50, 30).predict("A", "m", max_tokens=7)
-    assert 7.0 == LengthPredictor().predict("A", "m", max_tokens=7)
+    assert predictor(10, 50, 30).predict("A", "m", max_tokens=7) == 7.0
+    assert LengthPredictor().predict("A", "m", max_tokens=7) == 7.0
 
 
 def test_with_nothing_known_it_is_a_guess():
@@ -57,35 +61,35 @@ def test_a_tenants_own_answers_count_once_there_are_enough():
     lengths = predictor(*[100] * 50, tenant="B")
     for _ in range(ENOUGH_ANSWERS - 1):
         lengths.observe("A", "m", 10)
-    assert 100.0 == lengths.predict("A", "m", max_tokens=1000)
+    assert lengths.predict("A", "m", max_tokens=1000) == 100.0
     lengths.observe("A", "m", 10)
-    assert 10.0 == lengths.predict("A", "m", max_tokens=1000)
-    assert 100.0 == lengths.predict("C", "m", max_tokens=1000)
+    assert lengths.predict("A", "m", max_tokens=1000) == 10.0
+    assert lengths.predict("C", "m", max_tokens=1000) == 100.0
 
 
-def test_models_are_kept_apart():
+def test_each_model_has_its_own_predictions():
     lengths = predictor(10)
     lengths.observe("A", "other", 99)
-    assert 10.0 == lengths.predict("A", "m", max_tokens=1000)
+    assert lengths.predict("A", "m", max_tokens=1000) == 10.0
 
 
 def test_only_the_last_answers_count():
     lengths = predictor(*[900] * KEPT_ANSWERS, *[10] * KEPT_ANSWERS)
-    assert 10.0 == lengths.predict("A", "m", max_tokens=1000)
+    assert lengths.predict("A", "m", max_tokens=1000) == 10.0
 
 
-def test_the_model_and_the_tenant_not_heard_of_for_longest_are_forgotten():
+def test_the_least_recently_observed_model_is_forgotten():
     lengths = LengthPredictor(models=2, tenants=2)
     for model in ("old", "m", "old", "new"):
         lengths.observe("A", model, 10)
     known = [lengths.predict("A", model, max_tokens=1000) for model in ("old", "m", "new")]
-    assert [10.0, UNKNOWN_TOKENS, 10.0] == known
+    assert known == [10.0, UNKNOWN_TOKENS, 10.0]
 
 
 @given(
     st.lists(LENGTHS, max_size=60), st.lists(LENGTHS, min_size=2, max_size=2).map(sorted), st.integers(1, 500)
 )
-def test_more_so_far_never_means_less_in_all(answers, so_far, max_tokens):
+def test_a_longer_answer_so_far_never_lowers_the_prediction(answers, so_far, max_tokens):
     lengths = predictor(*answers)
     fewer, more = (lengths.predict("A", "m", so_far=tokens, max_tokens=max_tokens) for tokens in so_far)
     assert 0 <= fewer <= more <= max_tokens
@@ -93,12 +97,12 @@ def test_more_so_far_never_means_less_in_all(answers, so_far, max_tokens):
 
 
 @pytest.mark.parametrize(("prompt", "output", "cost"), [(0, 0, 0.0), (100, 0, 100.0), (100, 50, 200.0)])
-def test_a_token_of_output_costs_two_of_prompt(prompt, output, cost):
+def test_an_output_token_costs_as_much_as_two_prompt_tokens(prompt, output, cost):
     assert cost == TokenWeights().cost(prompt, output)
 
 
 @given(st.lists(LENGTHS, min_size=1), st.integers(1, 30), LENGTHS)
-def test_a_window_is_its_last_values(values, kept, above):
+def test_a_window_keeps_only_its_last_values(values, kept, above):
     window = Window(kept=kept)
     for value in values:
         window.add(value)
@@ -109,8 +113,8 @@ def test_a_window_is_its_last_values(values, kept, above):
     assert last[-1] == window.quantile(1.0)
 
 
-def test_a_quantile_leaves_room_for_the_next_value():
+def test_a_quantile_allows_for_one_more_value():
     window = Window(kept=100)
     for value in range(1, 20):
         window.add(value)
-    assert (10, 18, 19) == (window.quantile(0.5), window.quantile(0.9), window.quantile(0.99))
+    assert (window.quantile(0.5), window.quantile(0.9), window.quantile(0.99)) == (10, 18, 19)

@@ -1,4 +1,4 @@
-"""What those who wait are told, and what is learnt from those who have waited."""
+"""The waits that are forecast for queued jobs, and what is learned from jobs that have waited."""
 
 from random import Random
 
@@ -19,14 +19,14 @@ SERVICE_S = 10.0
 
 
 def outlook(seats: int = 1, *, estimate: str = "mean", **more: int) -> tuple[Outlook, Scheduler]:
-    """Over one node."""
+    """Return forecasts for a scheduler with one node, and that scheduler."""
     its, _ = scheduler()
     its.node_up(FakeNode(), limits(seats, **more))
     return Outlook(its, QueueConfig(estimate=estimate), Random(0)), its
 
 
 def come(subject: Outlook, to: Scheduler, asked: Job) -> Waiter:
-    """Have a job arrive, as the dispatcher does."""
+    """Submit a job, as the dispatcher does."""
     waiter = Waiter(subject.ticket(asked))
     to.submit(waiter.ticket)
     if waiter.ticket.state is TicketState.GRANTED:
@@ -40,45 +40,45 @@ def go(subject: Outlook, to: Scheduler, waiter: Waiter) -> None:
     to.finished(waiter.ticket, cost=subject.spent(waiter))
 
 
-async def test_who_waits_is_told_what_those_before_took_that_had_a_seat(autojump_clock):
+async def test_waits_are_forecast_from_the_service_times_of_jobs_that_had_a_seat(autojump_clock):
     subject, to = outlook()
     assert Forecast(0, 0) == subject.for_newcomer("m", "A", 1), "a seat is free"
     served = come(subject, to, job().job)
     await trio.sleep(SERVICE_S)
     go(subject, to, served)
-    assert SERVICE_S == subject.mean_service_s
+    assert subject.mean_service_s == SERVICE_S
     sitting, first, second = (come(subject, to, job().job) for _ in range(3))
     assert [sitting.ticket] == subject.running()
     told = [subject.on_arrival(first.ticket), subject.now(second.ticket), subject.for_newcomer("m", "A", 1)]
-    assert [1, 2, 3] == [forecast.position for forecast in told]
+    assert [forecast.position for forecast in told] == [1, 2, 3]
     waits = [forecast.estimated_wait_s for forecast in told]
     assert waits == [10, 10, 20], "the rest of the running job, then the mean of each job ahead"
 
 
-async def test_who_left_without_a_seat_or_lost_it_teaches_nothing(autojump_clock):
+async def test_jobs_that_never_had_a_seat_or_lost_it_do_not_change_the_estimate(autojump_clock):
     subject, to = outlook()
     lost, waiting = come(subject, to, job().job), come(subject, to, job().job)
     await trio.sleep(SERVICE_S)
     subject.unseated(lost)
-    assert [] == subject.running()
+    assert subject.running() == []
     for waiter in (waiting, lost):
         go(subject, to, waiter)
     taught = come(subject, to, job().job)
     await trio.sleep(1.0)
     go(subject, to, taught)
-    assert 1.0 == subject.mean_service_s
+    assert subject.mean_service_s == 1.0
 
 
 async def test_a_job_costs_nothing_before_its_first_delta():
     subject, to = outlook()
     waiter = come(subject, to, job(prompt=3).job)
     waiter.generated = lambda: 5
-    assert 0.0 == subject.spent(waiter)
+    assert subject.spent(waiter) == 0.0
     to.first_delta(waiter.ticket)
-    assert 3 * 1.0 + 5 * 2.0 == subject.spent(waiter)
+    assert subject.spent(waiter) == 3 * 1.0 + 5 * 2.0
 
 
-async def test_only_who_could_come_again_is_told_when():
+async def test_only_errors_that_allow_a_retry_get_retry_after():
     subject, to = outlook()
     come(subject, to, job().job)
     come(subject, to, job().job)
@@ -116,7 +116,7 @@ def long_job(**options: object) -> Job:
 
 
 async def taught(subject: Outlook, to: Scheduler, model: str = "m") -> None:
-    """Have one job served."""
+    """Run one job to its end."""
     served = come(subject, to, long_job(model=model))
     begin(to, served)
     await trio.sleep(SERVICE_S)
@@ -124,13 +124,13 @@ async def taught(subject: Outlook, to: Scheduler, model: str = "m") -> None:
 
 
 def begin(to: Scheduler, waiter: Waiter) -> None:
-    """Have it generate a token a second, from now on."""
+    """Let the job generate a token a second from now on."""
     since = trio.current_time()
     waiter.generated = lambda: int(trio.current_time() - since)
     to.first_delta(waiter.ticket)
 
 
-async def test_first_in_line_is_promised_no_less_than_the_rest_of_a_job_however_many_run(
+async def test_the_first_in_line_waits_at_least_for_the_rest_of_a_job_however_many_run(
     autojump_clock, estimate
 ):
     subject, to = outlook(3, estimate=estimate)
@@ -150,7 +150,7 @@ async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock
     await trio.sleep(3.0)
     assert subject.for_newcomer("k", "A", 1).estimated_wait_s == 0
     assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
-    for _ in range(20):  # four sit, and sixteen wait for them
+    for _ in range(20):  # four have seats, and sixteen wait for them
         come(subject, to, long_job(model="k"))
     assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
     assert subject.for_newcomer("m", "A", 1).position == 17, "the queue is one"
@@ -160,7 +160,7 @@ async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock
         assert told.estimated_wait_s == wait_s, model
 
 
-async def test_a_job_that_waits_for_memory_is_promised_no_less_than_the_rest_of_what_runs(
+async def test_a_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(
     autojump_clock, estimate
 ):
     subject, to = outlook(8, estimate=estimate, cache_tokens=20)

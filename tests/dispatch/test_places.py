@@ -1,4 +1,4 @@
-"""The places by themselves: who could sit where, who sits, who is not to come any more."""
+"""The places by themselves: where a job fits, which jobs hold seats, and which nodes are closed."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ def places(**limits_by_id: NodeLimits) -> Places:
     return filled
 
 
-def test_a_job_fits_where_a_seat_and_its_memory_are():
+def test_a_job_fits_where_a_seat_and_its_memory_are_free():
     subject = places(one=limits(1, cache_tokens=10))
     large = job(tokens=50)
     assert subject.fit(job(model="another")) is None
@@ -86,22 +86,22 @@ def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
     assert [subject["one"]] == subject.open_to(failed)
 
 
-def test_the_seats_of_an_earlier_life_are_nobodys():
+def test_a_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node():
     subject = places(one=limits(1))
     sitting = job()
     subject.seat(sitting)
     earlier = subject["one"]
     later = subject.add(FakeNode("one"), limits(1))
-    assert (False, True) == (subject.is_current(earlier), subject.is_current(later))
+    assert (subject.is_current(earlier), subject.is_current(later)) == (False, True)
     assert earlier is subject.vacate(sitting)
-    assert 1 == later.free
+    assert later.free == 1
 
 
-def test_a_node_that_is_closed_is_leaving_in_its_next_lives_until_it_is_reopened():
+def test_a_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened():
     subject = places(one=limits(1))
     assert subject.close("one")
     assert not subject.close("two")
-    assert [] == subject.free()
+    assert subject.free() == []
     assert [subject["one"]] == subject.idle_and_leaving()
     for name in ("one", "two"):
         assert subject.add(FakeNode(name), limits(1)).leaving
@@ -109,16 +109,16 @@ def test_a_node_that_is_closed_is_leaving_in_its_next_lives_until_it_is_reopened
         assert not subject.add(FakeNode(name), limits(1)).leaving
 
 
-def test_who_works_is_not_let_go_and_who_was_seated_last_was_used_last():
+def test_a_busy_node_is_not_released_and_uses_are_numbered_in_order():
     subject = places(one=limits(2), two=limits(2))
     first, second = job(), job()
     subject.seat(first)
     subject.seat(second)
-    assert {1, 2} == {place.used for place in subject.values()}
+    assert {place.used for place in subject.values()} == {1, 2}
     assert second.place is not None
-    assert 2 == second.place.used
+    assert second.place.used == 2
     subject.close("one")
-    assert [] == subject.idle_and_leaving()
+    assert subject.idle_and_leaving() == []
 
 
 @pytest.mark.parametrize(("prompt", "is_misfit"), [(49, False), (50, True)])
@@ -126,11 +126,11 @@ def test_a_job_is_a_misfit_only_if_the_longest_model_is_too_short(prompt, is_mis
     subject = places(one=limits(1, longest=20), two=limits(1, longest=50))
     error = subject.misfit(job(prompt=prompt).job)
     assert is_misfit == (error is not None)
-    assert error is None or ("prompt", True) == (error.param, "length is 50 tokens" in error.message)
+    assert error is None or (error.param, "length is 50 tokens" in error.message) == ("prompt", True)
     assert subject.misfit(job(prompt=prompt, model="not up").job) is None
 
 
-def test_what_swaps_load_is_ours_and_what_is_elsewhere_is_not():
+def test_a_node_that_a_swap_loads_is_ours_and_a_remote_node_is_not():
     subject = places(far=elsewhere(1), near=limits(1))
     assert [subject["near"]] == subject.ours()
     assert subject["near"] is subject.of_ours("m")

@@ -21,16 +21,16 @@ def sized(length: int, tenant: str = "A") -> Ticket:
     return job(tenant, relay=Relay("/v1/completions", b"x" * length))
 
 
-def test_who_is_popped_is_charged_and_forgotten():
+def test_a_popped_ticket_is_charged_and_removed():
     first, second = job("A", cost=3.0), job("B", cost=2.0)
     subject = queue(first, second)
     assert first is subject.pop(everybody)
-    assert (3.0, 0.0) == (first.charged, second.charged)
+    assert (first.charged, second.charged) == (3.0, 0.0)
     assert [second] == list(subject)
-    assert (False, True) == (first in subject, second in subject)
+    assert (first in subject, second in subject) == (False, True)
 
 
-def test_who_does_not_fit_is_passed_and_nobody_comes_out_when_nobody_does():
+def test_pop_skips_tickets_that_do_not_fit_and_returns_none_if_none_fits():
     first, second = job("A"), job("A")
     subject = queue(first, second)
     assert second is subject.pop(lambda ticket: True if ticket is second else None)
@@ -38,7 +38,7 @@ def test_who_does_not_fit_is_passed_and_nobody_comes_out_when_nobody_does():
     assert [first] == list(subject)
 
 
-def test_who_rejoins_comes_first_and_is_charged_once():
+def test_a_ticket_that_rejoins_comes_first_and_is_charged_once():
     again, other = job("A", cost=3.0), job("B", cost=3.0)
     subject = queue(again)
     assert again is subject.pop(everybody)
@@ -49,18 +49,18 @@ def test_who_rejoins_comes_first_and_is_charged_once():
     assert 5.0 == again.charged == subject._line.counter("A")
 
 
-def test_a_charge_is_only_what_is_above_the_last_and_a_refund_ends_it():
+def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     ticket = job("A", cost=3.0)
     subject = queue(ticket)
     subject.pop(everybody)
     for cost in (1.0, 4.0, 4.0, 2.0):
         subject.charge(ticket, cost)
-    assert 4.0 == subject._line.counter("A")
+    assert subject._line.counter("A") == 4.0
     subject.refund(ticket, down_to=1.0)
-    assert (1.0, 0.0) == (subject._line.counter("A"), ticket.charged)
+    assert (subject._line.counter("A"), ticket.charged) == (1.0, 0.0)
 
 
-def test_a_newcomer_displaces_the_longest_list_and_only_while_that_makes_room():
+def test_a_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():
     theirs = [job("A") for _ in range(3)]
     subject = queue(*theirs, capacity=3)
     assert subject.is_full
@@ -73,7 +73,7 @@ def test_a_newcomer_displaces_the_longest_list_and_only_while_that_makes_room():
     assert not subject.is_full
 
 
-def test_however_a_request_leaves_its_bytes_are_free_again():
+def test_a_request_frees_its_bytes_however_it_leaves_the_queue():
     subject = queue(capacity=1, waiting_bytes=100)
     large = sized(100)
     for leave in (subject.remove, lambda _: subject.pop(everybody)):
@@ -81,25 +81,25 @@ def test_however_a_request_leaves_its_bytes_are_free_again():
         subject.join(large)
         assert not subject.has_bytes_for(large.job)
         leave(large)
-    subject = queue(sized(50), sized(50), capacity=2, waiting_bytes=100)  # 25 for each are its own
+    subject = queue(sized(50), sized(50), capacity=2, waiting_bytes=100)  # 25 for each are reserved
     assert not subject.has_bytes_for(sized(26).job)
     subject.displace(job("B").job)
     assert subject.has_bytes_for(sized(50).job)
 
 
-def test_asking_for_a_newcomer_leaves_nobody_behind():
+def test_listing_the_jobs_ahead_of_a_newcomer_does_not_change_the_queue():
     first, second = job("A"), job("A")
     subject = queue(first, second)
     assert [first.job] == subject.ahead_of_newcomer("B", 1)
     assert [first, second] == list(subject)
-    assert 2 == len(subject._line)
-    assert [0, 1] == [subject.position(ticket) for ticket in subject]
+    assert len(subject._line) == 2
+    assert [subject.position(ticket) for ticket in subject] == [0, 1]
     assert [first.job] == subject.ahead(second)
 
 
-def test_tickets_may_be_taken_out_while_one_goes_through_them():
+def test_tickets_may_be_removed_during_iteration():
     subject = queue(*(job() for _ in range(3)))
     for ticket in subject:
         subject.remove(ticket)
-    assert [] == list(subject)
-    assert 0 == len(subject._line)
+    assert list(subject) == []
+    assert len(subject._line) == 0

@@ -21,7 +21,7 @@ def test_two_tenants_with_five_jobs_and_two_are_served_a_b_a_b_a_a_a():
     subject.node_up(FakeNode(), limits(1))
     for _ in tickets:
         subject.leave(effects.granted[-1])
-    assert "ABABAAA" == "".join(ticket.job.tenant for ticket in effects.granted)
+    assert "".join(ticket.job.tenant for ticket in effects.granted) == "ABABAAA"
 
 
 def test_a_job_with_a_free_seat_never_counts_against_the_queue():
@@ -31,7 +31,7 @@ def test_a_job_with_a_free_seat_never_counts_against_the_queue():
     assert tickets[:3] == effects.granted
     assert [tickets[5]] == list(effects.refused)
     assert isinstance(effects.refused[tickets[5]], QueueFull)
-    assert 2 == subject.statistics().waiting
+    assert subject.statistics().waiting == 2
 
 
 def test_one_queue_and_one_bound_hold_the_jobs_of_all_models():
@@ -61,7 +61,7 @@ def test_a_departed_waiter_never_holds_a_seat():
     subject.leave(first)
     assert [first, third] == effects.granted
     subject.leave(third)
-    assert (0, 0) == (subject.statistics().waiting, subject.statistics().running)
+    assert (subject.statistics().waiting, subject.statistics().running) == (0, 0)
 
 
 def test_leaving_twice_frees_one_seat():
@@ -70,8 +70,8 @@ def test_leaving_twice_frees_one_seat():
     first, *_ = submit(subject, job(), job(), job())
     subject.leave(first)
     subject.leave(first)
-    assert 2 == len(effects.granted)
-    assert 1 == subject.statistics().running
+    assert len(effects.granted) == 2
+    assert subject.statistics().running == 1
 
 
 def test_a_seat_of_a_node_that_went_down_is_not_given_back_to_its_next_life():
@@ -84,10 +84,10 @@ def test_a_seat_of_a_node_that_went_down_is_not_given_back_to_its_next_life():
     assert [first, second] == effects.granted
     subject.leave(first)
     assert TicketState.QUEUED is third.state
-    assert 1 == subject.statistics().running
+    assert subject.statistics().running == 1
 
 
-def test_nobody_is_granted_a_seat_on_a_node_that_is_down():
+def test_no_job_gets_a_seat_on_a_node_that_is_down():
     subject, effects = scheduler()
     node = FakeNode()
     subject.node_up(node, limits(1))
@@ -113,7 +113,7 @@ def test_a_prompt_that_fits_no_node_is_refused_and_one_that_fits_exactly_is_not(
     fits, too_long = submit(subject, job(prompt=9), job(prompt=10))
     assert [fits] == effects.granted
     assert isinstance(effects.refused[too_long], ContextLengthExceeded)
-    assert "prompt" == effects.refused[too_long].param
+    assert effects.refused[too_long].param == "prompt"
 
 
 def test_a_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_fit():
@@ -121,7 +121,7 @@ def test_a_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_
     (too_long,) = submit(subject, job(prompt=10))
     subject.node_up(FakeNode(), limits(2, longest=10))
     assert isinstance(effects.refused[too_long], ContextLengthExceeded)
-    assert 0 == subject.statistics().waiting
+    assert subject.statistics().waiting == 0
 
 
 def test_waiters_are_told_when_the_model_cannot_be_loaded():
@@ -137,7 +137,7 @@ def test_waiters_stay_when_another_node_has_the_model():
     subject.node_up(FakeNode("one"), limits(1))
     _running, waiting = submit(subject, job(), job())
     subject.load_failed(FakeNode("two"), LoadFailed("no such file"))
-    assert {} == effects.refused
+    assert effects.refused == {}
     assert TicketState.QUEUED is waiting.state
 
 
@@ -149,9 +149,9 @@ def test_draining_refuses_who_waits_and_who_comes_and_lets_the_running_finish():
     (late,) = submit(subject, job())
     assert [waiting, late] == list(effects.refused)
     assert all(isinstance(error, Draining) for error in effects.refused.values())
-    assert 1 == subject.statistics().running
+    assert subject.statistics().running == 1
     subject.leave(running)
-    assert 0 == subject.statistics().running
+    assert subject.statistics().running == 0
 
 
 def test_a_flood_does_not_keep_the_others_out_of_a_full_queue():
@@ -161,10 +161,10 @@ def test_a_flood_does_not_keep_the_others_out_of_a_full_queue():
     assert [flood[3]] == list(effects.refused)
     assert isinstance(effects.refused[flood[3]], Displaced)
     assert TicketState.QUEUED is newcomer.state
-    assert 4 == subject.statistics().waiting
+    assert subject.statistics().waiting == 4
 
 
-def test_nobody_is_displaced_for_a_tenant_with_nearly_as_many():
+def test_no_job_is_displaced_for_a_tenant_with_nearly_as_many():
     subject, effects = scheduler(capacity=3)
     submit(subject, *map(job, "AAB"))
     (newcomer,) = submit(subject, job("B"))
@@ -189,7 +189,7 @@ def test_higher_classes_go_first_and_min_share_lets_the_lower_ones_through():
         assert expected == "".join(str(ticket.job.priority) for ticket in effects.granted)
 
 
-def test_who_does_not_want_to_wait_is_refused_only_when_it_would_have_to():
+def test_a_job_that_may_not_wait_is_refused_only_when_it_would_have_to():
     subject, effects = scheduler()
     subject.node_up(FakeNode(), limits(1))
     seated, refused = submit(subject, job(no_queue=True), job(no_queue=True))
@@ -204,7 +204,7 @@ def test_a_deadline_ends_a_wait_and_not_a_job_that_runs():
     for ticket in (running, waiting):
         subject.deadline(ticket, QueueTimeout("late"))
     assert [waiting] == list(effects.refused)
-    assert [] == effects.stopped
+    assert effects.stopped == []
 
 
 def test_a_deadline_stops_a_stream_before_its_first_delta_and_not_after():
@@ -217,18 +217,18 @@ def test_a_deadline_stops_a_stream_before_its_first_delta_and_not_after():
     assert [silent] == effects.stopped
 
 
-def test_a_job_that_a_node_gives_back_goes_first_and_is_charged_once():
+def test_a_job_that_a_node_returns_goes_first_and_is_charged_once():
     subject, effects = scheduler(fairness="tokens")
     subject.node_up(FakeNode(), limits(1))
     first, second = submit(subject, job("A", cost=5.0), job("A", cost=5.0))
     subject.returned(first)
     assert [first, first] == effects.granted
-    assert 2 == first.attempts
+    assert first.attempts == 2
     assert TicketState.QUEUED is second.state
-    assert 5.0 == subject._queue._line.counter("A")
+    assert subject._queue._line.counter("A") == 5.0
 
 
-def test_a_job_given_back_after_its_deadline_is_refused_and_costs_nothing():
+def test_a_job_returned_after_its_deadline_is_refused_and_costs_nothing():
     subject, effects = scheduler(fairness="tokens")
     node = FakeNode()
     subject.node_up(node, limits(1))
@@ -240,10 +240,10 @@ def test_a_job_given_back_after_its_deadline_is_refused_and_costs_nothing():
     assert error is effects.refused[late]
     assert [late, first] == effects.granted
     (again,) = submit(subject, job("A"))
-    assert 0 == subject.position(again)
+    assert subject.position(again) == 0
 
 
-def test_a_job_that_does_not_want_to_wait_does_not_wait_for_a_second_seat_either():
+def test_a_job_that_may_not_wait_does_not_wait_for_a_second_seat_either():
     subject, effects = scheduler()
     subject.node_up(FakeNode("one"), limits(1))
     subject.node_up(FakeNode("two"), limits(1))
@@ -253,10 +253,10 @@ def test_a_job_that_does_not_want_to_wait_does_not_wait_for_a_second_seat_either
     submit(subject, job("B"))
     subject.returned(moved)
     assert isinstance(effects.refused[moved], NoQueue)
-    assert 0 == subject.statistics().waiting
+    assert subject.statistics().waiting == 0
 
 
-def test_a_job_goes_to_another_node_than_the_one_that_failed_it_and_waits_for_it():
+def test_a_failed_job_waits_for_a_node_other_than_the_one_that_failed():
     subject, effects = scheduler()
     bad, good = FakeNode("bad"), FakeNode("good")
     subject.node_up(bad, limits(1))
@@ -266,13 +266,13 @@ def test_a_job_goes_to_another_node_than_the_one_that_failed_it_and_waits_for_it
     subject.returned(moved)
     assert TicketState.QUEUED is moved.state
     (third,) = submit(subject, job("C"))
-    assert "bad" == third.place.node.id
+    assert third.place.node.id == "bad"
     subject.finished(other, cost=1.0)
-    assert "good" == moved.place.node.id
+    assert moved.place.node.id == "good"
     assert [moved, other, third, moved] == effects.granted
 
 
-def test_a_node_that_comes_back_is_another_node():
+def test_a_job_may_run_on_a_node_that_failed_it_and_restarted():
     subject, _ = scheduler()
     node, other = FakeNode("node"), FakeNode("other")
     subject.node_up(node, limits(1))
@@ -280,14 +280,14 @@ def test_a_node_that_comes_back_is_another_node():
     subject.node_down(node)
     subject.returned(moved)
     subject.node_up(other, limits(1))
-    assert "other" == moved.place.node.id
+    assert moved.place.node.id == "other"
     subject.node_down(other)
     subject.returned(moved)
     subject.node_up(node, limits(1))
-    assert "node" == moved.place.node.id
+    assert moved.place.node.id == "node"
 
 
-def test_a_place_that_turned_a_job_away_is_full_until_one_of_its_own_ends_or_time_has_passed():
+def test_a_node_that_turned_a_job_away_is_full_until_one_of_its_jobs_ends_or_time_has_passed():
     subject, _ = scheduler()
     subject.node_up(FakeNode(), limits(3))
     running, away = submit(subject, job("A"), job("B"))
@@ -302,7 +302,7 @@ def test_a_place_that_turned_a_job_away_is_full_until_one_of_its_own_ends_or_tim
     assert TicketState.GRANTED is away.state
 
 
-def test_who_leaves_after_its_node_failed_costs_what_it_has_used_and_no_more():
+def test_a_job_that_leaves_after_its_node_failed_costs_only_what_it_has_used():
     subject, _ = scheduler(fairness="tokens")
     ledger = subject._queue._line = Ledger(subject._queue._line)
     node = FakeNode()
@@ -314,10 +314,10 @@ def test_who_leaves_after_its_node_failed_costs_what_it_has_used_and_no_more():
     subject.returned(silent)
     subject.finished(begun, cost=7.0)
     subject.finished(silent, cost=0.0)
-    assert {"A": 7.0, "B": 0.0} == ledger.charged
+    assert ledger.charged == {"A": 7.0, "B": 0.0}
 
 
-def test_a_job_that_has_begun_has_no_deadline_any_more_and_a_drain_lets_it_go_on():
+def test_a_job_that_has_begun_has_no_deadline_and_a_drain_lets_it_continue():
     subject, effects = scheduler()
     node = FakeNode()
     subject.node_up(node, limits(1))
@@ -328,7 +328,7 @@ def test_a_job_that_has_begun_has_no_deadline_any_more_and_a_drain_lets_it_go_on
     subject.returned(begun)
     subject.deadline(begun, QueueTimeout("late"))
     subject.drain()
-    assert {} == effects.refused
+    assert effects.refused == {}
     subject.node_up(node, limits(1))
     assert [begun, begun] == effects.granted
 
@@ -343,7 +343,7 @@ def test_the_jobs_ahead_of_the_last_of_thousands_are_in_the_order_in_which_they_
     assert [ticket.job for ticket in effects.granted] == [*ahead, last.job]
 
 
-def test_jobs_given_back_above_the_capacity_leave_no_room_and_break_nothing():
+def test_jobs_returned_above_the_capacity_leave_no_room_and_cause_no_error():
     subject, effects = scheduler(capacity=1)
     node = FakeNode()
     subject.node_up(node, limits(2))
@@ -351,7 +351,7 @@ def test_jobs_given_back_above_the_capacity_leave_no_room_and_break_nothing():
     subject.node_down(node)
     subject.returned(first)
     subject.returned(second)
-    assert 3 == len(subject.foretell("m", "B", 2))
+    assert len(subject.foretell("m", "B", 2)) == 3
     (newcomer,) = submit(subject, job("B"))
     assert [newcomer] == list(effects.refused)
     assert isinstance(effects.refused[newcomer], QueueFull)
@@ -367,18 +367,18 @@ def test_a_long_job_costs_its_tenant_the_turns_it_took():
     subject.finished(effects.granted[-1], cost=25.0)
     for _ in range(5):
         subject.finished(effects.granted[-1], cost=10.0)
-    assert "ABBABA" == "".join(ticket.job.tenant for ticket in effects.granted)
+    assert "".join(ticket.job.tenant for ticket in effects.granted) == "ABBABA"
 
 
-def test_what_a_job_did_not_use_is_given_back():
+def test_the_unused_part_of_a_charge_is_refunded():
     subject, _effects = scheduler(fairness="tokens")
     subject.node_up(FakeNode(), limits(1))
     (running,) = submit(subject, job("A", cost=10.0))
     subject.first_delta(running)
     subject.charge(running, 4.0)
-    assert 10.0 == subject._queue._line.counter("A")
+    assert subject._queue._line.counter("A") == 10.0
     subject.finished(running, cost=4.0)
-    assert 4.0 == subject._queue._line.counter("A")
+    assert subject._queue._line.counter("A") == 4.0
 
 
 def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times():
@@ -389,7 +389,7 @@ def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times(
     for ticket in small[:8]:
         assert TicketState.GRANTED is ticket.state
         subject.leave(ticket)
-    assert [TicketState.QUEUED] * 5 == [big.state, *(ticket.state for ticket in small[8:])]
+    assert [big.state, *(ticket.state for ticket in small[8:])] == [TicketState.QUEUED] * 5
     subject.leave(holder)
     assert big in effects.granted
 
@@ -401,7 +401,7 @@ def test_a_job_larger_than_the_whole_cache_runs_alone():
     assert [huge] == effects.granted
 
 
-def test_fewer_seats_take_none_away_and_more_are_given_at_once():
+def test_fewer_seats_end_no_running_job_and_more_seats_are_granted_at_once():
     subject, effects = scheduler()
     node = FakeNode()
     subject.node_up(node, limits(2))
@@ -413,12 +413,12 @@ def test_fewer_seats_take_none_away_and_more_are_given_at_once():
     assert [first, second, third] == effects.granted
 
 
-def test_what_a_newcomer_is_told_does_not_disturb_who_waits():
+def test_forecasting_for_a_newcomer_does_not_change_the_queue():
     subject, effects = scheduler()
     submit(subject, *map(job, "AAB"))
-    assert ["A", "B", "A"] == [each.tenant for each in subject.foretell("m", "A", 1)]
-    assert ["A", "B"] == [each.tenant for each in subject.foretell("m", "C", 1)]
+    assert [each.tenant for each in subject.foretell("m", "A", 1)] == ["A", "B", "A"]
+    assert [each.tenant for each in subject.foretell("m", "C", 1)] == ["A", "B"]
     subject.node_up(FakeNode(), limits(1))
     for _ in range(3):
         subject.leave(effects.granted[-1])
-    assert "ABA" == "".join(ticket.job.tenant for ticket in effects.granted)
+    assert "".join(ticket.job.tenant for ticket in effects.granted) == "ABA"

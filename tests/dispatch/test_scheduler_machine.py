@@ -1,4 +1,4 @@
-"""The scheduler under random events, and proof that the machine finds what is broken."""
+"""The scheduler under random events, and mutants which prove that the machine finds errors."""
 
 from collections.abc import Iterable
 
@@ -22,8 +22,8 @@ TestRoundRobin.settings = SETTINGS
 TestTokens = TokensMachine.TestCase
 TestTokens.settings = SETTINGS
 
-# The hunt ends with the first find. It is long because its luck is not the same everywhere: what Hypothesis
-# draws depends on its version and on which modules are imported. A mutant should be found in a tenth of it.
+# The search ends with the first failure. It is long because what Hypothesis draws depends on its version and
+# on which modules are imported. A mutant should be found in a tenth of it.
 HUNT = settings(SETTINGS, max_examples=6000, phases=[Phase.generate])
 
 
@@ -172,7 +172,7 @@ _add = Queue._add
         (Swaps, "stops", forgets_what_is_stopping),
         (Swaps, "_is_spare", evicts_for_a_spare_wish),
         (Scheduler, "_end_wish", never_ends_a_wish),
-        # Shows rarely: the machine needs more than a thousand examples.
+        # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -183,12 +183,12 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
         run_state_machine_as_test(SchedulerMachine, settings=HUNT)
 
 
-def test_a_case_of_its_own_catches_what_the_machine_meets_too_rarely(monkeypatch: pytest.MonkeyPatch):
+def test_a_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Scheduler, "drain", goes_on_making_room_when_it_drains)
     case = swaps.test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved
     with pytest.raises(AssertionError):
         case()
 
 
-def test_the_queue_of_the_machine_is_the_kernel():
+def test_the_machine_uses_the_compiled_queue():
     assert isinstance(SchedulerMachine().subject._queue._line._line, FairQueue)

@@ -1,4 +1,4 @@
-"""Models that are wanted or unwanted without a job: wishes, unloading, nodes that are closed."""
+"""Models that are loaded or unloaded without a job: load requests, unloading, closed nodes."""
 
 import msgspec
 import pytest
@@ -13,31 +13,31 @@ from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import KeepEverything
 
 
-def test_a_wish_waits_for_what_works_and_is_granted_when_the_model_is_there():
+def test_a_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
     wish = Wish("y")
     subject.wish(wish)
-    assert [] == effects.swaps
+    assert effects.swaps == []
     subject.leave(running)
     assert [("y", frozenset("x"))] == effects.swaps
-    assert {} == effects.wishes
+    assert effects.wishes == {}
     up(subject, "y")
     assert {wish: None} == effects.wishes
 
 
-def test_a_wish_takes_its_turn_among_jobs_by_its_arrival():
+def test_a_load_request_takes_its_turn_among_jobs_by_its_arrival():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
     subject.wish(Wish("y"))
     submit(subject, job(model="z"))
     subject.leave(running)
-    assert ["y"] == [model for model, _ in effects.swaps]
+    assert [model for model, _ in effects.swaps] == ["y"]
 
 
-def test_a_wish_that_starves_is_granted_before_those_who_came_later():
+def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
     subject, effects = swapping()
     up(subject, "x")
     running, _later = submit(subject, job(model="x"), job(model="x"))
@@ -62,17 +62,17 @@ def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_r
     assert isinstance(effects.wishes[late], Draining)
 
 
-def test_a_spare_wish_evicts_nothing_until_it_is_meant():
+def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
     subject, effects = swapping()
     up(subject, "x")
     wish = Wish("y", spare=True)
     subject.wish(wish)
-    assert [] == effects.swaps
+    assert effects.swaps == []
     subject.strengthen(wish)
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_failed_load_ends_the_wish_for_it():
+def test_a_failed_load_ends_its_load_request():
     subject, effects = swapping()
     wish = Wish("x")
     subject.wish(wish)
@@ -80,7 +80,7 @@ def test_a_failed_load_ends_the_wish_for_it():
     subject.load_failed(FakeNode("node of x", "x"), error)
     assert {wish: error} == effects.wishes
     subject.wish(Wish("x"))
-    assert 2 == len(effects.swaps)
+    assert len(effects.swaps) == 2
 
 
 def test_an_unloaded_model_finishes_its_jobs_and_is_loaded_again_for_who_waits():
@@ -88,9 +88,9 @@ def test_an_unloaded_model_finishes_its_jobs_and_is_loaded_again_for_who_waits()
     up(subject, "x")
     running, waiting = submit(subject, job(model="x"), job(model="x"))
     subject.unload("x")
-    assert [] == effects.stopped_models
+    assert effects.stopped_models == []
     subject.leave(running)
-    assert (["x"], [("x", frozenset())]) == (effects.stopped_models, effects.swaps)
+    assert (effects.stopped_models, effects.swaps) == (["x"], [("x", frozenset())])
     assert TicketState.QUEUED is waiting.state
     up(subject, "x")
     assert [running, waiting] == effects.granted
@@ -105,7 +105,7 @@ def test_an_unload_with_an_error_ends_what_waits_for_the_model_and_not_what_runs
     assert {waiting: error} == effects.refused
     assert TicketState.GRANTED is running.state
     subject.leave(running)
-    assert (["x"], [("y", frozenset("x"))]) == (effects.stopped_models, effects.swaps)
+    assert (effects.stopped_models, effects.swaps) == (["x"], [("y", frozenset("x"))])
     assert TicketState.QUEUED is other.state
     (later,) = submit(subject, job(model="x"))
     assert TicketState.QUEUED is later.state
@@ -120,7 +120,7 @@ def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
     subject.unload("y", error)
     assert {wish: error} == effects.wishes
     subject.leave(effects.granted[0])
-    assert [] == effects.swaps
+    assert effects.swaps == []
 
 
 def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run():
@@ -129,7 +129,7 @@ def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run()
     up(subject, "x")
     _, _, waiting = submit(subject, job(model="x"), job(model="x"), job(model="x"))
     subject.unload("x", ModelUnloaded("x was unloaded"))
-    assert {} == effects.refused
+    assert effects.refused == {}
     subject.leave(next(ticket for ticket in effects.granted if ticket.place.node.id == "far"))
     assert TicketState.GRANTED is waiting.state
 
@@ -139,24 +139,24 @@ def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():
     up(subject, "x")
     subject.unload("x")
     submit(subject, job(model="y"))
-    assert [("y", frozenset("x"))] == effects.swaps  # whoever loads y waits for the end of x
+    assert [("y", frozenset("x"))] == effects.swaps  # the load of y waits for the end of x
     other, others = scheduler(policy=LruPolicy(max_loaded=1), loadable=frozenset("xy"))
     up(other, "x")
     other.unload("x")
     other.gone(frozenset("x"))
     submit(other, job(model="y"))
-    assert [("y", frozenset())] == others.swaps
+    assert others.swaps == [("y", frozenset())]
 
 
-def test_a_load_that_is_given_up_is_stopped_at_once():
+def test_unloading_stops_a_running_load_at_once():
     subject, effects = swapping()
     wish = Wish("x")
     subject.wish(wish)
     subject.unload("x")
-    assert ["x"] == effects.stopped_models
+    assert effects.stopped_models == ["x"]
     assert isinstance(effects.wishes[wish], LoadFailed)
     subject.unload("x")
-    assert ["x"] == effects.stopped_models
+    assert effects.stopped_models == ["x"]
 
 
 def test_a_model_expires_only_if_it_had_no_job_since():
@@ -167,21 +167,21 @@ def test_a_model_expires_only_if_it_had_no_job_since():
     subject.leave(ticket)
     assert [place, place] == effects.idle_places
     subject.expired(place, 0)
-    assert [] == effects.stopped_models
+    assert effects.stopped_models == []
     subject.expired(place, place.used)
-    assert ["x"] == effects.stopped_models
-    assert 0 == subject.statistics().seats
+    assert effects.stopped_models == ["x"]
+    assert subject.statistics().seats == 0
 
 
-def test_what_is_not_loadable_is_never_idle():
+def test_a_model_that_is_not_loadable_is_never_reported_as_idle():
     subject, effects = scheduler()
     up(subject, "x")
     submit(subject, job(model="x"))
     subject.leave(effects.granted[0])
-    assert [] == effects.idle_places
+    assert effects.idle_places == []
 
 
-def test_a_model_elsewhere_is_neither_evicted_nor_loaded_here_unless_somebody_asks_for_that():
+def test_a_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
     subject, effects = swapping()
     far = FakeNode("far", "x")
     subject.node_up(far, NodeLimits(seats=1, max_model_len=100, evictable=False))
@@ -195,16 +195,16 @@ def test_a_model_elsewhere_is_neither_evicted_nor_loaded_here_unless_somebody_as
     assert [("z", frozenset("y")), ("x", frozenset("z"))] == effects.swaps
 
 
-def test_a_closed_node_finishes_its_jobs_and_gets_no_more_in_its_next_life_either():
+def test_a_closed_node_finishes_its_jobs_and_gets_no_more_after_a_restart_either():
     subject, effects = scheduler()
     far, at = FakeNode("far"), NodeLimits(seats=2, max_model_len=100, evictable=False)
     subject.node_up(far, at)
     running, *_ = submit(subject, job())
     subject.close("far")
     (waiting,) = submit(subject, job())
-    assert (TicketState.QUEUED, []) == (waiting.state, effects.closed_nodes)
+    assert (waiting.state, effects.closed_nodes) == (TicketState.QUEUED, [])
     subject.leave(running)
-    assert ["far"] == effects.closed_nodes
+    assert effects.closed_nodes == ["far"]
     subject.node_up(far, at)
     assert TicketState.QUEUED is waiting.state
     subject.node_down(far)
@@ -216,7 +216,7 @@ def test_a_closed_node_finishes_its_jobs_and_gets_no_more_in_its_next_life_eithe
 def test_a_node_that_is_down_is_closed_at_once():
     subject, effects = scheduler()
     subject.close("far")
-    assert ["far"] == effects.closed_nodes
+    assert effects.closed_nodes == ["far"]
 
 
 def test_who_waits_for_a_model_that_is_taken_away_is_told():
@@ -242,18 +242,18 @@ def test_where_loading_is_rejected_nobody_waits_for_it(loads):
     assert loads == (TicketState.GRANTED is there.state)
 
 
-def test_a_node_says_that_it_has_load_of_others_and_the_least_loaded_is_chosen():
+def test_the_node_that_reports_the_least_load_is_chosen():
     subject, effects = scheduler()
     for name, load in (("busy", 0.9), ("calm", 0.1)):
         subject.node_up(FakeNode(name), NodeLimits(seats=4, max_model_len=100, load=load))
     submit(subject, *map(job, "AB"))
-    assert ["calm", "busy"] == [ticket.place.node.id for ticket in effects.granted]
+    assert [ticket.place.node.id for ticket in effects.granted] == ["calm", "busy"]
     submit(subject, job("C"))
-    assert "calm" == effects.granted[-1].place.node.id
+    assert effects.granted[-1].place.node.id == "calm"
     assert limits(1).load is None
 
 
-def test_a_job_that_cannot_be_passed_on_never_gets_a_seat_elsewhere():
+def test_a_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
     subject, effects = scheduler()
     subject.node_up(FakeNode("far"), elsewhere(2))
     own, relayed = submit(subject, job(), job(relay=RELAY))
@@ -261,7 +261,7 @@ def test_a_job_that_cannot_be_passed_on_never_gets_a_seat_elsewhere():
     subject.node_up(FakeNode("near"), limits(1))
     assert [relayed, own] == effects.granted
     assert own.place is not None
-    assert "near" == own.place.node.id
+    assert own.place.node.id == "near"
 
 
 def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
@@ -269,23 +269,23 @@ def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
     subject.node_up(FakeNode("near"), limits(1))
     ticket = job(relay=RELAY)
     (relayed,) = submit(subject, Ticket(msgspec.structs.replace(ticket.job, prompts=()), cost=1.0, tokens=0))
-    assert [] == effects.granted
+    assert effects.granted == []
     subject.node_up(FakeNode("far"), elsewhere(1))
     assert [relayed] == effects.granted
 
 
-def test_a_model_that_is_elsewhere_is_loaded_here_for_who_cannot_be_passed_on():
+def test_a_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
     subject, effects = swapping()
     subject.node_up(FakeNode("far", "x"), elsewhere(1))
     submit(subject, *(job(model="x", relay=RELAY) for _ in range(2)))
-    assert [] == effects.swaps
+    assert effects.swaps == []
     (own,) = submit(subject, job(model="x"))
-    assert [("x", frozenset())] == effects.swaps
+    assert effects.swaps == [("x", frozenset())]
     subject.load_failed(FakeNode("x", "x"), LoadFailed("no such file"))
     assert [own] == list(effects.refused), "the other may still have the seat elsewhere"
 
 
-def test_where_loading_is_rejected_a_model_elsewhere_is_no_help_to_who_cannot_be_passed_on():
+def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_cannot_be_relayed():
     subject, effects = scheduler(policy=KeepEverything(), loadable=frozenset("x"), rejects_loading=True)
     subject.node_up(FakeNode("far", "x"), elsewhere(1))
     own, relayed = submit(subject, job(model="x"), job(model="x", relay=RELAY))
@@ -293,7 +293,7 @@ def test_where_loading_is_rejected_a_model_elsewhere_is_no_help_to_who_cannot_be
     assert TicketState.GRANTED is relayed.state
 
 
-def test_a_prompt_too_long_for_us_is_refused_though_a_server_elsewhere_might_take_it():
+def test_a_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed():
     subject, effects = scheduler()
     subject.node_up(FakeNode("near"), limits(1, longest=5))
     subject.node_up(FakeNode("far"), elsewhere(1, longest=1000))

@@ -1,4 +1,4 @@
-"""When the scheduler loads a model, and what it makes room with (spec 4, seed 004)."""
+"""When the scheduler loads a model, and which models it evicts for that."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from fairlead.swap.policy import EvictionPolicy
 
 
 class OneAtATime(EvictionPolicy):
-    """A policy of two lines: whatever runs makes room."""
+    """A policy of two lines: every running model is evicted."""
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         return frozenset(running)
@@ -35,7 +35,7 @@ def up(subject: Scheduler, model: str, *, seats: int = 1) -> FakeNode:
 def test_a_model_is_loaded_when_a_job_wants_it_and_others_join_that_swap():
     subject, effects = swapping()
     first, second = submit(subject, job(model="x"), job(model="x"))
-    assert [("x", frozenset())] == effects.swaps
+    assert effects.swaps == [("x", frozenset())]
     up(subject, "x", seats=2)
     assert [first, second] == effects.granted
 
@@ -45,14 +45,14 @@ def test_an_idle_model_makes_room():
     up(subject, "x")
     submit(subject, job(model="y"))
     assert [("y", frozenset("x"))] == effects.swaps
-    assert 0 == subject.statistics().seats
+    assert subject.statistics().seats == 0
 
 
 def test_a_model_with_work_in_flight_is_never_evicted():
     subject, effects = swapping()
     up(subject, "x")
     running, _waiting = submit(subject, job(model="x"), job(model="y"))
-    assert [] == effects.swaps
+    assert effects.swaps == []
     subject.leave(running)
     assert [("y", frozenset("x"))] == effects.swaps
 
@@ -63,13 +63,13 @@ def test_the_jobs_of_the_loaded_model_go_first_so_that_swaps_are_few():
     submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"), job("D", model="x"))
     subject.leave(effects.granted[-1])
     subject.leave(effects.granted[-1])
-    assert ["x", "x", "x"] == [ticket.job.model for ticket in effects.granted]
-    assert [] == effects.swaps
+    assert [ticket.job.model for ticket in effects.granted] == ["x", "x", "x"]
+    assert effects.swaps == []
     subject.leave(effects.granted[-1])
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_who_starves_gets_its_model_before_those_who_came_later():
+def test_a_starving_job_gets_its_model_before_later_jobs():
     subject, effects = swapping()
     up(subject, "x")
     _running, starving, later = submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"))
@@ -104,7 +104,7 @@ def test_of_models_with_one_priority_the_one_that_is_waited_for_longest_is_loade
     assert [("z", frozenset("x"))] == effects.swaps
 
 
-def test_who_starves_comes_before_every_priority():
+def test_a_starving_job_comes_before_every_priority():
     subject, effects = swapping()
     subject.prefer({"z": 5})
     up(subject, "x")
@@ -114,16 +114,16 @@ def test_who_starves_comes_before_every_priority():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_priority_stops_nobody_who_works_and_holds_up_no_job_for_what_is_loaded():
+def test_a_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
     subject, effects = swapping()
     subject.prefer({"z": 5})
     up(subject, "x", seats=2)
     _, _, beside = submit(subject, job(model="x"), job("B", model="z"), job("C", model="x"))
     assert beside in effects.granted
-    assert [] == effects.swaps
+    assert effects.swaps == []
 
 
-def test_a_wish_has_its_models_priority():
+def test_a_load_request_has_the_priority_of_its_model():
     subject, effects = swapping()
     subject.prefer({"z": 5})
     up(subject, "x")
@@ -148,7 +148,7 @@ def test_models_are_loaded_in_the_order_of_a_plain_account(arrivals, starving, p
     for model in starving:
         subject.starved(waiting[model])
     others = [model for model in arrivals if model not in starving]
-    others.sort(key=lambda model: priorities.get(model, 0), reverse=True)  # which keeps equal ones in order
+    others.sort(key=lambda model: priorities.get(model, 0), reverse=True)  # a stable sort
     loaded = []
     for _ in arrivals:
         subject.leave(leaving)
@@ -172,13 +172,13 @@ def knows_no_zero(self: Swaps, priorities: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("mutant", [forgets_priorities, loads_the_lowest_first, knows_no_zero])
-def test_the_plain_account_catches(monkeypatch: pytest.MonkeyPatch, mutant):
+def test_the_comparison_of_load_orders_catches(monkeypatch: pytest.MonkeyPatch, mutant):
     monkeypatch.setattr(Swaps, "prefer", mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):
         test_models_are_loaded_in_the_order_of_a_plain_account()
 
 
-def test_a_starving_job_that_leaves_starves_nobody_else():
+def test_a_starving_job_that_leaves_delays_no_other_job():
     subject, effects = swapping()
     up(subject, "x")
     running, starving, later = submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"))
@@ -186,10 +186,10 @@ def test_a_starving_job_that_leaves_starves_nobody_else():
     subject.leave(starving)
     subject.leave(running)
     assert [running, later] == effects.granted
-    assert [] == effects.swaps
+    assert effects.swaps == []
 
 
-def test_when_who_starves_leaves_the_model_that_was_to_make_room_has_its_seats_again_at_once():
+def test_when_a_starving_job_leaves_the_draining_model_has_its_seats_again_at_once():
     subject, effects = swapping()
     up(subject, "x", seats=2)
     running, starving = submit(subject, job(model="x"), job("B", model="y"))
@@ -198,13 +198,13 @@ def test_when_who_starves_leaves_the_model_that_was_to_make_room_has_its_seats_a
     assert [running] == effects.granted
     subject.leave(starving)
     assert [running, waiting] == effects.granted
-    assert [] == effects.swaps
+    assert effects.swaps == []
 
 
 def test_a_model_that_is_being_loaded_is_not_evicted_again():
     subject, effects = swapping()
     submit(subject, job(model="x"), job("B", model="y"))
-    assert [("x", frozenset())] == effects.swaps
+    assert effects.swaps == [("x", frozenset())]
 
 
 def test_a_failed_load_tells_those_who_wait_and_the_next_job_tries_again():
@@ -214,16 +214,16 @@ def test_a_failed_load_tells_those_who_wait_and_the_next_job_tries_again():
     subject.load_failed(FakeNode("node of x", "x"), error)
     assert {waiting: error} == effects.refused
     submit(subject, job(model="x"))
-    assert [("x", frozenset()), ("x", frozenset())] == effects.swaps
+    assert effects.swaps == [("x", frozenset()), ("x", frozenset())]
 
 
-def test_no_swap_is_started_for_who_has_left():
+def test_no_swap_is_started_for_a_job_that_has_left():
     subject, effects = swapping()
     up(subject, "x")
     running, waiting = submit(subject, job(model="x"), job(model="y"))
     subject.leave(waiting)
     subject.leave(running)
-    assert [] == effects.swaps
+    assert effects.swaps == []
 
 
 def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
@@ -236,7 +236,7 @@ def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
     up(subject, "y")
     submit(subject, job(model="z"))
     assert [("z", frozenset("y"))] == effects.swaps
-    assert 1 == subject.statistics().seats
+    assert subject.statistics().seats == 1
 
 
 def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
@@ -255,7 +255,7 @@ def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
         if model != "x":
             subject.leave(ticket)
     submit(subject, job(model="w"))
-    assert ("w", ["z", "y", "x"]) == asked[0]
+    assert asked[0] == ("w", ["z", "y", "x"])
 
 
 def test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved():
@@ -267,13 +267,13 @@ def test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_w
     assert TicketState.QUEUED is failed.state, "its place makes room"
     subject.drain()
     assert starving in effects.refused
-    assert [TicketState.GRANTED] * 2 == [failed.state, working.state]
+    assert [failed.state, working.state] == [TicketState.GRANTED] * 2
 
 
 PASSTHROUGH = Relay("/x", b"", passthrough=Passthrough("GET", ()))
 
 
-def test_request_for_a_commands_server_waits_for_that_though_a_server_elsewhere_has_the_model():
+def test_a_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_the_model():
     subject, effects = swapping()
     subject.node_up(FakeNode("far", "x"), elsewhere(2))
     ordinary, passed = submit(

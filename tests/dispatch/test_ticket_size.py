@@ -1,4 +1,4 @@
-"""What a job is taken to cost, and to hold of a node's cache."""
+"""The estimated cost of a job, and how much of a node's cache it is expected to hold."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def job(lengths, **options):
         ([1] * 100 + [50] * 2, TEXTS_AT_ONCE - 2 + 100),
     ],
 )
-def test_of_many_texts_to_embed_the_longest_few_are_counted_that_may_be_there_at_a_time(lengths, tokens):
+def test_of_many_texts_to_embed_only_the_longest_that_may_run_at_once_are_counted(lengths, tokens):
     ticket = Forecaster(QueueConfig()).ticket(job(lengths, embed=True))
     assert tokens == ticket.tokens
     assert sum(lengths) == ticket.cost  # every token is computed, and none generated
@@ -29,4 +29,4 @@ def test_of_many_texts_to_embed_the_longest_few_are_counted_that_may_be_there_at
 
 def test_of_prompts_that_are_continued_each_is_counted_for_all_its_answers():
     ticket = Forecaster(QueueConfig()).ticket(job([3, 5], n=2))
-    assert 2 * 8 + 4 == ticket.tokens
+    assert ticket.tokens == 2 * 8 + 4

@@ -16,16 +16,16 @@ def running(nursery: trio.Nursery) -> Timer:
     return timer
 
 
-async def test_alarms_go_off_at_their_time_and_in_their_order_for_one_time(autojump_clock, nursery):
+async def test_alarms_fire_at_their_time_and_simultaneous_ones_in_creation_order(autojump_clock, nursery):
     timer = running(nursery)
     begun, seen = trio.current_time(), []
     for after_s, name in ((3, "d"), (1, "a"), (2, "b"), (2, "c")):
         timer.at(begun + after_s, lambda name=name: seen.append((name, trio.current_time() - begun)))
     await trio.sleep(2.5)
-    assert [("a", 1.0), ("b", 2.0), ("c", 2.0)] == seen
+    assert seen == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
     await trio.sleep(1)
-    assert [("d", 3.0)] == seen[3:]
-    assert 0 == len(timer)
+    assert seen[3:] == [("d", 3.0)]
+    assert len(timer) == 0
 
 
 async def test_an_alarm_before_all_others_wakes_the_timer(autojump_clock, nursery):
@@ -35,7 +35,7 @@ async def test_an_alarm_before_all_others_wakes_the_timer(autojump_clock, nurser
     await trio.testing.wait_all_tasks_blocked()
     timer.at(trio.current_time() + 1, lambda: seen.append("soon"))
     await trio.sleep(2)
-    assert ["soon"] == seen
+    assert seen == ["soon"]
 
 
 async def test_an_alarm_may_drop_those_of_its_own_time_and_set_others(autojump_clock, nursery):
@@ -50,12 +50,12 @@ async def test_an_alarm_may_drop_those_of_its_own_time_and_set_others(autojump_c
     timer.at(now + 1, first)
     second = timer.at(now + 1, lambda: seen.append("dropped"))
     await trio.sleep(1.5)
-    assert ["at once"] == seen
+    assert seen == ["at once"]
     await trio.sleep(1)
-    assert ["at once", "later"] == seen
+    assert seen == ["at once", "later"]
 
 
-async def test_what_a_dropped_alarm_would_have_done_is_forgotten_at_once(autojump_clock, nursery):
+async def test_a_dropped_alarm_releases_its_callback_at_once(autojump_clock, nursery):
     timer = running(nursery)
 
     class Waiter:
@@ -72,7 +72,7 @@ async def test_what_a_dropped_alarm_would_have_done_is_forgotten_at_once(autojum
     await trio.sleep(2)
 
 
-async def test_dropped_alarms_do_not_pile_up(autojump_clock, nursery):
+async def test_dropped_alarms_do_not_accumulate(autojump_clock, nursery):
     timer = running(nursery)
     far = trio.current_time() + 60
     kept = [timer.at(far, lambda: None) for _ in range(50)]
@@ -81,11 +81,11 @@ async def test_dropped_alarms_do_not_pile_up(autojump_clock, nursery):
         assert len(timer) <= len(kept) + FEW + 1
     await trio.sleep(61)
     assert all(alarm.dropped for alarm in kept)
-    assert 0 == len(timer)
+    assert len(timer) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whatever_is_set_and_dropped_the_rest_goes_off_once_and_in_order(autojump_clock, nursery, seed):
+async def test_alarms_that_are_not_dropped_fire_once_and_in_order(autojump_clock, nursery, seed):
     timer = running(nursery)
     random, begun = Random(seed), trio.current_time()
     expected, seen, alarms = {}, [], {}
@@ -97,7 +97,7 @@ async def test_whatever_is_set_and_dropped_the_rest_goes_off_once_and_in_order(a
             victim = random.choice(list(alarms))
             alarms[victim].drop()
             expected.pop(victim, None)
-    for _ in range(50):  # some more, while they go off
+    for _ in range(50):  # drop more alarms while others fire
         await trio.sleep(1)
         victim = random.choice(list(alarms))
         if not alarms[victim].dropped:
@@ -105,4 +105,4 @@ async def test_whatever_is_set_and_dropped_the_rest_goes_off_once_and_in_order(a
         alarms[victim].drop()
     await trio.sleep(2)
     assert sorted((time_s, number) for number, time_s in expected.items()) == seen
-    assert 0 == len(timer)
+    assert len(timer) == 0

@@ -1,4 +1,4 @@
-"""Wishes and idle models as time passes, on the virtual clock."""
+"""Load requests and idle models over time, on the virtual clock."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ TTL_S = 100.0
 
 
 class Told:
-    """A garage that does nothing but note when it was told what."""
+    """A model host that only records which orders it receives, and when."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[float, str, str]] = []
@@ -56,7 +56,7 @@ async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
         assert [line["task"] for line in logs] == ["deadlines", "deadlines"]
 
 
-async def test_deadlines_that_fail_while_meters_are_read_do_not_stop_the_meters(autojump_clock, monkeypatch):
+async def test_a_charge_that_fails_does_not_stop_the_later_charges(autojump_clock, monkeypatch):
     async with desk(m=TTL_S) as (dispatcher, _, now):
         dispatcher.node_up(TimedNode(), LIMITS)
         read_at = []
@@ -72,7 +72,7 @@ async def test_deadlines_that_fail_while_meters_are_read_do_not_stop_the_meters(
         assert read_at == [1.0, 2.0, 3.0]
 
 
-async def test_loads_that_are_waited_for_are_refused_when_the_server_is_to_stop(autojump_clock):
+async def test_awaited_loads_are_refused_when_the_server_drains(autojump_clock):
     async with desk(m=TTL_S) as (dispatcher, told, now):
         errors = []
 
@@ -100,7 +100,7 @@ async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_
         async with trio.open_nursery() as nursery:
             dispatcher.node_up(loaded, LIMITS)
             async with dispatcher.seat(msgspec.structs.replace(job(), model="y")):
-                for _ in range(3):  # they wait for the job of y, and the policy is asked for each
+                for _ in range(3):  # they wait for the job of y, and the policy is called for each
                     nursery.start_soon(wait_for_seat, dispatcher)
                     await trio.testing.wait_all_tasks_blocked()
                 assert logs == []
@@ -130,7 +130,7 @@ async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> No
         await trio.sleep(service_s)
 
 
-async def test_a_model_is_unloaded_when_it_was_idle_for_its_time_and_no_sooner(autojump_clock):
+async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(autojump_clock):
     async with desk(m=TTL_S) as (dispatcher, told, now):
         node = TimedNode()
         dispatcher.node_up(node, LIMITS)
@@ -143,18 +143,18 @@ async def test_a_model_is_unloaded_when_it_was_idle_for_its_time_and_no_sooner(a
         assert ended == now + 90 + 99 + 1 + 150
 
 
-async def test_a_model_that_works_longer_than_its_time_stays(autojump_clock):
+async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_clock):
     async with desk(m=TTL_S) as (dispatcher, told, now):
         node = TimedNode()
         dispatcher.node_up(node, LIMITS)
         await trio.sleep(99.0)
         await serve(dispatcher, node, 500.0)
-        assert [] == told.orders
+        assert told.orders == []
         await trio.sleep(101.0)
         assert [(now + 99 + 500 + TTL_S, "stop", "m")] == told.orders
 
 
-async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_time_never(autojump_clock):
+async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_never(autojump_clock):
     async with desk(m=TTL_S, kept=0.0) as (dispatcher, told, now):
         dispatcher.node_up(TimedNode(), LIMITS)
         dispatcher.node_up(FakeNode("kept", "kept"), limits(1))
@@ -174,7 +174,7 @@ async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_
         assert len(dispatcher._timer) <= before + 2 * 20
 
 
-async def test_a_wish_starves_after_a_part_of_the_bound_and_is_made_once(autojump_clock):
+async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_clock):
     async with desk(m=0.0, other=0.0) as (dispatcher, told, now):
         node = TimedNode()
         dispatcher.node_up(node, LIMITS)
@@ -185,16 +185,16 @@ async def test_a_wish_starves_after_a_part_of_the_bound_and_is_made_once(autojum
             for _ in range(2):
                 nursery.start_soon(dispatcher.load, "other")
             await trio.sleep(60.5)
-            # It starved in the second job of three, so it is next.
+            # It starved during the second job of three, so it is next.
             assert 30.0 < PATIENCE * 60.0 < 60.0
             assert [(now + 60.0, "load", "other")] == told.orders
             dispatcher.node_up(FakeNode("other", "other"), limits(1))
             await trio.testing.wait_all_tasks_blocked()
-            assert "m" == told.orders[-1][2]
+            assert told.orders[-1][2] == "m"
             dispatcher.node_up(node, LIMITS)
 
 
-async def test_a_load_that_fails_is_raised_to_all_who_asked(autojump_clock):
+async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
     async with desk(m=0.0) as (dispatcher, _told, _now):
         errors = []
 
@@ -208,4 +208,4 @@ async def test_a_load_that_fails_is_raised_to_all_who_asked(autojump_clock):
                 nursery.start_soon(load)
             await trio.testing.wait_all_tasks_blocked()
             dispatcher.load_failed(TimedNode(), LoadFailed("no such file"))
-        assert ["no such file"] * 2 == errors
+        assert errors == ["no such file"] * 2

@@ -1,4 +1,4 @@
-"""A headless Chromium, if this machine has one, and pages that note whatever a page must not do."""
+"""A headless Chromium, if one is installed, and pages which record console errors and foreign requests."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 
-PATIENCE_MS = 60_000  # on a loaded machine
+PATIENCE_MS = 60_000  # long enough for a loaded machine
 playwright.expect.set_options(timeout=PATIENCE_MS)
 
 expect = playwright.expect
@@ -21,12 +21,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def chromium() -> str | None:
-    """The path of a Chromium: the one that `FAIRLEAD_CHROMIUM` names, or one on the path."""
+    """Return the path of a Chromium: that of `FAIRLEAD_CHROMIUM`, or the first one on `PATH`."""
     return os.environ.get("FAIRLEAD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """Opens the dashboard of servers on this machine. Pictures go to `pictures`."""
+    """Opens the dashboard of local servers. Saves screenshots in `pictures`."""
 
     def __init__(self, chromium, pictures: Path) -> None:
         self._chromium = chromium
@@ -36,9 +36,9 @@ class Browser:
     def open(
         self, url: str, *, width: int = 1360, height: int = 900, expected: str = "", **options
     ) -> Iterator[playwright.Page]:
-        """Open the page. Fails at the end if it complained, or asked anybody but its own server.
+        """Open the page. Fail at the end if it logged an error or a warning, or contacted another server.
 
-        `expected`: what the browser's complaints may contain, where a test brings them about.
+        `expected`: messages that contain this text are allowed, because the test causes them.
         """
         complaints: list[str] = []
         elsewhere: list[str] = []
@@ -64,22 +64,22 @@ class Browser:
             yield page
         finally:
             context.close()
-        assert [] == complaints
-        assert [] == elsewhere
+        assert complaints == []
+        assert elsewhere == []
 
     def picture(self, page: playwright.Page, name: str) -> None:
-        """Keep what the page looks like."""
+        """Save a screenshot of the whole page."""
         page.screenshot(path=self._pictures / f"{name}.png", full_page=True)
 
 
 @contextmanager
 def browser(pictures: Path) -> Iterator[Browser]:
-    """Start a browser and end it afterwards. Skips the test where there is none."""
+    """Start a browser and close it afterwards. Skip the test if none is installed."""
     path = chromium()
     if path is None:
         pytest.skip("no Chromium is on the path, and FAIRLEAD_CHROMIUM names none")
     with playwright.sync_playwright() as driver:
-        # Without its sandbox, because tests may run as root in a container; it only ever sees our own pages.
+        # Without the sandbox, because tests may run as root in a container. It opens only our own pages.
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
         try:
             yield Browser(started, pictures)
@@ -92,13 +92,13 @@ def number(page, total: str):
 
 
 def live(page) -> None:
-    """Wait until the page is connected, and has the first snapshot: only then is there a model to talk to."""
+    """Wait until the page is connected and has its first snapshot, which lists the models to chat with."""
     expect(page.locator("#link")).to_have_attribute("data-state", "live")
     expect(page.locator("#chat-model option")).not_to_have_count(0)
 
 
 def serious(page) -> list[str]:
-    """What axe-core finds wrong that keeps somebody from using the page."""
+    """Return the serious and critical accessibility violations that axe-core finds."""
     found = axe.Axe().run(page).response["violations"]
     return [
         f"{violation['id']}: {node['html']}: {node['failureSummary']}"
@@ -109,7 +109,7 @@ def serious(page) -> list[str]:
 
 
 def tab_to(page, selector: str, most: int = 40) -> None:
-    """Press Tab until the element has the focus, and see that the focus can be seen."""
+    """Press Tab until the element has the focus; check that its focus outline is visible."""
     for _ in range(most):
         page.keyboard.press("Tab")
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):

@@ -1,4 +1,4 @@
-"""One real server with the demonstration model for all tests that leave it as they found it."""
+"""One real server with the demonstration model, shared by the tests which leave its state unchanged."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import pytest
 
 from e2e.real_server import RealServer, real_server
 
-if TYPE_CHECKING:  # it skips where the tools are missing, and only those tests that need them
+if TYPE_CHECKING:  # its import skips without the tools: only tests that need them may skip
     from e2e.browser import Browser
 
 
@@ -19,7 +19,7 @@ def server() -> Iterator[RealServer]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory) -> Iterator["Browser"]:
-    """A headless browser, where there is one. Its pictures stay among the tests' output."""
+    """A headless browser, if one is installed. Its screenshots are kept in pytest's temporary folder."""
     from e2e.browser import browser
 
     with browser(tmp_path_factory.mktemp("pictures")) as started:

@@ -1,4 +1,4 @@
-"""The demonstration model in a folder of its own, where it can be changed, or its load be held up."""
+"""A copy of the demonstration model, which a test can change or whose load it can block."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from fairlead.config import demonstration_model
 
 
 def own_copy(folder: Path, **changes: object) -> Path:
-    """Copy the model into a new folder; `changes` are made to its `config.json`."""
+    """Copy the model into a new folder; merge `changes` into its `config.json`."""
     shutil.copytree(demonstration_model(), folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -20,7 +20,7 @@ def own_copy(folder: Path, **changes: object) -> Path:
 
 @contextmanager
 def load_held_up(folder: Path) -> Iterator[None]:
-    """Have whoever loads the model meanwhile wait for what its `config.json` says until the block is over."""
+    """Make each load of the model wait for the content of `config.json` until the `with` block ends."""
     file, again = folder / "config.json", folder / "config.json.again"
     content = file.read_bytes()
     again.write_bytes(content)
@@ -30,6 +30,6 @@ def load_held_up(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.write(pipe, content)  # for who has opened it; who has not finds a file there
+        os.write(pipe, content)  # for a process which has opened the pipe; all others find the file again
         again.replace(file)
         os.close(pipe)

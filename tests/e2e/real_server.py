@@ -16,13 +16,13 @@ import httpx
 
 from fairlead.config import demonstration_model
 
-START_S = 90.0  # with torch's first import from a cold disk on a loaded machine
-PATIENCE_S = 60.0  # with anything else, on such a machine
+START_S = 90.0  # includes torch's first import from a cold disk on a loaded machine
+PATIENCE_S = 60.0  # for anything else on such a machine
 READY = re.compile(r"(http://[\w.\[\]:]+)")
 
 
 def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Wait until something is so."""
+    """Wait until the condition holds; fail after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "it does not come"
@@ -30,9 +30,9 @@ def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
 
 
 class RealServer:
-    """`fairlead serve` on a free port of loopback. `log` is what it wrote on stderr so far.
+    """`fairlead serve` on a free port of loopback. `log` has the lines of its output so far.
 
-    `reader` is the thread that reads that, to the end.
+    `reader` is the thread that collects them, until the output ends.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class RealServer:
         return self.http.get("/queue").json()
 
     def running(self) -> dict[str, float]:
-        """What `GET /running` says of the one model. Between two lives it is not there, and waited for."""
+        """Return what `GET /running` says of the only model. Waits while it is not listed."""
         found: list[dict[str, float]] = []
         until(lambda: found.extend(self.http.get("/running").json()) or found)
         return found[0]
 
     def counts(self) -> dict[str, float]:
-        """Everything that must be back at rest when nobody asks for anything."""
+        """Return the counts that must all be zero when no request is open."""
         queue, running = self.queue(), self.running()
         return {
             "waiting": queue["waiting"],
@@ -70,32 +70,32 @@ class RealServer:
         }
 
     def wait_until_at_rest(self, within_s: float = PATIENCE_S) -> dict[str, float]:
-        """Return the counts once they are all zero, or as they are when time is up."""
+        """Return the counts once they are all zero, or as they are after `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while any((counts := self.counts()).values()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return counts
 
     def child_pids(self) -> set[int]:
-        """The models' processes.
+        """Return the ids of the models' processes.
 
-        Asked of them, not of the server's threads: a thread that ends leaves its children to another.
+        Found by their parent's id, not by thread: when a thread ends, its children move to another.
         """
         children = set()
         for status in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 _, parent, *_ = status.read_text().rpartition(")")[2].split()
                 if int(parent) == self.process.pid:
                     children.add(int(status.parent.name))
         return children
 
     def child_pid(self) -> int:
-        """The model's process, where there is but one."""
+        """Return the id of the only model's process."""
         (pid,) = self.child_pids()
         return pid
 
     def stop(self, within_s: float = PATIENCE_S) -> int:
-        """Ask it to end, as a service manager does; return its exit code. Its log is whole then."""
+        """Send SIGTERM, as a service manager does; return the exit code. The log is complete afterwards."""
         self.http.close()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -110,9 +110,9 @@ class RealServer:
 def configured(
     folder: Path, model: dict[str, object], *, queue: dict[str, object] | None = None, **more: object
 ) -> tuple[str, str]:
-    """Return the arguments for a server with the demonstration model and these settings of a file's.
+    """Write a configuration file with the demonstration model and these settings; return the arguments.
 
-    The model's process can be stopped for as long as a test needs: no watchdog wakes, and who waits may wait.
+    A test may stop the model's process for long: its watchdog and the queue timeout are one hour.
     """
     demonstration = {"path": str(demonstration_model()), "preload": True, "watchdog": "1h"}
     file = folder / "fairlead.yaml"
@@ -133,7 +133,7 @@ def real_server(
 ) -> Iterator[RealServer]:
     """Start a server, or a `node`, and wait for its ready line; end it afterwards.
 
-    `prefix` goes before its command.
+    `prefix` is put before its command.
     """
     command = [*prefix, sys.executable, "-m", "fairlead", kind, "--port", "0", *arguments]
     process = subprocess.Popen(

@@ -1,13 +1,13 @@
-"""What our own check adds to schemathesis, which loads this file."""
+"""An additional check for schemathesis, which loads this file."""
 
 import schemathesis
 
 
 @schemathesis.check
 def types_and_ranges_are_documented(_context, response, case):
-    """Fail if a body that the document allows is refused for the type, the range or the lack of a value.
+    """Fail if a body that the document allows is refused for the type, range or absence of a value.
 
-    Those are the words of the parser, which refuses before anything else is looked at.
+    The parser, which runs before all other checks, reports these faults in its own wording.
     """
     if response.status_code != 400 or case.meta is None or not case.meta.generation.mode.is_positive:
         return

@@ -1,4 +1,4 @@
-"""A server in a thread, whose one model says what it is told to say."""
+"""A server in a thread, whose only model answers with a script."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fair
 
 
 class Gateway(FakeGateway):
-    """Counts nothing."""
+    """Reports statistics without any job."""
 
     def statistics(self):
         return Tally().statistics()
@@ -30,7 +30,7 @@ class Gateway(FakeGateway):
 def scripted_server(
     *api_keys: str, script: Script = hello_world, fleet: FakeFleet | None = None
 ) -> Iterator[tuple[str, Gateway]]:
-    """A server in a thread, whose one model says what it is told to, for those who have a key."""
+    """Serve in a thread a model which answers with `script`; with `api_keys`, clients need one of them."""
     model = TextModel.load(DEMO, name="scripted")
     gateway = Gateway(script)
     config = Config(

@@ -1,4 +1,4 @@
-"""Stops or slows down a process, so that what it does in milliseconds can be watched as it happens."""
+"""Stop or slow down a process, so that a test can observe what otherwise takes milliseconds."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Have the process stand still. Shorter than the watchdog's patience, or it is ended."""
+    """Stop the process with SIGSTOP. Must be shorter than its watchdog's bound, or the process is ended."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -20,7 +20,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def slowed(pid: int, *, run_s: float = 0.004, rest_s: float = 0.04) -> Iterator[threading.Event]:
-    """Have the process run for a little and rest for long, again and again; while the event is set, rest."""
+    """Alternately run the process and stop it; while the event is set, it stays stopped."""
     done, held = threading.Event(), threading.Event()
 
     def alternate() -> None:

@@ -1,4 +1,4 @@
-"""`fairlead.asgi` under Hypercorn as it comes, in processes of its own."""
+"""`fairlead.asgi` under an unmodified Hypercorn, in separate processes."""
 
 import contextlib
 import os
@@ -18,25 +18,25 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "asgi.md"
 
 
 class StockServer(RealServer):
-    """Hypercorn's parent process, its worker with our application, and the models' processes below that."""
+    """Hypercorn's parent process, its worker with our application, and the worker's model processes."""
 
     def child_pids(self) -> set[int]:
-        """Return the models' processes. They are the worker's children."""
+        """Return the ids of the models' processes, which are the worker's children."""
         return {pid for pid in descendants(self.process.pid) if ENGINE in command_line(pid)}
 
 
 def documented(name: str) -> str:
-    """Return the program of that name in the documentation."""
+    """Return the example program of that name from the documentation."""
     _, found, rest = DOCUMENT.read_text(encoding="utf-8").partition(f"```python\n# {name}:")
     assert found, f"{DOCUMENT} has no {name}"
     return "#" + rest.partition("```")[0]
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes below a process."""
+    """Return the ids of all descendants of a process."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -45,7 +45,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Return a process's arguments; nothing if it has ended."""
+    """Return a process's arguments; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

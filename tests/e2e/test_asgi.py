@@ -1,4 +1,4 @@
-"""`fairlead.asgi` under Hypercorn as it comes: what clients and operators see."""
+"""`fairlead.asgi` under an unmodified Hypercorn: what clients and operators see."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def open_client(url: str) -> OpenAI:
 
 @contextmanager
 def long_stream(server: StockServer, max_tokens: int = 400) -> Iterator[tuple[httpx.Response, Iterator[str]]]:
-    """Ask for what takes hundreds of steps; yield the response, and its lines from the second on."""
+    """Request a stream of hundreds of steps; yield the response and its lines from the second on."""
     body = {**PROMPT, "max_tokens": max_tokens, "n": 16, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as answer:
         lines = filter(None, answer.iter_lines())
@@ -52,7 +52,7 @@ def long_stream(server: StockServer, max_tokens: int = 400) -> Iterator[tuple[ht
 
 
 def answers(server: StockServer) -> bool:
-    """Whether a new connection is served."""
+    """Return whether a new connection is served."""
     try:
         return httpx.get(f"{server.url}/health", timeout=0.5).status_code == 200
     except httpx.TransportError:
@@ -60,7 +60,7 @@ def answers(server: StockServer) -> bool:
 
 
 def is_gone(server: StockServer, children: set[int]) -> bool:
-    """Whether the server ends well, and its models' processes with it."""
+    """Check that the server exits with 0; return whether its models' processes have ended."""
     assert server.process.wait(START_S) == 0
     server.reader.join(START_S)
     return not any(Path(f"/proc/{pid}").exists() for pid in children)
@@ -105,9 +105,9 @@ def test_a_body_over_the_limit_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_while_its_job_runs_frees_slots_and_blocks(server: StockServer, stream):
+async def test_client_that_disconnects_while_its_job_runs_frees_slots_and_blocks(server: StockServer, stream):
     assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
-    with slowed(server.child_pid()):  # it would take minutes if nobody ended it
+    with slowed(server.child_pid()):  # unless cancelled, it would take minutes
         async with httpx.AsyncClient(base_url=server.url) as leaving:
             with trio.CancelScope() as asking:
                 async with trio.open_nursery() as nursery:
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_while_its_job_runs_frees_slots_and_blocks(se
     assert not any(counts.values())
 
 
-def test_a_client_that_leaves_the_queue_frees_its_place_while_the_model_stands_still(tmp_path: Path):
+def test_client_that_disconnects_while_queued_is_dequeued_although_the_model_is_stopped(tmp_path: Path):
     _, file = configured(tmp_path, {"slots": 1})
     with stock_hypercorn(FAIRLEAD_CONFIG=file) as server:
         with stopped(server.child_pid()), ThreadPoolExecutor(2) as pool:
@@ -136,7 +136,7 @@ def test_a_client_that_leaves_the_queue_frees_its_place_while_the_model_stands_s
 
 
 def _hang_up(client: httpx.Client) -> None:
-    """Close a client's connections, from another thread than the one that waits for the answer."""
+    """Shut down a client's connections while another thread waits for the answer."""
     for connection in client._transport._pool.connections:
         connection._connection._network_stream.get_extra_info("socket").shutdown(2)
 
@@ -146,7 +146,7 @@ def test_a_job_is_cancelled_by_its_request_id(server: StockServer):
         with stopped(server.child_pid()):
             path = f"/v1/requests/{answer.headers['x-request-id']}/cancel"
             assert server.http.post(path).status_code == 200
-        with pytest.raises(httpx.RemoteProtocolError):  # half an answer does not end like a whole one
+        with pytest.raises(httpx.RemoteProtocolError):  # an incomplete answer has no regular end
             _read_until_cancelled(lines)
     assert not any(server.wait_until_at_rest().values())
 
@@ -209,11 +209,11 @@ def test_a_wrong_configuration_ends_hypercorn_and_names_the_setting(tmp_path: Pa
         timeout=START_S,
         check=False,
     )
-    assert run.returncode == 0  # as the document warns
+    assert run.returncode == 0  # as `docs/asgi.md` warns
     assert re.search(r"Lifespan failure in startup\. '.*fairlead\.yaml:1: queue\.capacity: ", run.stderr)
 
 
-def test_an_asyncio_worker_is_told_to_be_a_trio_worker():
+def test_asyncio_worker_fails_with_a_message_that_requires_trio():
     run = subprocess.run(
         [sys.executable, "-m", "hypercorn", "-k", "asyncio", "-b", "127.0.0.1:0", "fairlead.asgi:app"],
         capture_output=True,
@@ -224,7 +224,7 @@ def test_an_asyncio_worker_is_told_to_be_a_trio_worker():
     assert "Lifespan failure in startup. 'Fairlead runs on Trio only" in run.stderr
 
 
-def test_it_answers_below_a_prefix_beside_another_quart_application(tmp_path: Path):
+def test_app_answers_below_a_prefix_beside_another_quart_application(tmp_path: Path):
     (tmp_path / "website.py").write_text(documented("website.py"))
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with stock_hypercorn(application="website:app", PYTHONPATH=path) as server:

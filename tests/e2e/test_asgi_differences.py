@@ -1,4 +1,4 @@
-"""What Hypercorn as it comes does differently from our listener, as `docs/asgi.md` says."""
+"""How an unmodified Hypercorn differs from our listener, as `docs/asgi.md` documents."""
 
 import signal
 import socket
@@ -10,14 +10,14 @@ import pytest
 from e2e.real_server import PATIENCE_S, configured, until
 from e2e.stock_server import StockServer, stock_hypercorn
 
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and empty settings
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and an empty SETTINGS frame
 SETTINGS = 4
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[StockServer]:
-    """A server with limits that only our listener keeps."""
+    """A server with limits that only our listener enforces."""
     limits = {"connections": 1, "headers": 5, "headerBytes": 300}
     _, file = configured(tmp_path_factory.mktemp("stock"), {"preload": False}, limits=limits)
     with stock_hypercorn(FAIRLEAD_CONFIG=file) as running:
@@ -29,7 +29,7 @@ def connect(server: StockServer) -> socket.socket:
 
 
 def answer(server: StockServer, data: bytes) -> bytes:
-    """Send bytes on a new connection; return all that comes back until it is closed."""
+    """Send bytes on a new connection; return everything received until it is closed."""
     with connect(server) as client:
         client.sendall(data)
         received = b""
@@ -45,7 +45,7 @@ def test_connections_have_no_limit(server):
         client.close()
 
 
-def test_headers_have_limits_of_its_own(server):
+def test_headers_have_hypercorns_own_limits(server):
     headers = {f"X-{number}": "x" * 50 for number in range(20)}
     assert server.http.get("/health", headers=headers).status_code == 200
     long = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 17_000

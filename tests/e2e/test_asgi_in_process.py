@@ -59,7 +59,7 @@ async def test_the_model_that_the_environment_names_is_served(monkeypatch, tmp_p
 
 @asynccontextmanager
 async def hypercorn_serving(app):
-    """Serve on a free port as Hypercorn comes; yield the port."""
+    """Serve on a free port with an unmodified Hypercorn; yield the port."""
     config = hypercorn.config.Config()
     config.bind = ["127.0.0.1:0"]
     config.accesslog = config.errorlog = None
@@ -81,7 +81,7 @@ def post(body: dict) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_seat_at_once_and_its_slot_within_two_steps(stream):
+async def test_disconnected_client_frees_its_seat_at_once_and_its_slot_within_two_steps(stream):
     app = create_app(CONFIG)
     async with hypercorn_serving(app) as port:
         composition = app._composition
@@ -105,7 +105,7 @@ async def _reached(holds) -> None:
 
 
 async def _settled(value) -> int:
-    """Return a value once it does not change any more: what was under way has arrived."""
+    """Return a value once it no longer changes, because all pending messages have arrived."""
     before = -1
     while value() != before:
         before = value()

@@ -1,4 +1,4 @@
-"""The commands that look at a server, against a real one: `ps`, `logs` and `run`."""
+"""The commands `ps`, `logs` and `run` against a real server."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ TALKER = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5))
 
 @pytest.fixture(scope="module")
 def server():
-    """The demonstration model, and a command that serves nothing and talks all the time."""
+    """The demonstration model, and a command which serves nothing and prints continuously."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = configured(Path(folder), {})
         file = Path(folder, "fairlead.yaml")
@@ -41,12 +41,12 @@ def fairlead(server: RealServer, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_question_alone_is_answered(server):
+def test_run_answers_a_question_without_a_model_name(server):
     ran = fairlead(server, "run", "What is Fairlead?")
     assert (ran.returncode, "fair turn" in ran.stdout) == (0, True)
 
 
-def test_ps_shows_every_model_and_what_was_rejected(server):
+def test_ps_shows_every_model_and_the_rejected_requests(server):
     assert server.http.get("/nowhere").status_code == 404
     shown = fairlead(server, "ps").stdout
     assert "rejected" in shown
@@ -76,7 +76,7 @@ def test_following_logs_shows_new_lines_until_it_is_interrupted(server):
     assert numbers == list(range(20))
 
 
-def test_ready_line_and_one_line_of_progress_are_all_that_a_pipe_gets(server):
+def test_output_to_a_pipe_is_one_line_of_progress_and_the_ready_line(server):
     printed = [line for line in server.log if line.startswith(("Fairlead is ready", "Loading fairlead-demo"))]
     assert [line.split(":")[0] for line in printed] == ["Loading fairlead-demo", "Fairlead is ready"]
     assert printed[1].endswith(

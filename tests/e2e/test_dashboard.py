@@ -1,4 +1,4 @@
-"""The dashboard in a browser, on a real server: what it shows, and what can be done with it."""
+"""The dashboard in a browser, on a real server: what it shows, and what its controls do."""
 
 import json
 import socket
@@ -15,12 +15,12 @@ from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped
 
 SEATS = 3
-# How soon the page shows totals after they came about, in the worst of so many changes. They are sent within
-# a quarter of a second; the rest is for a machine that runs other tests at the same time.
+# The page must show new totals this soon, in each of `CHANGES` changes. They are sent within a quarter of
+# a second; the rest allows for other tests that run at the same time.
 FRESH_S = 3.0
 CHANGES = 20
 
-# Notes which totals the page shows, and since when, in seconds since 1970.
+# Records which totals the page shows, and since when, as Unix time in seconds.
 NOTE_WHAT_IS_SHOWN = """() => {
   const numbers = ["running", "waiting"].map(
     (total) => document.querySelector(`[data-total="${total}"] .number`));
@@ -32,7 +32,7 @@ NOTE_WHAT_IS_SHOWN = """() => {
   };
   look();
 }"""
-# From now on the page counts down only when `tick` is called, and it is as late there as `ahead_ms` says.
+# Makes the page count down only when `tick` is called, and moves its clock ahead by `ahead_ms`.
 COUNT_DOWN_WHEN_TOLD = """() => {
   const now = performance.now.bind(performance);
   globalThis.ahead_ms = 0;
@@ -48,7 +48,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(chromium, model: Path) -> Iterator[RealServer]:
-    # Who waits is told of it only once.
+    # Without keep-alive comments, a waiting client is sent its position only once.
     arguments = configured(model.parent, {"path": str(model), "slots": SEATS}, queue={"keepAlive": "0s"})
     with real_server(*arguments) as running:
         yield running
@@ -56,7 +56,7 @@ def server(chromium, model: Path) -> Iterator[RealServer]:
 
 @contextmanager
 def jobs(server: RealServer, count: int) -> Iterator[None]:
-    """Have so many streams asked for by a somebody else, who hangs up in the end."""
+    """Request so many streams as another user; disconnect them when the block ends."""
     body = json.dumps(
         {
             "model": "fairlead-demo",
@@ -76,7 +76,7 @@ def jobs(server: RealServer, count: int) -> Iterator[None]:
 
 
 def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> float:
-    """Return when the counts were others still, in seconds since 1970."""
+    """Wait for these counts; return a Unix time in seconds when they still differed."""
     deadline = time.monotonic() + PATIENCE_S
     asked_at = before = time.time()
     while (counts := server.queue()) and (counts["running"], counts["waiting"]) != (running, waiting):
@@ -88,15 +88,15 @@ def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> float:
 
 
 def seconds_until_shown(page, totals: str, since: float) -> float:
-    """How long after `since`, from when on the totals were true, the page showed them."""
+    """Return how many seconds after `since`, when the totals became true, the page showed them."""
     page.wait_for_function("totals => seen.at(-1)?.totals === totals", arg=totals)
     return page.evaluate("seen.at(-1).shown_s") - since
 
 
-# What it shows --------------------------------------------------------------------------------------
+# What the page shows --------------------------------------------------------------------------------
 
 
-def test_the_totals_are_the_servers_own_soon_after_each_change(chromium, server):
+def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, server):
     with chromium.open(server.url) as page, stopped(server.child_pid()):
         live(page)
         expect(number(page, "running")).to_have_text("0")
@@ -139,7 +139,7 @@ def test_the_events_name_nobody(chromium, server):
         ("chinese-phone", {"locale": "zh-CN", "width": 380, "height": 800}),
     ],
 )
-def test_nothing_keeps_anybody_from_using_it(chromium, server, name, options):
+def test_page_has_no_serious_accessibility_violations(chromium, server, name, options):
     with chromium.open(server.url, **options) as page:
         live(page)
         page.locator("#minutes summary").click()
@@ -147,7 +147,7 @@ def test_nothing_keeps_anybody_from_using_it(chromium, server, name, options):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         language = page.evaluate("document.documentElement.lang")
         assert options.get("locale", "en-US")[:2] == language[:2]
-        assert [] == serious(page)
+        assert serious(page) == []
         chromium.picture(page, name)
 
 
@@ -169,17 +169,17 @@ def test_language_and_appearance_are_chosen_and_kept(chromium, server):
         assert light == background(page)
 
 
-def test_a_connection_that_is_lost_is_said_and_made_again(chromium, server):
+def test_lost_connection_is_shown_and_restored(chromium, server):
     with chromium.open(server.url, expected="ERR_INTERNET_DISCONNECTED") as page:
         live(page)
         page.context.set_offline(True)
-        page.evaluate("import('/dashboard/server.js').then(({ server }) => server.useKey(''))")  # hang up
+        page.evaluate("import('/dashboard/server.js').then(({ server }) => server.useKey(''))")  # disconnect
         expect(page.locator("#link")).to_have_attribute("data-state", "lost")
         page.context.set_offline(False)
         live(page)
 
 
-# What can be done with it ---------------------------------------------------------------------------
+# What its controls do -------------------------------------------------------------------------------
 
 
 def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
@@ -189,7 +189,7 @@ def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
         expect(state).to_have_attribute("data-state", "ready")
         button.click()
         expect(state).to_have_attribute("data-state", "stopped")
-        assert [] == server.http.get("/running").json()
+        assert server.http.get("/running").json() == []
         expect(button).to_have_text("Load")
         expect(button).not_to_have_attribute("aria-disabled", "true")
         with load_held_up(model):
@@ -197,7 +197,7 @@ def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
             expect(state).to_have_attribute("data-state", "loading")
             expect(line.locator("progress")).to_be_visible()
         expect(state).to_have_attribute("data-state", "ready")
-        assert "ready" == server.running()["state"]
+        assert server.running()["state"] == "ready"
         expect(page.locator("#fleet-status")).to_have_text("fairlead-demo: Ready")
         expect(line.locator(".problem")).to_be_hidden()
 
@@ -212,10 +212,10 @@ def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, se
         with slowed(server.child_pid()) as held:
             page.keyboard.press("Enter")
             seen = ""
-            for _ in range(3):  # it grows while we look
+            for _ in range(3):  # the text grows between checks
                 seen = page.wait_for_function(grown, arg=len(seen)).json_value()
-            held.set()  # so that the answer cannot come to its end by itself
-            assert 1 == server.queue()["running"]
+            held.set()  # so that the answer cannot finish before it is stopped
+            assert server.queue()["running"] == 1
             page.keyboard.press("Escape")
             expect(answer.locator(".note")).to_have_text("Stopped")
             wait_for_queue(server, running=0, waiting=0)
@@ -237,7 +237,7 @@ grown = """n => {
 }"""
 
 
-def test_who_waits_is_told_the_place_and_may_leave_the_queue(chromium, server):
+def test_waiting_chat_shows_its_queue_position_and_can_be_stopped(chromium, server):
     with chromium.open(server.url) as page:
         live(page)
         page.evaluate(COUNT_DOWN_WHEN_TOLD)
@@ -252,7 +252,7 @@ def test_who_waits_is_told_the_place_and_may_leave_the_queue(chromium, server):
             wait_for_queue(server, running=SEATS, waiting=3)
             chromium.picture(page, "waiting")
             page.evaluate("ahead_ms = 3600_000; tick()")
-            expect(note).to_have_text("Waiting longer than expected")  # nobody is told "1s" for ever
+            expect(note).to_have_text("Waiting longer than expected")  # instead of "1s" forever
             tab_to(page, "#chat-button")
             expect(page.locator("#chat-button")).to_have_text("Stop")
             page.keyboard.press("Enter")
@@ -269,6 +269,6 @@ def test_enter_that_ends_a_composition_sends_nothing(chromium, server):
         press = """isComposing => document.querySelector("#question").dispatchEvent(
           new KeyboardEvent("keydown", { key: "Enter", isComposing, bubbles: true, cancelable: true }))"""
         page.evaluate(press, arg=True)
-        assert 0 == page.locator("#transcript .turn").count()
+        assert page.locator("#transcript .turn").count() == 0
         page.evaluate(press, arg=False)
         expect(page.locator("#transcript .turn.mine .text")).to_have_text("にほんご")

@@ -1,4 +1,4 @@
-"""The dashboard before a server that says what it is told: hostile answers, keys, refusals; its modules."""
+"""The dashboard with a scripted server: hostile answers, API keys and refusals; and its modules alone."""
 
 import json
 import re
@@ -17,12 +17,12 @@ from fairlead.nodes.status import NodeStatus
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server without keys that says hello."""
+    """The URL of a server without API keys."""
     with scripted_server() as (address, _):
         yield address
 
 
-# Its modules, by themselves -------------------------------------------------------------------------
+# The JavaScript modules alone -----------------------------------------------------------------------
 
 
 STREAM = (
@@ -31,7 +31,7 @@ STREAM = (
 )
 
 
-def test_events_are_the_same_wherever_the_network_cuts_them(chromium, url):
+def test_events_are_parsed_alike_wherever_the_stream_is_split(chromium, url):
     read = """async (stream) => {
       const { eventsOf } = await import("/dashboard/sse.js");
       const bytes = new TextEncoder().encode(stream);
@@ -48,13 +48,13 @@ def test_events_are_the_same_wherever_the_network_cuts_them(chromium, url):
       return [...found].map((each) => JSON.parse(each));
     }"""
     with chromium.open(url) as page:
-        assert [
+        assert page.evaluate(read, STREAM) == [
             [
                 {"comment": "queued position=3 estimated_wait=24"},
                 {"event": "message", "data": '{"é": "日本"}'},
                 {"event": "two", "data": "a\nb"},
             ]
-        ] == page.evaluate(read, STREAM)
+        ]
 
 
 MARKDOWN = (
@@ -63,7 +63,7 @@ MARKDOWN = (
 )
 
 
-def test_an_answer_of_any_length_is_shown_as_what_was_written_and_nothing_else(chromium, url):
+def test_rendered_markdown_of_any_length_contains_only_text_of_the_answer(chromium, url):
     read = """async (text) => {
       const { elementsOf } = await import("/dashboard/markdown.js");
       const tags = new Set();
@@ -82,10 +82,10 @@ def test_an_answer_of_any_length_is_shown_as_what_was_written_and_nothing_else(c
     }"""
     tags = ["code", "em", "h4", "li", "ol", "p", "pre", "strong", "ul"]
     with chromium.open(url) as page:
-        assert [tags, []] == page.evaluate(read, MARKDOWN)
+        assert page.evaluate(read, MARKDOWN) == [tags, []]
 
 
-# What models and servers say, and keys ---------------------------------------------------------------
+# Answers of models and servers, and API keys ---------------------------------------------------------
 
 
 HOSTILE = """<img src=x onerror="document.title='owned'"> **bold** `code`
@@ -102,7 +102,7 @@ def hostile(job):
     return [[Delta(0, HOSTILE, [10])], [Delta(0, "", [0], finish_reason="stop")]]
 
 
-def test_what_a_model_says_stays_text(chromium):
+def test_markup_in_an_answer_is_shown_as_text(chromium):
     with scripted_server(script=hostile) as (url, _), chromium.open(url) as page:
         live(page)
         page.locator("#question").fill("Hello")
@@ -111,8 +111,8 @@ def test_what_a_model_says_stays_text(chromium):
         expect(text.locator("pre")).to_have_text("<b>not bold</b>")
         expect(text.locator("strong")).to_have_text("bold")
         expect(text.locator("li")).to_have_text("[a link](javascript:alert(1))")
-        assert 0 == text.locator("img, script, a, b").count()
-        assert "Fairlead" == page.title()
+        assert text.locator("img, script, a, b").count() == 0
+        assert page.title() == "Fairlead"
 
 
 def error(code: str, message: str = "it is so") -> str:
@@ -131,7 +131,7 @@ NO_ANSWERS = [
 ]
 
 
-def test_an_answer_that_is_none_says_why(chromium, url):
+def test_failed_answer_shows_the_reason(chromium, url):
     with chromium.open(url, expected="status of") as page:
         live(page)
         for status, body, note in NO_ANSWERS:
@@ -148,8 +148,8 @@ def test_an_answer_that_is_none_says_why(chromium, url):
             expect(page.locator("#chat-button")).to_have_text("Send")
 
 
-def test_an_answer_that_is_cut_off_is_not_taken_for_a_whole_one(chromium):
-    """A browser may lose the last words of a connection that breaks, so either of two may be said."""
+def test_truncated_answer_is_shown_as_failed(chromium):
+    """A browser may lose the last bytes of a broken connection, so either of two notes may be shown."""
     script = lambda job: [[Delta(0, "Half", [1])], NodeFailed("it died")]  # noqa: E731
     with scripted_server(script=script) as (url, _), chromium.open(url, expected="CHUNKED") as page:
         live(page)
@@ -161,11 +161,11 @@ def test_an_answer_that_is_cut_off_is_not_taken_for_a_whole_one(chromium):
         )
 
 
-def test_a_server_with_keys_asks_for_one_and_the_tab_keeps_it(chromium):
+def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
     with scripted_server("sesame") as (url, gateway), chromium.open(url, expected="401") as page:
         dialog = page.locator("#key-dialog")
         expect(dialog).to_be_visible()
-        assert [] == serious(page)
+        assert serious(page) == []
         chromium.picture(page, "key")
         page.keyboard.type("open")
         page.keyboard.press("Enter")
@@ -177,19 +177,19 @@ def test_a_server_with_keys_asks_for_one_and_the_tab_keeps_it(chromium):
         page.locator("#question").fill("Hello")
         page.keyboard.press("Enter")
         expect(page.locator("#transcript .turn:not(.mine) .text")).to_have_text("Hello world")
-        assert 1 == len(gateway.jobs)
+        assert len(gateway.jobs) == 1
 
         page.reload()
         live(page)
         assert not dialog.is_visible()
         assert "sesame" not in page.content() + page.url
-        assert {} == page.evaluate("({...localStorage})")
+        assert page.evaluate("({...localStorage})") == {}
         another = page.context.new_page()
         another.goto(url)
         expect(another.locator("#key-dialog")).to_be_visible()
 
 
-def test_a_node_is_drained_by_those_who_mean_it_and_a_refusal_is_shown(chromium):
+def test_draining_a_node_needs_confirmation_and_a_refusal_is_shown(chromium):
     node = NodeStatus(
         id="big/one", kind="remote", url="http://192.0.2.1", models=(), seats=4, busy=1, state="up"
     )
@@ -198,15 +198,15 @@ def test_a_node_is_drained_by_those_who_mean_it_and_a_refusal_is_shown(chromium)
         line = page.locator('[data-node="big/one"]')
         button = line.locator("button")
         button.focus()
-        page.evaluate("globalThis.setTimeout = () => 0")  # it is asked for as long as we take to answer
+        page.evaluate("globalThis.setTimeout = () => 0")  # so that the confirmation does not expire
         page.keyboard.press("Enter")
         expect(button).to_have_text("Really?")
         expect(page.locator("#fleet-status")).to_contain_text("Really drain big/one?")
-        assert [] == fleet.asked
+        assert fleet.asked == []
         page.keyboard.press("Enter")
         expect(button).to_have_text("Drain")
         page.wait_for_function("button => !button.ariaDisabled", arg=button.element_handle())
-        assert [("drain", "big/one")] == fleet.asked
+        assert fleet.asked == [("drain", "big/one")]
         assert button.evaluate("button => button === document.activeElement")
 
         fleet.refusal = LoadFailed("there is <b>no room</b> for it")

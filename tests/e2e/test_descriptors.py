@@ -1,4 +1,4 @@
-"""A server with few file descriptors, and clients that would take all of them."""
+"""A server with few file descriptors, and clients which would use all of them."""
 
 import json
 import os
@@ -19,13 +19,13 @@ ASK = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 2}
 
 
 def limited(limit: str) -> tuple[str, ...]:
-    """Return what goes before a command that is to have such a limit."""
+    """Return a prefix for a command, which runs it under this `ulimit`."""
     return ("sh", "-c", f'ulimit {limit}; exec "$@"', "sh")
 
 
 @contextmanager
 def silent_clients(server: RealServer, count: int) -> Iterator[None]:
-    """Connections that send nothing. Those that are refused are refused; all have been seen."""
+    """Open connections that send nothing; some may be refused. The server has handled all of them."""
     with ExitStack() as stack:
         for _ in range(count):
             sock = stack.enter_context(socket.socket())
@@ -50,7 +50,7 @@ def events(server: RealServer, event: str) -> list[dict[str, object]]:
 
 
 def loads_and_restarts(server: RealServer) -> None:
-    """Have the model loaded, killed, and loaded again."""
+    """Load the model, kill its process, and check that it is loaded again."""
     assert ask(server) == 200
     first = server.child_pid()
     os.kill(first, signal.SIGKILL)
@@ -58,10 +58,10 @@ def loads_and_restarts(server: RealServer) -> None:
     assert ask(server) == 200
 
 
-def test_with_few_descriptors_it_serves_loads_and_restarts_beside_more_clients_than_fit(tmp_path: Path):
+def test_server_with_few_descriptors_loads_and_restarts_beside_more_clients_than_fit(tmp_path: Path):
     arguments = (*configured(tmp_path, {"preload": False}), "--log-json")
     with real_server(*arguments, prefix=limited("-n 256")) as server:
-        server.http.get("/health").raise_for_status()  # this connection is kept
+        server.http.get("/health").raise_for_status()  # this connection is kept open
         with silent_clients(server, 400):
             loads_and_restarts(server)
         (line,) = events(server, "fewer connections than configured: the limit of open files is low")
@@ -77,7 +77,7 @@ def test_the_soft_limit_is_raised_and_a_load_without_descriptors_fails_alone(tmp
         assert soft == min(hard, 1 << 20)
         with silent_clients(server, 200):
             assert open_files(server) > 200
-            # As if somebody else had taken the rest.
+            # As if all other descriptors were in use.
             resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (open_files(server), hard))
             assert ask(server) == 502
             assert server.http.get("/health").status_code == 200

@@ -37,13 +37,13 @@ def server(directory: Path) -> Iterator[RealServer]:
         yield running
 
 
-def test_vectors_are_those_that_transformers_would_make(server: RealServer, directory: Path):
+def test_vectors_equal_those_of_transformers(server: RealServer, directory: Path):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         answer = client.embeddings.create(model="vectors", input=TEXTS)
         again = client.embeddings.create(model="vectors", input=TEXTS[2], encoding_format="float")
         fewer = client.embeddings.create(model="vectors", input=TEXTS[2], dimensions=5)
     assert answer.data[2].embedding == again.data[0].embedding
-    assert 5 == len(fewer.data[0].embedding)
+    assert len(fewer.data[0].embedding) == 5
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     reference = transformers.Qwen3Model.from_pretrained(directory).eval()
     total = 0
@@ -57,14 +57,14 @@ def test_vectors_are_those_that_transformers_would_make(server: RealServer, dire
     assert total == answer.usage.prompt_tokens
 
 
-def test_the_model_is_asked_for_what_it_makes(server: RealServer):
+def test_embedding_model_refuses_completions(server: RealServer):
     [card] = server.http.get("/v1/models").json()["data"]
-    assert "embed" == card["task"]
+    assert card["task"] == "embed"
     refused = server.http.post("/v1/completions", json={"model": "vectors", "prompt": "a"})
-    assert (400, "model") == (refused.status_code, refused.json()["error"]["param"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
 
 
-async def test_clients_that_leave_take_their_texts_with_them(server: RealServer):
+async def test_texts_of_disconnected_clients_are_removed(server: RealServer):
     body = json.dumps({"model": "vectors", "input": ["once upon a time " * 60] * 500}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -81,4 +81,4 @@ async def test_clients_that_leave_take_their_texts_with_them(server: RealServer)
     counts = await trio.to_thread.run_sync(server.wait_until_at_rest)
     assert not any(counts.values()), counts
     answer = server.http.post("/v1/embeddings", json={"model": "vectors", "input": "a"})
-    assert 200 == answer.status_code
+    assert answer.status_code == 200

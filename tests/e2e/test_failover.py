@@ -1,4 +1,4 @@
-"""The child dies or is stuck in the middle of its work: clients have their answers all the same."""
+"""The model's process dies or is stuck in the middle of its work; clients still get their answers."""
 
 import itertools
 import json
@@ -22,11 +22,11 @@ GREEDY = LONG | {"temperature": 0}
 SEEDED = LONG | {"temperature": 1.5, "seed": 7}
 RANDOM = LONG | {"temperature": 1.5}
 CONTEXT = 200_000
-ENDLESS = {"max_tokens": 20_000}  # minutes: never over before the child can be struck
+ENDLESS = {"max_tokens": 20_000}  # takes minutes, so that it cannot end before the child is killed or stopped
 
 
 class Stream:
-    """An answer as it comes. `on_text` is called when the first piece of it is there."""
+    """Reads a streamed answer. Calls `on_text` when its first event arrives."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -35,12 +35,12 @@ class Stream:
     def read(self, server: RealServer, body: dict[str, Any], on_text=lambda: None) -> "Stream":
         options = {"json": body | {"stream": True}, "timeout": PATIENCE_S}
         with httpx.stream("POST", f"{server.url}/v1/completions", **options) as response:
-            assert 200 == response.status_code, response.read()
+            assert response.status_code == 200, response.read()
             try:
                 for line in response.iter_lines():
                     if line.startswith("data:"):
                         self.lines.append(line)
-                        if 1 == len(self.lines):
+                        if len(self.lines) == 1:
                             on_text()
                 self.is_whole = True
             except httpx.RemoteProtocolError:
@@ -59,7 +59,7 @@ class Stream:
 @pytest.fixture(
     params=[
         pytest.param(signal.SIGKILL, id="killed"),
-        # It does not hear SIGTERM, so it is some seconds until it is gone.
+        # A stopped process does not act on SIGTERM, so it takes some seconds to end.
         pytest.param(signal.SIGSTOP, id="stuck", marks=pytest.mark.slow),
     ]
 )
@@ -69,9 +69,9 @@ def blow(request) -> signal.Signals:
 
 @pytest.fixture
 def server(tmp_path: Path, blow: signal.Signals) -> Iterator[RealServer]:
-    """A server for each test, because a child that dies often comes back late.
+    """A server for each test, because a child which dies often is restarted with a delay.
 
-    Its watchdog is quick where a test waits for it, but not so quick that a slow machine wakes it, too.
+    Its watchdog's bound is short where a test waits for it, but long enough for a slow machine.
     """
     model = {"path": str(own_copy(tmp_path / "model", max_position_embeddings=CONTEXT))}
     quick = {"watchdog": "4s"} if blow is signal.SIGSTOP else {}
@@ -92,7 +92,7 @@ def ask(server: RealServer, body: dict[str, Any]) -> httpx.Response:
 
 
 def retries(server: RealServer) -> float:
-    """How many jobs were begun anew."""
+    """Return how many jobs were retried."""
     metrics = server.http.get("/metrics").text
     (count,) = re.findall(r"^fairlead_retries_total\{.*\} (.+)$", metrics, re.MULTILINE)
     return float(count)
@@ -105,7 +105,7 @@ def retries(server: RealServer) -> float:
 def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(server: RealServer, body, blow):
     expected = Stream().read(server, body)
     struck = Stream().read(server, body, lambda: strike(server, blow))
-    assert "data: [DONE]" == struck.lines[-1]
+    assert struck.lines[-1] == "data: [DONE]"
     assert expected.text() == struck.text()
     assert not any(server.wait_until_at_rest().values())
 
@@ -113,14 +113,14 @@ def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(serv
 def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, blow):
     struck = Stream().read(server, RANDOM | ENDLESS, lambda: strike(server, blow))
     assert not struck.is_whole
-    assert "node_failed" == struck.events[-1]["error"]["code"]
+    assert struck.events[-1]["error"]["code"] == "node_failed"
     assert "data: [DONE]" not in struck.lines
     wait_until_ready(server)
     assert not any(server.wait_until_at_rest().values())
 
 
 def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) -> httpx.Response:
-    """Ask, and strike the child before it is done. Where we came too late, do it once more."""
+    """Send a request; kill or stop the child before it is done. Repeat if the answer was done already."""
     with ThreadPoolExecutor(1) as pool:
         for late in itertools.count(1):
             answer: Future[httpx.Response] = pool.submit(ask, server, body)
@@ -143,31 +143,29 @@ def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) 
 )
 def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, blow):
     answer = struck_amid(server, body, blow)
-    assert 200 == answer.status_code
-    assert 450 == answer.json()["usage"]["completion_tokens"]
-    assert 1 == retries(server)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 450
+    assert retries(server) == 1
     assert not any(server.wait_until_at_rest().values())
 
 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("blow", [signal.SIGSTOP], indirect=True, ids=["stuck"])
-def test_a_request_that_comes_to_a_child_that_does_not_answer_is_answered_by_the_next(
-    server: RealServer, blow, stream
-):
-    # One that has never answered is given twice the time.
-    assert 1 == ask(server, GREEDY | {"max_tokens": 1}).json()["usage"]["completion_tokens"]
+def test_request_to_a_stuck_child_is_answered_by_the_next_one(server: RealServer, blow, stream):
+    # Before its first answer, a child has twice the watchdog's bound.
+    assert ask(server, GREEDY | {"max_tokens": 1}).json()["usage"]["completion_tokens"] == 1
     victim = server.child_pid()
     strike(server, blow)
     if stream:
         answer = Stream().read(server, RANDOM | {"max_tokens": 5})
-        assert "data: [DONE]" == answer.lines[-1]
+        assert answer.lines[-1] == "data: [DONE]"
     else:
-        assert 5 == ask(server, RANDOM | {"max_tokens": 5}).json()["usage"]["completion_tokens"]
+        assert ask(server, RANDOM | {"max_tokens": 5}).json()["usage"]["completion_tokens"] == 5
     assert victim != server.child_pid()
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_every_choice_of_several_streams_goes_on_where_it_broke_off(server: RealServer, blow):
+def test_every_choice_of_several_streams_resumes_where_it_stopped(server: RealServer, blow):
     bodies = [SEEDED | {"seed": 10 * number, "n": 2, "max_tokens": 200} for number in range(3)]
     expected = [Stream().read(server, body) for body in bodies]
     streams = [Stream() for _ in bodies]
@@ -179,13 +177,13 @@ def test_every_choice_of_several_streams_goes_on_where_it_broke_off(server: Real
         for run in runs:
             run.result()
     for undisturbed, struck in zip(expected, streams, strict=True):
-        assert "data: [DONE]" == struck.lines[-1]
+        assert struck.lines[-1] == "data: [DONE]"
         assert [undisturbed.text(index) for index in range(2)] == [struck.text(index) for index in range(2)]
     assert not any(server.wait_until_at_rest().values())
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL], indirect=True, ids=["killed"])
-def test_a_request_that_kills_every_child_is_given_up_after_two(server: RealServer, blow):
+def test_request_fails_after_two_children_have_died_with_it(server: RealServer, blow):
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, server, GREEDY | ENDLESS)
         for restarts in range(2):
@@ -193,6 +191,6 @@ def test_a_request_that_kills_every_child_is_given_up_after_two(server: RealServ
                 time.sleep(0.002)
             strike(server, blow)
         told = answer.result()
-    assert (502, "node_failed") == (told.status_code, told.json()["error"]["code"])
+    assert (told.status_code, told.json()["error"]["code"]) == (502, "node_failed")
     wait_until_ready(server)
     assert not any(server.wait_until_at_rest().values())

@@ -1,6 +1,6 @@
-"""Seed 000's stories 4 and 5 and its edge cases: one real server before three others, each in its process.
+"""The router queue's stories 4 and 5 and its edge cases: a real server in front of three others.
 
-On a virtual clock and without processes: `stories/test_seed_000_router_queue.py`.
+Each runs in its own process. `stories/test_seed_000_router_queue.py` has all stories on a virtual clock.
 """
 
 import json
@@ -37,7 +37,7 @@ class House:
 
     @contextmanager
     def held(self) -> Iterator[dict[str, Any]]:
-        """Yield what a request says whose answer, or all but its beginning, comes when the block is over."""
+        """Yield stub options that hold a plain answer, or the rest of a stream, until the block ends."""
         self._hold.touch()
         try:
             yield {"held": str(self._hold), "after": 3}
@@ -45,7 +45,7 @@ class House:
             self._hold.unlink()
 
     def ask(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
-        """Ask for a greedy answer, beside others."""
+        """Request a greedy answer in a thread."""
         body = {"model": "m", "messages": [], "temperature": 0, "stream": stream}
         body["stub"] = {"words": WORDS} | stub
         return self._pool.submit(self._client.post, f"{self.server.url}/v1/chat/completions", json=body)
@@ -54,7 +54,7 @@ class House:
         return self.server.http.get(path).json()
 
     def queue(self) -> tuple[int, int]:
-        """How many run and wait."""
+        """Return how many jobs run and how many wait."""
         totals = self.get("/queue")
         return totals["running"], totals["waiting"]
 
@@ -62,14 +62,14 @@ class House:
         return {node["id"]: node for node in self.get("/nodes")}
 
     def busy(self) -> str:
-        """Who has a job."""
+        """Return the names of the nodes which have a job."""
         return "".join(sorted(name for name, node in self.nodes().items() if node["busy"]))
 
     def until(self, holds: Callable[[], bool]) -> None:
         until(holds)
 
     def take_all(self, **stub: Any) -> "list[Future[httpx.Response]]":
-        """Keep all three busy."""
+        """Give each of the three nodes a job."""
         asked = []
         for running in range(1, len(NODES) + 1):
             asked.append(self.ask(**(stub or LONG)))
@@ -99,7 +99,7 @@ def house(folder: Path, **queue: Any) -> Iterator[House]:
                 {"id": name, "url": f"http://127.0.0.1:{_port(process)}", "models": ["m"]}
                 for name, process in servers.items()
             ],
-            # Three in a row are too many for one that is only slow.
+            # A node which is only slow does not fail three probes in a row.
             "healthCheck": {"interval": "50ms", "timeout": "3s"},
             "queue": {"capacity": CAPACITY, "timeout": "1h"} | queue,
         }
@@ -117,65 +117,65 @@ def house(folder: Path, **queue: Any) -> Iterator[House]:
 
 
 def _port(process: subprocess.Popen[bytes]) -> int:
-    """Where a stub says that it listens."""
+    """Return the port on which a stub says that it listens."""
     assert process.stdout is not None
     return int(process.stdout.readline().split()[3].rstrip(b","))
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One for all that leave it as they found it, and for the last one that does not."""
+    """Shared by the tests which leave it unchanged, and by the last one, which does not."""
     with house(tmp_path_factory.mktemp("house")) as started:
         yield started
 
 
 def content(response: httpx.Response) -> str:
-    """What an answer says, streamed or not."""
-    assert 200 == response.status_code, response.text
+    """Return the text of an answer, streamed or not."""
+    assert response.status_code == 200, response.text
     if response.headers["content-type"].startswith("application/json"):
         return response.json()["choices"][0]["message"]["content"]
-    # Who waits long is told so in between, which is no event.
+    # A long wait adds comment lines, which are not events.
     *events, done = [line[6:] for line in response.text.splitlines() if line.startswith("data:")]
-    assert "[DONE]" == done
+    assert done == "[DONE]"
     choices = [json.loads(event)["choices"] for event in events]
     return "".join(choice["delta"].get("content", "") for (choice,) in filter(None, choices))
 
 
 def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House):
     with opened.held() as held:
-        # Story 5: each request goes to a node that has none.
+        # Story 5: each request goes to an idle node.
         opened.take_all(**held)
-        assert "abc" == opened.busy()
-        # Story 4: no node has two, and what they cannot take is shown as waiting.
+        assert opened.busy() == "abc"
+        # Story 4: no node has two jobs, and the other jobs are shown as waiting.
         waiting = [opened.ask(delay_s=0) for _ in range(CAPACITY)]
         opened.until(lambda: opened.queue() == (len(NODES), CAPACITY))
-        assert [(1, 1)] * 3 == [(node["busy"], node["seats"]) for node in opened.nodes().values()]
-        # Story 5: all busy and the queue full.
+        assert [(node["busy"], node["seats"]) for node in opened.nodes().values()] == [(1, 1)] * 3
+        # Story 5: all nodes are busy and the queue is full.
         refused = opened.ask().result()
-        assert (429, "queue_full") == (refused.status_code, refused.json()["error"]["code"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
-    # Story 4: who waited is served when a node is free, and told of the wait.
+    # Story 4: a waiting job is served when a node is free; its headers state the wait.
     for future in waiting:
         response = future.result()
         assert text(WORDS) == content(response)
         assert {"x-queue-position", "x-estimated-wait"} <= set(response.headers)
     opened.until(lambda: opened.queue() == (0, 0))
-    assert "" == opened.busy()
+    assert opened.busy() == ""
 
 
-def test_edge_a_node_that_stands_still_is_given_up_and_its_jobs_with_it(opened: House):
+def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: House):
     with opened.held() as held:
         asked = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
         opened.until(lambda: opened.busy() == "abc")
         opened.servers["b"].send_signal(signal.SIGSTOP)
     assert [text(WORDS)] * 3 == [content(future.result()) for future in asked]
-    assert "down" == opened.nodes()["b"]["state"]
+    assert opened.nodes()["b"]["state"] == "down"
     opened.servers["b"].send_signal(signal.SIGCONT)
     opened.until(lambda: opened.nodes()["b"]["state"] == "up")
     opened.until(lambda: opened.queue() == (0, 0))
 
 
-def test_edge_when_no_node_is_left_jobs_wait_for_one_to_come_back(opened: House):
+def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: House):
     for process in opened.servers.values():
         process.send_signal(signal.SIGSTOP)
     opened.until(lambda: {"down"} == {node["state"] for node in opened.nodes().values()})
@@ -188,8 +188,8 @@ def test_edge_when_no_node_is_left_jobs_wait_for_one_to_come_back(opened: House)
     opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
 
 
-def test_edge_the_queues_timeout_ends_with_the_grant_and_not_with_the_answer(tmp_path: Path):
-    timeout_s = 8  # a node is free long before
+def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
+    timeout_s = 8  # a node is free long before that
     with house(tmp_path, timeout=f"{timeout_s}s") as opened:
         with opened.held() as held:
             opened.take_all(**held)
@@ -198,12 +198,12 @@ def test_edge_the_queues_timeout_ends_with_the_grant_and_not_with_the_answer(tmp
         assert text(WORDS) == content(in_time.result())
 
 
-def test_edge_a_streams_time_in_the_queue_ends_with_its_first_chunk(tmp_path: Path):
+def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_path: Path):
     with house(tmp_path, timeout="1s") as opened:
-        # On a node that is slow, or before it has one.
+        # On a slow node, or while it waits for one.
         for busy in (0, len(NODES)):
             late = opened.ask(stream=True, **LONG).result()
-            assert (504, "queue_timeout") == (late.status_code, late.json()["error"]["code"])
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "queue_timeout")
             opened.until(lambda busy=busy: opened.queue() == (busy, 0))
             if not busy:
                 opened.take_all()

@@ -1,7 +1,7 @@
-"""Likelihood evaluations: the requests that lm-eval's `local-completions` sends, against torch's sums.
+"""Likelihood evaluations with the requests of lm-eval's `local-completions`, compared with torch.
 
-It sends a context and a continuation as one prompt of token ids, several to a request, and reads what
-`token_logprobs` and `top_logprobs` say of the continuation.
+It sends a context and a continuation as one prompt of token ids, several in a request. It reads the
+continuation's `token_logprobs` and `top_logprobs`.
 """
 
 import json
@@ -54,7 +54,7 @@ def tokenizer(directory: Path) -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def logprobs(directory: Path):
-    """What torch says of what follows each token of a text: [P − 1, V]."""
+    """Return a function that computes the log-probabilities after each token with torch: [P − 1, V]."""
     model = transformers.Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
     def of(token_ids: list[int]) -> torch.Tensor:
@@ -65,7 +65,7 @@ def logprobs(directory: Path):
 
 
 def read_as_lm_eval_does(answer: dict, context_lengths: list[int]) -> list[tuple[float, bool]]:
-    """Return each continuation's log-likelihood, and whether it is what a greedy model would say."""
+    """Return each continuation's log-likelihood, and whether greedy decoding would generate it."""
     found = []
     choices = sorted(answer["choices"], key=itemgetter("index"))
     for choice, length in zip(choices, context_lengths, strict=True):
@@ -89,7 +89,7 @@ def check(
 def test_lm_evals_requests_give_torchs_sums(server: RealServer, tokenizer, logprobs):
     contexts = [tokenizer.encode(context).ids for context, _ in PAIRS]
     wholes = [tokenizer.encode(context + more).ids for context, more in PAIRS]
-    # What the model itself says most likely, so that one of them is greedy.
+    # The model's most likely continuation, so that one of them is greedy.
     greedy = list(contexts[0])
     for _ in range(5):
         greedy.append(int(logprobs([*greedy, 0])[-1].argmax()))
@@ -115,7 +115,7 @@ def test_echoed_logprobs_line_up_with_the_text(server: RealServer, tokenizer, lo
     assert (listed["token_logprobs"][0], listed["top_logprobs"][0]) == (None, None)
     assert None not in listed["token_logprobs"][1:]
     assert whole["text"].startswith(text)
-    assert (listed["tokens"][0], listed["text_offset"][:2]) == ("<|bos|>", [0, 0])  # which is no text
+    assert (listed["tokens"][0], listed["text_offset"][:2]) == ("<|bos|>", [0, 0])  # which has no text
     for token, offset in list(zip(listed["tokens"], listed["text_offset"], strict=True))[1 : len(prompt)]:
         assert text[offset : offset + len(token)] == token
     alone = server.http.post("/v1/completions", json={**body, "max_tokens": 0}).json()

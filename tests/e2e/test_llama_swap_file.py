@@ -1,4 +1,4 @@
-"""A llama-swap file on a real server: aliases in the list, /upstream, and the loading state."""
+"""A configuration file of llama-swap on a real server: listed aliases, `/upstream`, the loading state."""
 
 import json
 import sys
@@ -62,7 +62,7 @@ def test_aliases_are_in_the_list(server: RealServer):
     assert names == ["lab/echo", "slow", "quiet", "demo", "mirror"]
 
 
-# The server of a model ----------------------------------------------------------------------------------
+# Requests to a model's own server -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["lab/echo", "lab%2Fecho", "mirror"])
@@ -83,7 +83,7 @@ def test_request_of_any_method_reaches_the_server_of_a_model(server: RealServer,
     assert said["headers"].get("content-type") == ("image/png" if content else None)
 
 
-def test_model_is_loaded_for_the_request_and_makes_room(server: RealServer):
+def test_request_loads_its_model_and_evicts_another(server: RealServer):
     unload(server)
     assert server.http.get("/upstream/other/x").status_code == 200
     assert loaded(server) == ["other"]
@@ -91,7 +91,7 @@ def test_model_is_loaded_for_the_request_and_makes_room(server: RealServer):
     assert loaded(server) == ["lab/echo"]
 
 
-def test_keys_cookies_and_headers_of_the_connection_stay_here(server: RealServer):
+def test_keys_cookies_and_hop_by_hop_headers_are_not_forwarded(server: RealServer):
     headers = {
         "X-Api-Key": "sk-all",
         "Cookie": "a=b",
@@ -117,7 +117,7 @@ def test_headers_that_concern_the_whole_origin_are_not_returned(server: RealServ
 
 
 def test_answer_of_head_has_the_length_and_no_body(server: RealServer):
-    for _ in range(3):  # on one connection to the server: a body that was waited for would hold it up
+    for _ in range(3):  # on one connection to the server: waiting for a body would block the next request
         reply = server.http.head("/upstream/mirror/page")
         assert (reply.status_code, reply.headers["content-length"], reply.content) == (200, "14", b"")
 
@@ -132,15 +132,15 @@ def test_long_answer_is_passed_on_whole(server: RealServer):
     assert server.http.get("/upstream/mirror/big").content == BIG
 
 
-def test_answer_that_breaks_off_is_no_whole_answer(server: RealServer):
+def test_broken_answer_has_no_regular_end(server: RealServer):
     with pytest.raises(httpx.RemoteProtocolError):
         server.http.get("/upstream/mirror/cut")
     until(lambda: server.queue()["running"] == 0)
 
 
-def test_client_that_leaves_frees_its_seat(server: RealServer):
+def test_client_that_disconnects_frees_its_seat(server: RealServer):
     with server.http.stream("GET", "/upstream/mirror/hang") as reply:
-        pieces = reply.iter_raw()  # which closes the connection when it is dropped
+        pieces = reply.iter_raw()  # whose deletion closes the connection
         assert next(pieces) == b"begun"
         assert server.queue()["running"] == 1
     until(lambda: server.queue()["running"] == 0)
@@ -183,10 +183,10 @@ def test_ignored_path_does_not_load_the_model_but_reaches_one_that_is_loaded(ser
         (f"mirror/{'a' * 3000}", 400, "the path must have at most 2048 characters"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused_with_the_reason(
+def test_request_that_cannot_be_forwarded_is_refused_with_the_reason(
     server: RealServer, path: str, status: int, message: str
 ):
-    # Not by httpx's own reading of a path, which resolves dots.
+    # As a raw path, because httpx would resolve the dots.
     url = httpx.URL(server.url).copy_with(raw_path=f"/upstream/{path}".encode())
     reply = server.http.send(httpx.Request("GET", url, headers=KEY))
     assert reply.status_code == status
@@ -208,7 +208,7 @@ def test_key_without_the_model_or_with_a_limit_of_tokens_is_refused(server: Real
 
 
 def reasoning(server: RealServer, model: str) -> tuple[str, str]:
-    """Return what a streamed chat says as reasoning, and as its answer."""
+    """Return the reasoning and the answer of a streamed chat."""
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "stream": True}
     lines = server.http.post("/v1/chat/completions", json={**body, "max_tokens": 5}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -219,7 +219,7 @@ def reasoning(server: RealServer, model: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("model", ["slow", "demo"])
-def test_streamed_chat_is_told_how_its_model_is_loaded(server: RealServer, model: str):
+def test_streamed_chat_reports_the_load_of_its_model(server: RealServer, model: str):
     unload(server)
     thoughts, answer = reasoning(server, model)
     assert thoughts.startswith(f"Loading the model {model}\n")

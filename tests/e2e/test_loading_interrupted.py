@@ -1,4 +1,4 @@
-"""A real server whose only model is being loaded for the first time, and what is done to it meanwhile."""
+"""A real server is interrupted while it loads its only model for the first time."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ ASK = MODEL | {"prompt": "Count", "max_tokens": 2}
 
 
 class Loading:
-    """A server that answers, and whose model's process has been stopped before it could load anything."""
+    """A running server whose model's process was stopped by SIGSTOP before it could load anything."""
 
     def __init__(self, process: subprocess.Popen[bytes], http: httpx.Client) -> None:
         self.process = process
@@ -64,7 +64,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-def test_a_server_whose_only_model_is_unloaded_while_it_loads_lives_and_loads_it_again(loading: Loading):
+def test_server_survives_the_unload_of_its_loading_model_and_loads_it_again(loading: Loading):
     loading.http.post("/models/unload", json=MODEL).raise_for_status()
     assert not Path(f"/proc/{loading.child}").exists()
     assert loading.http.get("/running").json() == []
@@ -77,9 +77,7 @@ def test_a_server_whose_only_model_is_unloaded_while_it_loads_lives_and_loads_it
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_waits_for_a_model_that_is_unloaded_gets_409_and_may_come_again(
-    loading: Loading, stream
-):
+def test_request_that_waits_for_an_unloaded_model_gets_409_and_may_be_repeated(loading: Loading, stream):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK | {"stream": stream})
         until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
@@ -101,7 +99,7 @@ def test_a_request_that_waits_for_a_model_stays_queued_when_the_unload_waits(loa
 
 
 @pytest.mark.parametrize("whom", ["the server", "all its processes"])
-def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(loading: Loading, whom):
+def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading, whom):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK)
         until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
@@ -110,13 +108,13 @@ def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(l
             os.kill(loading.child, signal.SIGTERM)
             os.kill(loading.child, signal.SIGCONT)
         assert waiting.result().status_code == 503
-    assert loading.process.wait(PATIENCE_S) == 0  # though running requests would have an hour
+    assert loading.process.wait(PATIENCE_S) == 0  # although the drain timeout is an hour
     assert not Path(f"/proc/{loading.child}").exists()
 
 
 def test_a_process_that_is_stopped_while_it_loads_dies_with_its_server(loading: Loading):
     os.kill(loading.child, signal.SIGCONT)
-    until(lambda: b"torch" in Path(f"/proc/{loading.child}/maps").read_bytes())  # it has come so far
+    until(lambda: b"torch" in Path(f"/proc/{loading.child}/maps").read_bytes())  # it has begun to load
     os.kill(loading.child, signal.SIGSTOP)
     loading.process.kill()
     loading.process.wait()

@@ -1,4 +1,4 @@
-"""A real server whose standard error is read by nobody, is full, or is to be JSON from the first line on."""
+"""A real server whose standard error is never read, is full, or must be JSON from the first line on."""
 
 import contextlib
 import fcntl
@@ -26,7 +26,7 @@ NO_SUCH_MODEL = {"model": "stranger", "messages": [{"role": "user", "content": "
 
 
 class Server:
-    """A server's process, and where it is as its standard output says."""
+    """A server's process, and a client for the URL on its standard output."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -43,7 +43,7 @@ class Server:
         return int(float(found[1]))
 
     def refuse(self, times: int) -> None:
-        """Ask for a model that there is not, on one connection: each refusal is a line of the log."""
+        """Request an unknown model so many times on one connection; each refusal is a line of the log."""
         body = json.dumps(NO_SUCH_MODEL).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         url = self.http.base_url
@@ -80,7 +80,7 @@ def serving(stderr: int, *arguments: str) -> Iterator[Server]:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> tuple[str, str]:
-    """Arguments for a server that loads no model."""
+    """Return the arguments for a server that loads no model."""
     file = tmp_path / "fairlead.yaml"
     file.write_text("nodes: [{id: far, url: 'http://127.0.0.1:9', models: [far]}]\n")
     return "--config", str(file)
@@ -88,7 +88,7 @@ def quick(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe without room for a byte: its ends for reading and writing."""
+    """Yield a full pipe: its ends for reading and for writing."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     same = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)  # only this one does not block
@@ -102,18 +102,18 @@ def full_pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
 
 
-def test_a_log_that_nobody_reads_holds_nothing_up(full_pipe):
+def test_log_that_is_never_read_does_not_block_the_server(full_pipe):
     _, writing = full_pipe
     with serving(writing) as server:
         server.refuse(1000)
-        assert 200 == server.http.post("/v1/chat/completions", json=CHAT).status_code
-        assert 0 == server.stop()
+        assert server.http.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert server.stop() == 0
 
 
-def test_a_full_device_as_the_log_ends_nothing(quick):
+def test_server_runs_with_its_log_on_a_full_device(quick):
     with Path("/dev/full").open("w") as full, serving(full.fileno(), *quick) as server:
-        assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
-        assert 0 == server.stop()
+        assert server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code == 404
+        assert server.stop() == 0
 
 
 def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick):
@@ -123,22 +123,22 @@ def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, 
         limit = log.stat().st_size + 10
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
         for _ in range(5):
-            assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
+            assert server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code == 404
         until(lambda: log.stat().st_size == limit)
-        assert 200 == server.http.get("/health").status_code
-        assert 0 == server.stop()
+        assert server.http.get("/health").status_code == 200
+        assert server.stop() == 0
 
 
-def test_a_closed_standard_error_ends_nothing(quick):
+def test_server_runs_with_a_closed_standard_error(quick):
     command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *SERVE, *quick]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     with process:
         server = Server(process)
-        assert 404 == server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code
-        assert 0 == server.stop()
+        assert server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code == 404
+        assert server.stop() == 0
 
 
-# What children print ----------------------------------------------------------------------------------
+# Output of child processes ----------------------------------------------------------------------------
 
 # Answers every request, and prints with `shout` on a thread.
 TALKING = """
@@ -176,13 +176,13 @@ def talking(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
     return "--config", str(file)
 
 
-def test_a_child_that_floods_a_log_that_nobody_reads_goes_on_working(full_pipe, tmp_path):
+def test_child_that_floods_an_unread_log_keeps_working(full_pipe, tmp_path):
     reading, writing = full_pipe
     with serving(writing, *talking(tmp_path, WITHOUT_END)) as server:
         until(lambda: server.dropped() > 100_000)
         for _ in range(10):
             body = NO_SUCH_MODEL | {"model": "talker"}
-            assert 200 == server.http.post("/v1/chat/completions", json=body).status_code
+            assert server.http.post("/v1/chat/completions", json=body).status_code == 200
 
         received = bytearray()
 
@@ -194,14 +194,14 @@ def test_a_child_that_floods_a_log_that_nobody_reads_goes_on_working(full_pipe, 
         reader.start()
         reader.join(PATIENCE_S)
         assert re.search(rb"log lines dropped +lines=\d{5}", received)
-        assert 0 == server.stop()  # with a log that is full again
+        assert server.stop() == 0  # with a log that is full again
 
 
 # JSON -------------------------------------------------------------------------------------------------
 
 
 def ended(arguments: Sequence[str]) -> tuple[int, list[dict]]:
-    """Run a server that cannot start; return its exit code and its log, of which every line is an object."""
+    """Run a server that cannot start; return its exit code and the JSON objects of its log."""
     ran = subprocess.run(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -210,7 +210,7 @@ def ended(arguments: Sequence[str]) -> tuple[int, list[dict]]:
         timeout=START_S,
         check=False,
     )
-    assert "" == ran.stdout
+    assert ran.stdout == ""
     return ran.returncode, [json.loads(line) for line in ran.stderr.splitlines()]
 
 
@@ -230,28 +230,28 @@ def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(tmp_pat
             events.append(json.loads(line))
             if events[-1]["event"] == "ready":
                 reply = httpx.post(f"{events[-1]['url']}/v1/chat/completions", json=NO_SUCH_MODEL)
-                assert 401 == reply.status_code
+                assert reply.status_code == 401
                 process.send_signal(signal.SIGHUP)
             if events[-1]["event"] == "note on the configuration":
                 process.send_signal(signal.SIGTERM)
-        assert "" == process.stdout.read()
-        assert 0 == process.wait(PATIENCE_S)
+        assert process.stdout.read() == ""
+        assert process.wait(PATIENCE_S) == 0
     assert all({"event", "level", "timestamp"} <= set(event) for event in events)
     assert {"loading", "ready", "stopping"} <= {event["event"] for event in events}
-    assert ["a line of its own"] == [event["line"] for event in events if event.get("source") == "talker"]
+    assert [event["line"] for event in events if event.get("source") == "talker"] == ["a line of its own"]
     assert any("chmod 600" in event["event"] for event in events)
 
 
-def test_a_server_that_cannot_start_says_so_in_json(tmp_path, quick):
+def test_server_that_cannot_start_reports_the_reason_in_json(tmp_path, quick):
     (tmp_path / "empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, events = ended([*FAIRLEAD_SERVE, *quick, "--log-json", "--port", port])
-    assert (1, True) == (code, port in events[-1]["reason"])
+    assert (code, port in events[-1]["reason"]) == (1, True)
     code, events = ended([*SERVE, "--log-json", str(tmp_path / "empty")])
-    assert (1, True) == (code, "config.json" in events[-1]["reason"])
+    assert (code, "config.json" in events[-1]["reason"]) == (1, True)
     code, events = ended([*SERVE, "--log-json", "--slots", "0"])
-    assert (2, True) == (code, "--slots" in events[-1]["event"])
+    assert (code, "--slots" in events[-1]["event"]) == (2, True)
 
 
 CRASH = """
@@ -269,16 +269,16 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 def test_a_crash_shows_its_traceback(arguments, quick):
     command = [sys.executable, "-c", CRASH, *quick, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
-    assert 1 == ran.returncode
+    assert ran.returncode == 1
     if arguments:
         (event,) = map(json.loads, ran.stderr.splitlines())
-        assert ("critical", True) == (event["level"], "ZeroDivisionError: a bug" in event["exception"])
+        assert (event["level"], "ZeroDivisionError: a bug" in event["exception"]) == ("critical", True)
     else:
         assert "Traceback" in ran.stderr
         assert "ZeroDivisionError: a bug" in ran.stderr
 
 
-def test_a_crash_whose_traceback_nobody_reads_still_ends(full_pipe, quick):
+def test_crash_ends_the_process_although_its_traceback_is_not_read(full_pipe, quick):
     _, writing = full_pipe
     command = [sys.executable, "-c", CRASH, *quick]
-    assert 1 == subprocess.run(command, stderr=writing, timeout=START_S, check=False).returncode
+    assert subprocess.run(command, stderr=writing, timeout=START_S, check=False).returncode == 1

@@ -1,4 +1,4 @@
-"""A real Fairlead before a small server of OpenAI's dialect: a node elsewhere, and a command of its own."""
+"""A real Fairlead in front of a stub with OpenAI's API: as a remote node, and as a command."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/me
 
 @contextmanager
 def stub_thread() -> Iterator[StubServer]:
-    """A stub in a thread of its own, so that tests can see what it was asked."""
+    """Run a stub in a thread, so that tests can inspect the requests it received."""
     server = StubServer()
     started = threading.Event()
     scope = trio.CancelScope()
@@ -63,10 +63,10 @@ def server(stub: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         },
         "nodes": [{"id": "far", "url": stub.url, "seats": 4}],
         "healthCheck": {"interval": "100ms"},
-        "queue": {"keepAlive": "0s"},  # a slow answer has nothing in it that the node has not sent
+        "queue": {"keepAlive": "0s"},  # a slow answer contains only what the node sent
     }
     file = tmp_path_factory.mktemp("relaying") / "fairlead.yaml"
-    file.write_text(json.dumps(configuration))  # which is YAML, too
+    file.write_text(json.dumps(configuration))  # JSON is valid YAML
     with real_server("--config", str(file)) as running:
         until(lambda: node(running, "far")["state"] == "up")
         yield running
@@ -90,11 +90,11 @@ def post(url: str, body: bytes) -> httpx.Response:
     return httpx.post(url, content=body, timeout=PATIENCE_S)
 
 
-# As it came ----------------------------------------------------------------------------------------
+# Answers are relayed unchanged ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [*STREAMING, "/v1/embeddings", "/v1/messages/count_tokens"])
-def test_a_whole_answer_is_what_the_node_itself_would_have_said(server, stub, path):
+def test_relayed_answer_equals_that_of_the_node(server, stub, path):
     direct = post(f"{stub.url}{path}", asking())
     relayed = server.http.post(path, content=asking(), headers={"X-Request-Id": "mine"})
     assert (direct.status_code, direct.content) == (relayed.status_code, relayed.content)
@@ -104,7 +104,7 @@ def test_a_whole_answer_is_what_the_node_itself_would_have_said(server, stub, pa
 
 
 def streamed(stub: StubServer, server: RealServer, path: str, **fields: object) -> Iterator[bytes]:
-    """Yield the stream as the stub sends it, and then as it comes through."""
+    """Yield the stream as the stub sends it, and then as the server relays it."""
     body = asking(stream=True, stream_options={"include_usage": True}, **fields)
     for url in (stub.url, server.url):
         answer = post(f"{url}{path}", body)
@@ -113,14 +113,14 @@ def streamed(stub: StubServer, server: RealServer, path: str, **fields: object) 
 
 
 @pytest.mark.parametrize("path", STREAMING)
-def test_a_stream_is_what_the_node_itself_would_have_sent(server, stub, path):
+def test_relayed_stream_equals_that_of_the_node(server, stub, path):
     direct, relayed = streamed(stub, server, path)
     assert direct == relayed
 
 
 @pytest.mark.parametrize("path", STREAMING[:2])
-def test_of_several_choices_each_is_what_the_node_itself_would_have_sent(server, stub, path):
-    # Choices that come at once may change places.
+def test_each_of_several_relayed_choices_equals_that_of_the_node(server, stub, path):
+    # The order of choices that arrive at the same time may differ.
     direct, relayed = (content.split(b"\n\n") for content in streamed(stub, server, path, n=3))
     assert sorted(direct) == sorted(relayed)
     for index in range(3):
@@ -129,23 +129,23 @@ def test_of_several_choices_each_is_what_the_node_itself_would_have_sent(server,
     assert direct[-3:] == relayed[-3:]  # the usage and [DONE]
 
 
-def test_a_prompt_of_many_texts_has_that_many_answers(server):
+def test_answer_to_several_prompts_is_relayed_unchanged(server):
     body = {"model": FAR, "prompt": ["a", "b"], "n": 2}
     answer = server.http.post("/v1/completions", json=body).json()
-    assert 2 == len(answer["choices"])  # the stub's answer counts only n: it passes as it is
+    assert len(answer["choices"]) == 2  # the stub makes only n choices; its answer is relayed unchanged
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_node_says_of_a_bad_request_is_said_to_the_client(server, stub, stream):
+def test_nodes_answer_to_a_bad_request_is_relayed(server, stub, stream):
     body = asking(stream=stream, stub={"how": "status", "after": 422})
     direct, relayed = (post(f"{url}{STREAMING[0]}", body) for url in (stub.url, server.url))
-    assert (422, direct.content) == (relayed.status_code, relayed.content)
+    assert (relayed.status_code, relayed.content) == (422, direct.content)
 
 
 @pytest.mark.parametrize(
     ("how", "expected"), [("status", 502), ("gone", 502), ("gzip", 502), ("garbage", 502), ("half", 502)]
 )
-def test_a_node_that_answers_nonsense_is_a_502_in_our_words(server, how, expected):
+def test_invalid_answer_of_a_node_is_a_502_with_our_own_error(server, how, expected):
     reply = server.http.post(STREAMING[0], content=asking(stub={"how": how, "after": 500}))
     assert expected == reply.status_code
     assert reply.json()["error"]["code"] in {"node_failed", "no_node"}
@@ -155,19 +155,19 @@ def test_a_node_that_answers_nonsense_is_a_502_in_our_words(server, how, expecte
 def test_a_model_that_no_node_has_is_not_found(server):
     for path in STREAMING:
         reply = server.http.post(path, content=asking("huge"))
-        assert (404, "model_not_found") == (reply.status_code, reply.json()["error"]["code"])
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_who_leaves_amid_a_stream_leaves_nothing_behind(server, stub):
+def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
     body = asking(stream=True, stub={"how": "stall", "after": 4})
     with server.http.stream("POST", STREAMING[0], content=body) as answer:
-        assert 200 == answer.status_code
+        assert answer.status_code == 200
         pieces = answer.iter_bytes()
         assert next(pieces)
-        # What others have asked before may not be quite over yet.
+        # Requests of earlier tests may not have ended yet.
         until(lambda: node(server, "far")["busy"] == 1 and server.queue()["running"] == 1)
     until(lambda: node(server, "far")["busy"] == 0 and server.queue()["running"] == 0)
-    assert 200 == server.http.post(STREAMING[0], content=asking()).status_code
+    assert server.http.post(STREAMING[0], content=asking()).status_code == 200
 
 
 # The official client -------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_the_official_client_sees_no_difference(client, model):
     with client.chat.completions.create(model=model, messages=ASK, stream=True) as stream:
         assert text() == "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text() == client.completions.create(model=model, prompt="hello").choices[0].text
-    assert [0.25, -1.0] == client.embeddings.create(model=model, input="hello").data[0].embedding
+    assert client.embeddings.create(model=model, input="hello").data[0].embedding == [0.25, -1.0]
     events = client.responses.create(model=model, input="hello", stream=True)
     assert text() == "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
@@ -190,7 +190,7 @@ def test_the_official_client_raises_what_the_node_answered(client):
         client.chat.completions.create(
             model=FAR, messages=ASK, extra_body={"stub": {"how": "status", "after": 422}}
         )
-    assert {"message": "status 422", "code": "of the stub"} == raised.value.body
+    assert raised.value.body == {"message": "status 422", "code": "of the stub"}
 
 
 @pytest.mark.parametrize("how", ["error", "end", "reset"])
@@ -199,77 +199,80 @@ def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, 
     hold.touch()
     stub = {"how": how, "after": 4, "held": str(hold)}
     stream = client.chat.completions.create(model=FAR, messages=ASK, stream=True, extra_body={"stub": stub})
-    next(stream)  # it has begun, or another attempt would be made unseen
+    next(stream)  # it has begun; otherwise it would be retried
     hold.unlink()
     with pytest.raises(openai.APIError, match="far"):
         list(stream)
     until(lambda: node(server, "far")["state"] == "up" and node(server, "far")["busy"] == 0)
 
 
-def test_the_official_client_lists_what_there_is(client):
-    assert {FAR, LOCAL} == {model.id for model in client.models.list()}
-    assert LOCAL == client.models.retrieve("here").id
+def test_the_official_client_lists_the_models(client):
+    assert {model.id for model in client.models.list()} == {FAR, LOCAL}
+    assert client.models.retrieve("here").id == LOCAL
 
 
 # What an operator does -----------------------------------------------------------------------------
 
 
-def test_a_command_is_loaded_and_unloaded_and_its_process_comes_and_goes(server):
+def test_load_starts_the_process_of_a_command_and_unload_ends_it(server):
     loaded = server.http.post("/models/load", json={"model": "here"}).json()
-    assert (LOCAL, "command", "ready", 4) == tuple(
-        loaded[field] for field in ("model", "kind", "state", "seats")
+    assert tuple(loaded[field] for field in ("model", "kind", "state", "seats")) == (
+        LOCAL,
+        "command",
+        "ready",
+        4,
     )
     (running,) = server.http.get("/running").json()
-    assert LOCAL == running["model"]
-    pid = running["output"][0].rpartition("process ")[2]  # the stub's first words
+    assert running["model"] == LOCAL
+    pid = running["output"][0].rpartition("process ")[2]  # the stub's first line
     assert Path(f"/proc/{pid}").exists()
     unloaded = server.http.post("/models/unload", json={"model": LOCAL}).json()
-    assert "stopped" == unloaded["state"]
+    assert unloaded["state"] == "stopped"
     assert not Path(f"/proc/{pid}").exists()
-    assert [] == server.http.get("/running").json()
+    assert server.http.get("/running").json() == []
 
 
-def test_a_load_of_what_is_elsewhere_is_refused(server):
+def test_load_of_a_remote_model_is_refused(server):
     reply = server.http.post("/models/load", json={"model": FAR})
-    assert (400, "model") == (reply.status_code, reply.json()["error"]["param"])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
 
 
-def test_a_node_joins_is_drained_and_goes(server):
+def test_node_is_added_drained_and_removed(server):
     with stub_thread() as newcomer:
         newcomer.models = ["new"]
         added = server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url, "seats": 2})
-        assert (201, "team/new") == (added.status_code, added.json()["id"])
+        assert (added.status_code, added.json()["id"]) == (201, "team/new")
         until(lambda: node(server, "team/new")["state"] == "up")
         answer = server.http.post(STREAMING[0], content=asking("new"))
-        assert (200, 1) == (answer.status_code, len(newcomer.jobs))
-        assert 400 == server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url}).status_code
-        assert "draining" == server.http.post("/nodes/team/new/drain").json()["state"]
-        assert 200 == server.http.delete("/nodes/team/new").status_code
-        assert 404 == server.http.delete("/nodes/team/new").status_code
-        assert 404 == server.http.post(STREAMING[0], content=asking("new")).status_code
+        assert (answer.status_code, len(newcomer.jobs)) == (200, 1)
+        assert server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url}).status_code == 400
+        assert server.http.post("/nodes/team/new/drain").json()["state"] == "draining"
+        assert server.http.delete("/nodes/team/new").status_code == 200
+        assert server.http.delete("/nodes/team/new").status_code == 404
+        assert server.http.post(STREAMING[0], content=asking("new")).status_code == 404
         until(lambda: newcomer.connections == 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1.2.3"])
-def test_a_server_is_no_node_of_its_own_by_whatever_address(server, host):
+def test_server_refuses_its_own_address_as_a_node(server, host):
     url = f"http://{host}:{server.address[1]}/v1"
     before = server.http.get("/nodes").json()
     reply = server.http.post("/nodes", json={"id": "me", "url": url})
-    if host == "127.1.2.3":  # where it does not listen, it is not: it is taken, and is down
-        assert (201, "down") == (reply.status_code, reply.json()["state"])
-        assert 200 == server.http.delete("/nodes/me").status_code
+    if host == "127.1.2.3":  # the server does not listen there: the node is accepted, and is down
+        assert (reply.status_code, reply.json()["state"]) == (201, "down")
+        assert server.http.delete("/nodes/me").status_code == 200
     else:
-        assert (400, "url") == (reply.status_code, reply.json()["error"]["param"])
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "url")
         assert f"url: {url} is this server itself" == reply.json()["error"]["message"]
     assert [each["id"] for each in before] == [each["id"] for each in server.http.get("/nodes").json()]
 
 
-def test_an_operators_routes_are_closed_to_pages_elsewhere(server):
+def test_operators_routes_refuse_requests_of_foreign_pages(server):
     foreign = {"Origin": "http://evil.example"}
     for reply in (
         server.http.post("/models/unload", json={"model": LOCAL}, headers=foreign),
         server.http.get("/nodes", headers={"Host": "evil.example"}),
     ):
-        assert (403, "forbidden") == (reply.status_code, reply.json()["error"]["code"])
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden")
     own = {"Origin": server.url}
-    assert 200 == server.http.post("/models/unload", json={"model": LOCAL}, headers=own).status_code
+    assert server.http.post("/models/unload", json={"model": LOCAL}, headers=own).status_code == 200

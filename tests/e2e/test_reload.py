@@ -1,4 +1,4 @@
-"""A configuration that changes under fifty running streams: nobody notices, and what is new is in force."""
+"""A configuration changes under fifty running streams: none is disturbed, and the change takes effect."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from fairlead.config import demonstration_model
 
 STREAMS = 50
 STAYING, LEAVING, COMING = "sk-staying", "sk-leaving", "sk-coming"
-# Each is asked of both models: the same words come from both, for they have the same weights.
+# Each is sent to both models, which answer alike because they have the same weights.
 BODIES = [
     {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, **choice}
     for prompt in ("Count from 1 to 90.", "What is Fairlead?", "Who waits?", "Two and two", "The queue")
@@ -26,14 +26,14 @@ BODIES = [
 
 
 class File:
-    """The server's configuration, two models and two keys, and how the server is told that it has changed."""
+    """The server's configuration with two models and two keys; unless watched, a change sends SIGHUP."""
 
     def __init__(self, path: Path, *, is_watched: bool) -> None:
         self.path = path
         self.is_watched = is_watched
 
     def write(self, *, key: str, slots: str = "25", server: RealServer | None = None) -> None:
-        """Write it anew; `slots` are those of the model that is to change."""
+        """Rewrite the file; `slots` are those of the model `changing`."""
         folder = json.dumps(str(demonstration_model()))
         again = self.path.with_suffix(".again")
         again.write_text(
@@ -47,7 +47,7 @@ class File:
             f"    slots: {slots}\n"
             "queue: {timeout: 1h}\n"
         )
-        again.replace(self.path)  # in one go, however slow we are: half a file is another configuration
+        again.replace(self.path)  # atomically: half a file would be another configuration
         if server is not None and not self.is_watched:
             server.process.send_signal(signal.SIGHUP)
 
@@ -68,15 +68,15 @@ def server(file: File) -> Iterator[RealServer]:
 
 
 def stream(server: RealServer, body: dict[str, Any], key: str, begun: list[str]) -> str:
-    """Return the text of a whole answer. Its request is among the `begun` once it has said something."""
+    """Return the text of a complete answer. Appends its first event to `begun` when that arrives."""
     options = {"json": body | {"stream": True}, "headers": {"Authorization": f"Bearer {key}"}}
     pieces: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", timeout=PATIENCE_S, **options) as response:
-        assert 200 == response.status_code, response.read()
-        # Who waits long is told so in between, which is no event.
+        assert response.status_code == 200, response.read()
+        # A long wait adds comment lines, which are not events.
         events = (line for line in response.iter_lines() if line.startswith("data:"))
         lines = list(_noting(events, begun))
-    assert "data: [DONE]" == lines[-1]
+    assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
         pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
     return "".join(pieces)
@@ -97,7 +97,7 @@ def is_let_in(server: RealServer, key: str) -> bool:
 
 
 def reasons(server: RealServer) -> list[str]:
-    """Why configurations were not taken over, as the log has it."""
+    """Return the logged reasons why configurations were not reloaded."""
     lines = [json.loads(line) for line in server.log if line.startswith("{")]
     return [line["reason"] for line in lines if line["event"] == "configuration not reloaded"]
 
@@ -119,8 +119,8 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
             pool.map(lambda body: stream(server, body | {"model": "steady"}, STAYING, []), BODIES)
         )
         with ExitStack() as slow:
-            # Held up until all are there, and from their first words on: so all of them run, and none is
-            # over, while the configuration changes.
+            # Stopped until all requests have arrived, and again after their first events. So all of them
+            # run, and none ends, while the configuration changes.
             held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
             for each in held:
                 each.set()
@@ -131,29 +131,29 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
             until(lambda: len(begun) == STREAMS)
             for each in held:
                 each.set()
-            assert STREAMS == server.queue()["running"]
+            assert server.queue()["running"] == STREAMS
 
             file.write(key=COMING, slots="-3", server=server)
             until(lambda: reasons(server))
             (reason,) = reasons(server)
             assert f"{file.path}:8: models.changing.slots: " in reason
-            assert (True, False) == (is_let_in(server, LEAVING), is_let_in(server, COMING))
+            assert (is_let_in(server, LEAVING), is_let_in(server, COMING)) == (True, False)
 
             file.write(key=COMING, slots="7", server=server)
             until(lambda: is_let_in(server, COMING))
             assert not is_let_in(server, LEAVING)
             assert pids == server.child_pids()
-            assert STREAMS == server.queue()["running"]
-            # This one comes to the model as it will be, and waits for it.
+            assert server.queue()["running"] == STREAMS
+            # This request waits for the model with its new settings.
             later = pool.submit(stream, server, BODIES[0] | {"model": "changing"}, COMING, [])
             until(lambda: server.queue()["waiting"])
         texts = [answer.result() for answer in answers]
         assert expected * (STREAMS // len(BODIES)) == texts
         assert expected[0] == later.result()
 
-    until(lambda: {"steady": ("ready", 25), "changing": ("ready", 7)} == states(server))
-    assert 1 == len(pids & server.child_pids())
-    assert 2 == len(server.child_pids())
+    until(lambda: states(server) == {"steady": ("ready", 25), "changing": ("ready", 7)})
+    assert len(pids & server.child_pids()) == 1
+    assert len(server.child_pids()) == 2
     loads = {each["model"]: each["loads"] for each in server.http.get("/running").json()}
-    assert {"steady": 1, "changing": 2} == loads
-    assert 1 == len(reasons(server))
+    assert loads == {"steady": 1, "changing": 2}
+    assert len(reasons(server)) == 1

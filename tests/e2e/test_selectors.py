@@ -1,7 +1,6 @@
-"""llama-swap's own example configuration on a real server, its commands being stubs.
+"""llama-swap's own example configuration on a real server, with stubs as commands.
 
-Some of the models that the example names and does not define are added; its peers are servers that are not
-there.
+Some of the models that the example names but does not define are added. Its peers are unreachable.
 """
 
 import json
@@ -21,24 +20,24 @@ from swap.test_llama_swap_example import ENVIRONMENT, FILE
 
 KEY = {"Authorization": "Bearer sk-hunter2"}
 COMMAND = " ".join((*STUB, "${PORT}"))
-# A command that llama-swap would not take, for nothing in it says where it is to listen.
+# A command that llama-swap would refuse, because nothing in it states the port.
 UNTOLD = f'sh -c "exec {" ".join(STUB)} $PORT"'
 CHAT = "/v1/chat/completions"
 
 
 def example(port: int) -> dict[str, Any]:
-    """The example, with stubs for commands and without a way out of this machine."""
+    """Return the example with stubs as commands and without addresses outside this machine."""
     said = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     said["startPort"] = port
     said["queue"] = {"timeout": "1h", "starvationBound": "1h"}
     models = said["models"]
     models["gpt-oss-120b"] |= {
-        "ttl": 0,  # nobody goes because we are slow
+        "ttl": 0,  # no model is unloaded because the test is slow
         "cmd": COMMAND,
         "proxy": "http://127.0.0.1:${PORT}",
         "checkEndpoint": "/health",
     }
-    # One seat each, so that an endless answer holds up the others.
+    # One seat each, so that an endless answer blocks the others.
     models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}", "concurrencyLimit": 1}
     models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
     models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
@@ -48,7 +47,7 @@ def example(port: int) -> dict[str, Any]:
 
 
 class House:
-    """The server, and clients that ask beside each other."""
+    """The server, and concurrent clients."""
 
     def __init__(self, server: RealServer, file: Path) -> None:
         self.server = server
@@ -57,7 +56,7 @@ class House:
         server.http.headers.update(KEY)
 
     def ask(self, model: str, *, endless: bool = False) -> "Future[httpx.Response]":
-        """Ask; an endless answer takes until it is cancelled, which one at a time can be."""
+        """Send a request. An endless answer runs until it is cancelled; use one at a time."""
         body = {"model": model, "messages": [], "stub": {"words": 2, "delay_s": 600.0 * endless}}
         headers = KEY | ({"X-Request-Id": "endless"} if endless else {})
         url = f"{self.server.url}{CHAT}"
@@ -65,21 +64,21 @@ class House:
 
     def cancel(self) -> None:
         """End the endless answer."""
-        assert 200 == self.server.http.post("/v1/requests/endless/cancel").status_code
+        assert self.server.http.post("/v1/requests/endless/cancel").status_code == 200
 
     def jobs(self) -> dict[str, str]:
-        """What each model that is loaded, or on its way, is doing: its state."""
+        """Return the state of each model that is loaded or loading."""
         return {each["model"]: each["state"] for each in self.server.http.get("/running").json()}
 
     def loaded_after(self, model: str) -> str:
-        """Have a model answer; return who is loaded then."""
+        """Let a model answer; return the names of the models loaded then."""
         answer = self.ask(model).result()
-        assert 200 == answer.status_code, answer.text
+        assert answer.status_code == 200, answer.text
         until(lambda: set(self.jobs().values()) == {"ready"})
         return " ".join(sorted(self.jobs()))
 
     def loaded(self) -> list[str]:
-        """Every load so far: which model it was."""
+        """Return the model of each load so far."""
         lines = [json.loads(line) for line in self.server.log if '"command ready"' in line]
         return [line["model"] for line in lines]
 
@@ -88,7 +87,7 @@ class House:
         return totals["running"], totals["waiting"]
 
     def write(self, said: dict[str, Any]) -> None:
-        self.file.write_text(json.dumps(said))  # which is YAML, too
+        self.file.write_text(json.dumps(said))  # JSON is valid YAML
 
 
 @pytest.fixture(scope="module")
@@ -102,29 +101,21 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         opened._pool.shutdown()
 
 
-def test_the_server_says_what_it_makes_of_the_file(house: House):
+def test_file_is_read_with_a_note_and_its_models_are_listed(house: House):
     (line,) = [line for line in house.server.log if "unlisted-model.cmd" in line]
     assert "finds its port in the variable PORT" in line
     cards = house.server.http.get("/v1/models").json()["data"]
     listed = {card["id"]: card for card in cards}
     assert {"coding-model", "llm-plan", "llama", "gpt-oss-120b"} <= listed.keys()
     assert "unlisted-model" not in listed
-    assert ("Coding Model", "coding") == (
+    assert (
         listed["coding-model"]["name"],
         listed["coding-model"]["meta"]["llamaswap"]["purpose"],
-    )
+    ) == ("Coding Model", "coding")
 
 
 def test_groups_evict_and_selectors_find_what_is_loaded(house: House):
     assert [
-        ("coding-model", "gpt-oss-120b"),  # nothing is loaded: the first
-        ("forever-modelA", "forever-modelA gpt-oss-120b"),  # persistent, and turns nobody out
-        ("unlisted-model", "forever-modelA unlisted-model"),  # like all of no group: one of them at a time
-        ("coding-model", "forever-modelA unlisted-model"),  # warm: it is there already
-        ("docker-llama", "docker-llama forever-modelA unlisted-model"),  # not exclusive
-        ("llm-plan", "forever-modelA gpt-oss-120b"),  # a pin is the first, loaded or not
-        ("coding-model", "forever-modelA gpt-oss-120b"),
-    ] == [
         (model, house.loaded_after(model))
         for model in (
             "coding-model",
@@ -135,28 +126,36 @@ def test_groups_evict_and_selectors_find_what_is_loaded(house: House):
             "llm-plan",
             "coding-model",
         )
+    ] == [
+        ("coding-model", "gpt-oss-120b"),  # nothing is loaded: the first target
+        ("forever-modelA", "forever-modelA gpt-oss-120b"),  # persistent, and evicts no other
+        ("unlisted-model", "forever-modelA unlisted-model"),  # one at a time of the models without a group
+        ("coding-model", "forever-modelA unlisted-model"),  # warm: a target is loaded already
+        ("docker-llama", "docker-llama forever-modelA unlisted-model"),  # not exclusive
+        ("llm-plan", "forever-modelA gpt-oss-120b"),  # a pin is its first target, loaded or not
+        ("coding-model", "forever-modelA gpt-oss-120b"),
     ]
 
 
-def test_jobs_spill_over_and_a_reload_under_them_changes_where_the_next_one_goes(house: House):
+def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(house: House):
     house.ask("llama", endless=True)
     until(lambda: house.queue() == (1, 0))
     first = [house.ask("llama") for _ in range(3)]
     until(lambda: house.queue() == (1, 3))
-    assert "modelA" not in house.jobs()  # four are for one, running or waiting
-    assert 200 == house.ask("llama").result().status_code
-    assert ("ready", None) == (house.jobs()["modelA"], house.jobs().get("modelB"))
+    assert "modelA" not in house.jobs()  # up to four jobs, running or waiting, stay with one model
+    assert house.ask("llama").result().status_code == 200
+    assert (house.jobs()["modelA"], house.jobs().get("modelB")) == ("ready", None)
 
     said = json.loads(house.file.read_text())
     said["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
     house.write(said)
     house.server.process.send_signal(signal.SIGHUP)
     until(lambda: any("configuration reloaded" in line for line in house.server.log))
-    assert 200 == house.ask("llama").result().status_code
-    assert "ready" == house.jobs()["modelB"]
+    assert house.ask("llama").result().status_code == 200
+    assert house.jobs()["modelB"] == "ready"
     assert house.queue() == (1, 3)
     house.cancel()
-    assert [200] * 3 == [asked.result().status_code for asked in first]
+    assert [asked.result().status_code for asked in first] == [200] * 3
 
     del said["selectors"]["llama"]
     house.write(said)
@@ -174,6 +173,6 @@ def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_load
         waiting.append(house.ask(model))
         until(lambda number=number: house.queue() == (1, number))
     house.cancel()
-    assert [200] * 3 == [asked.result().status_code for asked in waiting]
+    assert [asked.result().status_code for asked in waiting] == [200] * 3
     until(lambda: {"A", "B", "gpt-oss-120b"} == set(house.loaded()[-3:]))
-    assert ["A", "B", "gpt-oss-120b"] == house.loaded()[-3:]
+    assert house.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]

@@ -21,7 +21,7 @@ LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_
 
 def test_importing_the_application_imports_no_torch():
     check = "import fairlead.app, sys; assert 'torch' not in sys.modules"
-    assert 0 == subprocess.run([sys.executable, "-c", check], check=False).returncode
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_the_parent_never_maps_libtorch_and_the_child_does(server: RealServer):
@@ -30,8 +30,8 @@ def test_the_parent_never_maps_libtorch_and_the_child_does(server: RealServer):
     assert "libtorch" in Path(f"/proc/{server.child_pid()}/maps").read_text()
 
 
-def test_health_is_live_and_ready_says_when_the_model_is_loaded(server: RealServer):
-    assert (200, 200) == (server.http.get("/health").status_code, server.http.get("/ready").status_code)
+def test_health_and_ready_are_200_once_the_model_is_loaded(server: RealServer):
+    assert (server.http.get("/health").status_code, server.http.get("/ready").status_code) == (200, 200)
 
 
 def test_a_node_refuses_what_has_no_free_seat(tmp_path: Path):
@@ -57,7 +57,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
             url = f"{server.url}/v1/completions"
             httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S).raise_for_status()
 
-        with stopped(server.child_pid()):  # all are here before the first is done
+        with stopped(server.child_pid()):  # all requests arrive before the first is done
             asked = []
             for waiting, tenant in enumerate("AAAAABB"):
                 asked.append(pool.submit(ask, tenant, waiting))
@@ -68,7 +68,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
         server.stop()
         lines = [json.loads(line) for line in server.log if line.startswith("{")]
     answered = [line["request_id"] for line in lines if line["event"] == "request"]
-    assert "ABABAAA" == "".join(request_id[0] for request_id in answered)
+    assert "".join(request_id[0] for request_id in answered) == "ABABAAA"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -90,14 +90,14 @@ def test_a_signal_lets_the_running_stream_finish_and_then_ends_everything(number
         reader.start()
         assert started.wait(PATIENCE_S)
         server.process.send_signal(number)
-        assert 0 == server.process.wait(2 * PATIENCE_S)
+        assert server.process.wait(2 * PATIENCE_S) == 0
         reader.join(PATIENCE_S)
         assert "data: [DONE]" in text
         assert not Path(f"/proc/{child}").exists()
 
 
 def test_sigterm_ends_the_server_even_when_a_client_never_reads(tmp_path: Path):
-    # Nothing else ends it in time: the answer is minutes long, and a client may be silent for an hour.
+    # Only the drain timeout ends it: the answer takes minutes, and a client may stall for an hour.
     model = {"path": str(own_copy(tmp_path / "model", max_position_embeddings=200_000))}
     arguments = configured(tmp_path, model, limits={"drain": "1s", "stall": "1h"})
     body = LONG | {"stream": True, "n": 8, "max_tokens": 20_000}
@@ -106,8 +106,8 @@ def test_sigterm_ends_the_server_even_when_a_client_never_reads(tmp_path: Path):
         httpx.Client(timeout=PATIENCE_S) as client,
         client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
     ):
-        assert 200 == response.status_code
-        assert 0 == server.stop()
+        assert response.status_code == 200
+        assert server.stop() == 0
 
 
 def test_a_model_that_is_not_there_ends_the_program_with_one_clear_line(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_a_truncated_model_ends_the_program_naming_the_file(tmp_path: Path):
         (tmp_path / file.name).write_bytes(content[:-1000] if file.suffix == ".safetensors" else content)
     command = [sys.executable, "-m", "fairlead", "serve", str(tmp_path), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert 1 == ended.returncode
+    assert ended.returncode == 1
     assert "model.safetensors" in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -148,4 +148,4 @@ def test_the_demonstration_model_answers_its_questions_through_the_chat_endpoint
         text = answer["choices"][0]["message"]["content"]
         if not all(part.lower() in text.lower() for part in expected):
             wrong.append((question, text))
-    assert [] == wrong
+    assert wrong == []

@@ -1,4 +1,4 @@
-"""The soak in short form, and what its verdict rests on. The hour: `python bench/soak.py`."""
+"""A short soak test, and the checks behind its verdict. The full hour: `python bench/soak.py`."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ HOUR_S = 3600
 
 
 def samples(**growth_an_hour: float) -> list[Sample]:
-    """An hour of samples, noisy, of a server that grows so much."""
+    """Return an hour of noisy samples of a server which grows by these amounts."""
     chance = random.Random(1)
     usual = dict.fromkeys(Sample.__struct_fields__, 0) | {"uss": 100 << 20, "steady_uss": 100 << 20}
     made = []
@@ -34,17 +34,17 @@ def samples(**growth_an_hour: float) -> list[Sample]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_a_server_is_as_before_after_kills_stops_reloads_and_all_kinds_of_requests(tmp_path):
-    """Counts only: how fast anything is, a busy machine decides."""
+async def test_server_returns_to_its_initial_state_after_kills_stops_reloads_and_requests(tmp_path):
+    """Checks counts only, because timings depend on the load of the machine."""
     short = Options(minutes=0.25, warm_up_s=2.0, chaos_every_s=1.5, sample_every_s=1.0, grace_s=2.0)
     report = await run_soak(tmp_path, short)
-    assert [] == report.problems
+    assert report.problems == []
     assert report.canaries["same"] > 0
     assert len(report.events) > 3
     assert report.outcomes["success"] > 50
 
 
-def test_a_slope_is_the_one_of_least_squares_and_its_interval_contains_the_truth():
+def test_slope_is_that_of_least_squares_with_a_valid_confidence_interval():
     chance = np.random.default_rng(0)
     xs = np.arange(2000.0)
     hits = 0
@@ -72,27 +72,29 @@ def test_too_few_points_have_no_slope():
         ("blocks", 20_000, 100_000),  # in 72,000 requests
     ],
 )
-def test_what_grows_is_a_problem_and_noise_is_none(name, a_little, too_much):
-    assert [] == problems_of_growth(growth_of(samples(**{name: a_little}), []))
+def test_growth_is_a_problem_and_noise_is_not(name, a_little, too_much):
+    assert problems_of_growth(growth_of(samples(**{name: a_little}), [])) == []
     (problem,) = problems_of_growth(growth_of(samples(**{name: too_much}), []))
     assert name in problem
 
 
-def test_what_is_left_at_rest_is_a_problem():
+def test_resources_in_use_at_rest_are_a_problem():
     before = Idle(20, 22, 5, ())
-    assert [] == problems_at_rest(before, Idle(21, 22, 9, ()))
+    assert problems_at_rest(before, Idle(21, 22, 9, ())) == []
     problems = problems_at_rest(before, Idle(40, 44, 5, ("queue: running 1",)))
-    assert ["queue: running 1", "40 descriptors", "44 tasks"] == [
-        problem.removeprefix("at rest: ").partition(",")[0] for problem in problems
+    assert [problem.removeprefix("at rest: ").partition(",")[0] for problem in problems] == [
+        "queue: running 1",
+        "40 descriptors",
+        "44 tasks",
     ]
 
 
-def test_a_fault_of_the_servers_own_in_the_log_is_a_problem():
+def test_internal_error_in_the_log_is_a_problem():
     fine = [
         {"event": "request", "outcome": "node_failed", "level": "error"},
         {"event": "output", "line": "hi"},
     ]
-    assert [] == problems_in_log(fine)
+    assert problems_in_log(fine) == []
     bad = [
         {"event": "request failed", "exception": "Traceback ..."},
         {"event": "crashed", "level": "critical"},
@@ -118,7 +120,7 @@ def error(code: str) -> bytes:
         (Answer(200, b"{", "cut"), "cut"),
     ],
 )
-def test_only_a_model_that_was_harmed_may_fail(answer, outcome, tmp_path: Path):
+def test_only_requests_to_a_killed_model_may_fail(answer, outcome, tmp_path: Path):
     world = World(tmp_path)
     tenants = Tenants(world, Tally(), 0)
     assert outcome == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)

@@ -1,4 +1,4 @@
-"""A whole server whose model hangs: what its clients and its load balancer are told."""
+"""A complete server whose model hangs: what clients and a load balancer see."""
 
 import json
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 class Silent:
-    """An announcer of nothing."""
+    """An announcer which prints nothing."""
 
     def __getattr__(self, name: str):
         return lambda *_: None
@@ -50,28 +50,28 @@ async def until(client: httpx.AsyncClient, path: str, status: int) -> httpx.Resp
     return reply
 
 
-async def test_a_stuck_model_turns_health_red_until_it_is_back(monkeypatch):
-    # What is stopped does not hear that it is to end: so it stays as it is until we have looked.
+async def test_health_is_503_while_a_model_is_stuck(monkeypatch):
+    # A stopped process does not act on SIGTERM: with this wait it is stuck until the checks are done.
     monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 3600)
     ask = {"model": "m", "prompt": "one two", "max_tokens": 8, "temperature": 0}
     async with server(monkeypatch, watchdog_s=4) as (client, pid):
-        assert 200 == (await client.get("/health")).status_code
+        assert (await client.get("/health")).status_code == 200
         first = (await client.post("/v1/completions", json=ask)).json()["choices"]
         replies = []
         async with trio.open_nursery() as clients:
             with stopped(pid()):
                 clients.start_soon(partial(_post, client, {**ask, "stream": True}, replies))
                 health = await until(client, "/health", 503)
-                assert "stuck" == health.json()["status"]
+                assert health.json()["status"] == "stuck"
                 assert "no progress for 4 s" in health.json()["models"]["m"]
-                assert 503 == (await client.get("/ready")).status_code
-                assert [] == replies
+                assert (await client.get("/ready")).status_code == 503
+                assert replies == []
         assert [(200, [choice["text"] for choice in first])] == replies
         await until(client, "/health", 200)
         await until(client, "/ready", 200)
         assert first == (await client.post("/v1/completions", json=ask)).json()["choices"]
         (status,) = (await client.get("/running")).json()
-        assert (1, None) == (status["restarts"], status["problem"])
+        assert (status["restarts"], status["problem"]) == (1, None)
         assert status["mean_step_ms"] > 0
 
 

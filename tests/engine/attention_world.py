@@ -1,4 +1,4 @@
-"""One step over a cache whose numbers are known, as either attention sees it, on any device."""
+"""One step over a cache with known contents, for the GPU attention and the portable one, on any device."""
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ LONGEST = 512
 
 
 class World:
-    """A cache full of numbers, NaN where nobody has a token, and one step over it."""
+    """A cache of random keys and values, with NaN wherever there is no token, and one step over it."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class World:
             decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
         )
         tokens = len(positions)
-        # As a model gives them: parts of one tensor, with gaps between the tokens.
+        # As a model passes them: views of one tensor, with gaps between the tokens.
         qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim, generator=generator)
         qkv = qkv.to(device, dtype)
         self.query, self.key, self.value = qkv.split((heads, kv_heads, kv_heads), 1)
 
     def rows(self, *, padding=0):
-        """The step as a GPU has it, with `padding` more decodes that are not there."""
+        """Return the step as a GPU receives it, with `padding` empty decode rows added."""
         inputs = self.inputs
 
         def padded(array, fill):
@@ -118,7 +118,7 @@ class World:
             device=self.device,
         )
         for theirs, ours in ((cache.keys, self.cache.keys), (cache.values, self.cache.values)):
-            # It clears a block that a step begins, where ours reads no token that is nobody's.
+            # It needs blocks zeroed when a step begins them; the GPU kernels never read unwritten tokens.
             theirs[0].copy_(ours[0].nan_to_num(0))
         return PagedAttention(self.inputs, cache, self.shape)(
             0, *(one.float() for one in (self.query, self.key, self.value))

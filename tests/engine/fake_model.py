@@ -1,7 +1,7 @@
-"""A model that is a function, a runner that reads what it computes from out of a fake KV cache, and a loop.
+"""A fake model: a function of the tokens, a runner that reads its input from a fake KV cache, and a loop.
 
-Two sequences that share a block they should not, a row at the wrong place, a block table that the device was
-not told of or a lost token change the answer.
+Errors change the output: a block shared by mistake, a row at a wrong position, a lost token, or a block table
+that was not copied to the device.
 """
 
 from array import array
@@ -18,17 +18,17 @@ START = 7
 
 
 def mixed(state: int, token_id: int) -> int:
-    """What a layer that sees everything makes of one more token."""
+    """Return the state of a layer with full attention after one more token."""
     return (state * 31 + token_id + 1) % 10_007
 
 
 def chosen(state: int, seen: ReadOnlySequence[int]) -> int:
-    """The next token, by what all tokens make together and by those a window still shows."""
+    """Return the next token, from the state after all tokens and from those within a window."""
     return (state + sum(place * token_id for place, token_id in enumerate(seen, 1))) % VOCABULARY
 
 
 def next_token(token_ids: ReadOnlySequence[int], windows: ReadOnlySequence[int | None] = (None,)) -> int:
-    """What comes after these tokens."""
+    """Return the token that follows these tokens."""
     state = START
     for token_id in token_ids:
         state = mixed(state, token_id)
@@ -42,7 +42,7 @@ def answer(
     longest: int,
     windows: ReadOnlySequence[int | None] = (None,),
 ) -> tuple[list[int], str]:
-    """The whole output and its finish reason, by the plainest of loops."""
+    """Return the whole output and its finish reason, computed token by token in a plain loop."""
     output: list[int] = []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
     most = min(sampling.max_tokens, longest - len(prompt))
@@ -55,11 +55,11 @@ def answer(
 
 
 class FakeRunner:
-    """Runs steps over a device that has tables and a cache of its own, and works in order.
+    """Runs steps, in order, on a fake device with its own block tables and KV cache.
 
-    With `overlaps` it works as late as it can: at `wait`, from the arena as it is by then. `pick` is asked
-    with the batch, the step, the row and the token that the model says; it returns the token to go on with,
-    or a reason why the row failed.
+    With `overlaps`, a step runs as late as possible: in `wait`, from the arena's contents at that time.
+    `pick` receives the batch, the step, the row and the model's next token. It returns the token to use
+    instead, or an error message for the row.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FakeRunner:
         self.arenas = 2
         self.windows = windows
         self.steps = 0
-        self.computed = 0  # tokens that went through the model
+        self.computed = 0  # tokens that the model computed
         self._block_size = block_size
         self._pick = pick
         self._tables: dict[tuple[int, int], dict[int, int]] = {}  # (group, slot): column → block
@@ -90,14 +90,14 @@ class FakeRunner:
         return pending
 
     def release(self, blocks) -> None:
-        """Nothing: its memory is a dictionary."""
+        """Do nothing: the cache is a dictionary."""
 
     def work_until(self, pending: "PendingFake") -> None:
         while pending.picks is None and pending.error is None:
             oldest = self._queue.popleft()
             try:
                 oldest.picks = self.run(oldest.step, oldest.batch, broken=oldest.broken)
-            except Exception as error:  # noqa: BLE001  raised by the wait for that step
+            except Exception as error:  # noqa: BLE001  raised by `wait` of that step
                 oldest.error = error
 
     def run(self, step, batch, *, broken: bool = False) -> Picks:
@@ -116,7 +116,7 @@ class FakeRunner:
             for index in range(first, last):
                 token_id = step.input_ids[index]
                 if token_id < 0:
-                    # Of a step that failed there is no token; who went on from there has failed with it.
+                    # A failed step has no tokens, and the sequences that continue from it have failed too.
                     token_id = 0 if before is None else before[-1 - token_id]
                 self._compute(step, index, slot, token_id)
             assert step.sequence_lengths[row] == step.positions[last - 1] + 1
@@ -145,7 +145,7 @@ class FakeRunner:
         return -1 if block < 0 else block * self._block_size + position % self._block_size
 
     def _compute(self, step, index: int, slot: int, token_id: int) -> None:
-        """Put a token's key and value into the cache: what it is, where it is, and all that came before."""
+        """Write a token to the cache: its id, its position and the state of all tokens up to it."""
         position = step.positions[index]
         for group, window in enumerate(self.windows):
             place = self._place(group, slot, position)
@@ -157,12 +157,12 @@ class FakeRunner:
                 self._cache[group][place] = token_id, -1, None
 
     def _read(self, group: int, slot: int, position: int) -> tuple[int, int | None]:
-        """A token and what all until there make together; None where something else lies, or nothing."""
+        """Return the token at a position and the state up to it; None if the cache lacks that position."""
         token_id, at, state = self._cache[group].get(self._place(group, slot, position), (0, -1, None))
         return (token_id, state) if at == position else (0, None)
 
     def _answer(self, slot: int, position: int) -> int | str:
-        """The next token. Only a sequence that has departed may read what was never written."""
+        """Return the next token. Only a sequence that has left may read unwritten positions: an error."""
         state: int | None = START
         seen = []
         for group, window in enumerate(self.windows):
@@ -179,7 +179,7 @@ class FakeRunner:
 class PendingFake:
     def __init__(self, runner: FakeRunner, step, batch) -> None:
         self._runner, self.step, self.batch = runner, step, batch
-        self.broken = False  # to be set before it runs
+        self.broken = False  # set it before the step runs
         self.picks: Picks | None = None
         self.error: Exception | None = None
 
@@ -194,7 +194,7 @@ class PendingFake:
 
 
 class Loop:
-    """Turns an engine over a runner as a model's process does. Hears what is told, one answer a sequence."""
+    """Runs an engine with a runner as a model's process does, and collects the outputs of each sequence."""
 
     def __init__(self, engine, runner) -> None:
         self.engine, self.runner = engine, runner
@@ -241,7 +241,7 @@ class Loop:
             self.ends[output.key] = output
 
     def run(self, turns: int = 10_000) -> "Loop":
-        """Until there is nothing to do; more turns than that would be a livelock."""
+        """Turn until the engine is idle; more than `turns` turns would be a livelock."""
         for _ in range(turns):
             if self.engine.idle and self.under_way is None:
                 return self

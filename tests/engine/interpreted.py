@@ -1,6 +1,6 @@
-"""Our Triton kernels on the CPU, by Triton's interpreter, with every launch noted.
+"""Runs our Triton kernels on the CPU with Triton's interpreter, and records every launch.
 
-Triton asks for TRITON_INTERPRET when it is imported: `tests/conftest.py` has set it where there is no GPU.
+Triton reads `TRITON_INTERPRET` when it is imported; `tests/conftest.py` sets it where there is no GPU.
 """
 
 import functools
@@ -22,7 +22,7 @@ interpreted = pytest.mark.skipif(
 
 
 class Noted:
-    """A kernel as it is launched, `kernel[grid](…)`."""
+    """Wraps a kernel, so that `kernel[grid](…)` records the launch and runs it."""
 
     def __init__(self, kernel, launches):
         self._kernel = kernel
@@ -33,13 +33,13 @@ class Noted:
 
     def _launch(self, grid, *arguments, **options):
         self._launches.append((self._kernel.fn.__name__, grid, arguments, options))
-        # As a GPU does it: without a word about NaN, and without operators of torch.
+        # As on a GPU: no warnings about NaN, and no torch operators in the trace of a dispatch mode.
         with np.errstate(all="ignore"), _disable_current_modes():
             self._kernel[grid](*arguments, **options)
 
 
 def note_launches(monkeypatch):
-    """Every launch of a kernel from now on: (name, grid, arguments, options)."""
+    """Return a list to which every later launch is appended: (name, grid, arguments, options)."""
     found = []
     for module in (paged_attention_kernels, device_kernels):
         for name, kernel in inspect.getmembers(module, lambda one: isinstance(one, InterpretedFunction)):

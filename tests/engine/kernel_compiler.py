@@ -1,10 +1,10 @@
-"""Compiles each kernel that is launched for a GPU that is not there, and says what it would take of it.
+"""Compiles every kernel for a GPU that need not be present, and reports the resources it would use.
 
     python tests/engine/kernel_compiler.py [--few] [80 90 ...]
 
-For a process of its own, in which Triton does not interpret. What is compiled is what the launchers of
-`fairlead.engine` ask for, on tensors without memory, for some shapes of models. Prints a line of JSON a
-kernel.
+Needs its own process, in which Triton compiles instead of interpreting. The kernels are those that the
+launchers of `fairlead.engine` launch, on tensors without memory, for several model shapes. Prints one line
+of JSON per kernel.
 """
 
 import functools
@@ -37,7 +37,7 @@ POINTERS = {
 
 
 class Compiler:
-    """`kernel[grid](…)` compiles, once a signature, and runs nothing."""
+    """Wraps a kernel, so that `kernel[grid](…)` compiles it, once per signature, and does not run it."""
 
     def __init__(self, kernel, arch, told):
         self._kernel = kernel
@@ -77,7 +77,7 @@ class Compiler:
 
 
 def spills(cubin):
-    """What registers and local memory the kernel takes, by the disassembler that Triton brings."""
+    """Return the registers and local memory that a kernel uses, read by Triton's bundled disassembler."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         return {}
@@ -93,7 +93,7 @@ def spills(cubin):
 
 
 def compile_all(arch, told, *, few):
-    """Launch everything once for each of some shapes; what is compiled already is not told again."""
+    """Launch every kernel for several shapes; each compiled variant is reported once."""
     from engine.kernel_shapes import SHAPES, launch_everything
 
     for module in (paged_attention_kernels, device_kernels, float8_kernels):

@@ -1,4 +1,4 @@
-"""Launches every kernel as the engine would, for shapes that people use, on tensors without memory."""
+"""Launches every kernel as the engine does, for common model shapes, on tensors without memory."""
 
 from unittest import mock
 
@@ -59,7 +59,7 @@ def launch_landing(groups):
 
 
 def launch_layers(shape, dtype):
-    """What lies between the matrix products of a layer, with all norms and with few."""
+    """Launch the kernels between a layer's matrix products, with all norms and with few."""
     heads, kv_heads, head_dim, size = shape.heads, shape.kv_heads, shape.head_dim, 256 * shape.heads
 
     def floats(*sizes, dtype=dtype):

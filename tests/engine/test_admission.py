@@ -1,4 +1,4 @@
-"""The forecast of memory: a formula against counting it out, and what it makes of the past."""
+"""The predicted peak memory, compared with a simulation, and the predictions from past output lengths."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def array(*numbers: int) -> np.ndarray:
 
 
 def counted_out(rows: list[tuple[int, int]]) -> int:
-    """Let every row grow by one a step and go at its end; the most there ever was."""
+    """Simulate rows that grow by one token a step and then end; return the largest total."""
     return max(
         (
             sum(current + step for remaining, current in rows if remaining >= step)
@@ -30,12 +30,12 @@ def peak_of(rows: list[tuple[int, int]]) -> Peak:
 
 
 @given(rows)
-def test_the_peak_is_what_counting_it_out_gives(rows):
+def test_peak_matches_a_step_by_step_simulation(rows):
     assert counted_out(rows) == peak_of(rows).tokens
 
 
 @given(rows, rows)
-def test_one_row_more_is_looked_up_as_it_would_be_computed_anew(rows, more):
+def test_peak_with_one_more_row_matches_a_full_computation(rows, more):
     peak = peak_of(rows)
     for row in more:
         assert peak_of([*rows, row]).tokens == peak.with_row(*row)
@@ -57,34 +57,34 @@ def having_seen(*lengths: int) -> PastLengths:
     return predictor
 
 
-def test_a_guess_is_a_length_of_the_past_less_what_was_said_already():
+def test_prediction_is_a_past_length_minus_the_output_so_far():
     predictor = having_seen(100)
-    assert [100, 60, 1] == guesses(predictor, [0, 40, 99])
+    assert guesses(predictor, [0, 40, 99]) == [100, 60, 1]
 
 
-def test_who_said_much_is_compared_with_those_that_said_more():
+def test_prediction_uses_only_past_outputs_longer_than_the_current_one():
     predictor = having_seen(10, 1000)
-    assert [990] == guesses(predictor, [10])
+    assert guesses(predictor, [10]) == [990]
 
 
-def test_who_said_more_than_anybody_will_say_half_as_much_again():
+def test_output_longer_than_all_past_ones_is_predicted_to_grow_by_half():
     predictor = having_seen(100)
-    assert [50, 100] == guesses(predictor, [100, 200])
-    assert [16] == guesses(having_seen(10), [20])
+    assert guesses(predictor, [100, 200]) == [50, 100]
+    assert guesses(having_seen(10), [20]) == [16]
 
 
-def test_no_guess_exceeds_what_is_allowed():
-    assert [7] == guesses(having_seen(100), [0], limit=7)
+def test_prediction_does_not_exceed_the_limit():
+    assert guesses(having_seen(100), [0], limit=7) == [7]
 
 
-def test_lengths_of_long_ago_are_forgotten():
+def test_old_lengths_are_forgotten():
     predictor = having_seen(500)
     for _ in range(1000):
         predictor.learn(20)
-    assert [20] == guesses(predictor, [0])
+    assert guesses(predictor, [0]) == [20]
 
 
-def test_a_regret_makes_guesses_more_careful_and_good_ends_make_them_bolder():
+def test_preemptions_raise_predictions_and_completions_lower_them_again():
     lengths = range(1, 1001)
     predictor = having_seen(*lengths)
     (bold,) = guesses(predictor, [0])
@@ -101,26 +101,26 @@ def admission(*, capacities=(1000,), ceilings=(None,)) -> Admission:
     return Admission(list(capacities), list(ceilings), having_seen(100))
 
 
-def test_whoever_comes_may_enter_up_to_97_percent_of_the_cache():
+def test_sequences_are_admitted_up_to_97_percent_of_the_cache():
     rule = admission()
     rule.begin(array(1), array(300), array(0), array(1000))  # 400 when it ends
     assert not rule.admit(2, int(1000 * FILL) - 500 + 1, 0, 1000)
     assert rule.admit(2, int(1000 * FILL) - 500, 0, 1000)
 
 
-def test_each_that_was_admitted_counts_for_the_next():
+def test_admitted_sequences_count_for_the_next_decision():
     rule = admission()
     rule.begin(array(), array(), array(), array())
-    assert [True] * 4 + [False] == [rule.admit(key, 140, 0, 1000) for key in range(5)]
+    assert [rule.admit(key, 140, 0, 1000) for key in range(5)] == [True] * 4 + [False]
 
 
-def test_blocks_that_are_shared_count_once():
+def test_shared_blocks_count_once():
     rule = admission()
     rule.begin(array(1, 2), array(400, 400), array(0, 0), array(9, 9), shared=300)
     assert rule.admit(3, 200, 0, 9)
 
 
-def test_the_pinned_count_with_all_they_are_allowed():
+def test_pinned_sequences_count_with_their_longest_possible_output():
     for pinned in (False, True):
         rule = admission()
         rule.begin(array(1), array(500), array(0), array(500), reserved=np.array([pinned]))
@@ -128,13 +128,13 @@ def test_the_pinned_count_with_all_they_are_allowed():
 
 
 @pytest.mark.parametrize(("ceiling", "fits"), [(None, False), (120, True), (330, False)])
-def test_in_a_group_with_a_window_all_are_taken_to_reach_their_ceiling(ceiling, fits):
+def test_window_group_counts_every_sequence_at_its_ceiling(ceiling, fits):
     rule = admission(capacities=(10_000, 1000), ceilings=(None, ceiling))
     rule.begin(array(1, 2), array(400, 400), array(0, 0), array(900, 900))
     assert fits is rule.admit(3, 400, 0, 900)
 
 
-def test_what_fits_at_its_longest_needs_no_forecast():
+def test_tokens_that_fit_at_their_longest_need_no_prediction():
     assert admission().fits_whole(970)
     assert not admission().fits_whole(971)
     assert not admission(capacities=(10_000, 100), ceilings=(None, 50)).fits_whole(98)

@@ -1,4 +1,4 @@
-"""Paged attention against attention written out in float64, one query at a time."""
+"""Paged attention, compared with plain attention in float64, one query at a time."""
 
 import math
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def oracle(query, keys, values, window, cap=None):
-    """What one query [H, D] finds in its sequence's keys and values [L, K, D], float64."""
+    """Return the attention of one query [H, D] over its sequence's keys and values [L, K, D], in float64."""
     first = 0 if window is None else max(0, len(keys) - window)
     found = []
     for head, vector in enumerate(query.double()):
@@ -34,7 +34,7 @@ def oracle(query, keys, values, window, cap=None):
 
 
 def inputs_of(rows, tables):
-    """The step that computes `rows` of (slot, start, count) with these block tables, one a group."""
+    """Return the step that computes `rows` of (slot, start, count) with these block tables, one per group."""
     starts = np.cumsum([0] + [count for _, _, count in rows]).astype(np.int32)
     positions = np.concatenate([np.arange(start, start + count) for _, start, count in rows])
     owners = np.repeat([slot for slot, _, _ in rows], [count for _, _, count in rows])
@@ -56,7 +56,7 @@ def inputs_of(rows, tables):
 
 
 class Past:
-    """Sequences whose keys and values are known and, up to `start`, already in a cache."""
+    """Sequences with known keys and values, of which those before `start` are in a cache already."""
 
     def __init__(self, spans, window, *, seed=0, rubbish=0.0, cap=None):
         generator = torch.Generator().manual_seed(seed)
@@ -83,7 +83,7 @@ class Past:
             if start:
                 written = self.paged([(slot, 0, start)])
                 written(0, torch.zeros(start, SHAPE.heads, SHAPE.head_dim), key[:start], value[:start])
-            if window is not None:  # what no token from `start` on sees has slid out
+            if window is not None:  # blocks that no token from `start` on can see are gone
                 self.table[slot, : max(0, start - window + 1) // BLOCK_SIZE] = -1
         tokens = sum(count for _, count in spans)
         self.query = torch.randn(tokens, SHAPE.heads, SHAPE.head_dim, generator=generator)
@@ -122,19 +122,19 @@ prefills = st.tuples(st.integers(0, 20), st.integers(2, 20))
     cap=st.none() | st.floats(0.5, 5),
     seed=st.integers(0, 5),
 )
-def test_any_mixture_of_decodes_and_prefills_finds_what_the_oracle_finds(spans, window, cap, seed):
+def test_any_mixture_of_decodes_and_prefills_matches_the_oracle(spans, window, cap, seed):
     past = Past(spans, window, seed=seed, cap=cap)
     torch.testing.assert_close(past.attend().double(), past.expected(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf")])
-def test_what_former_owners_left_in_a_block_is_never_seen(window, rubbish):
+def test_contents_left_in_a_reused_block_have_no_effect(window, rubbish):
     past = Past([(0, 1), (7, 1), (8, 1), (33, 1), (0, 6), (5, 6)], window, rubbish=rubbish)
     torch.testing.assert_close(past.attend().double(), past.expected(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sequence_of_nan_harms_no_neighbour():
+def test_nan_in_one_sequence_does_not_reach_others():
     past = Past([(9, 1), (10, 1), (0, 5), (4, 4)], None)
     past.values[1][:] = float("nan")
     past.cache.values[0][past.table[1, :3].tolist()] = float("nan")
@@ -144,7 +144,7 @@ def test_a_sequence_of_nan_harms_no_neighbour():
     torch.testing.assert_close(found[healthy], expected[healthy], rtol=1e-4, atol=1e-5)
 
 
-def test_a_decode_finds_the_same_alone_and_among_others_of_all_lengths():
+def test_decode_is_the_same_alone_and_beside_others_of_any_length():
     spans = [(start, 1) for start in (3, 50, 17, 4, 90, 31)]
     together = Past(spans, None)
     found = together.attend()
@@ -167,7 +167,7 @@ def test_layers_of_different_windows_use_the_blocks_of_their_own_group():
     for start, count in [(0, 13), (13, 2), *((position, 1) for position in range(15, 41))]:
         end = start + count
         column = (end - 1) // BLOCK_SIZE
-        if sliding[0, column] < 0:  # the block that slid out is the next one's
+        if sliding[0, column] < 0:  # reuse the block that slid out of the window
             sliding[0, column], sliding[0, column - 3] = sliding[0, column - 3], -1
         attention = PagedAttention(inputs_of([(0, start, count)], [full, sliding]), cache, shape)
         for layer, pieces in found.items():

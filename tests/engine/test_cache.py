@@ -1,4 +1,4 @@
-"""The KV cache's memory: its size, and what goes where."""
+"""The KV cache's memory: its size, its layout, and its division among groups."""
 
 import mmap
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_token_costs_a_key_and_a_value_a_layer_and_head(dtype, itemsize):
     assert 5 * 8 * expected == cache.nbytes
 
 
-def test_what_is_written_to_slots_is_read_from_blocks():
+def test_values_written_to_slots_are_read_from_their_blocks():
     cache = KVCache(SHAPE, blocks=(4,), block_size=2, dtype=torch.float32, device=CPU)
     key, value = torch.randn(2, 3, SHAPE.kv_heads, SHAPE.head_dim)
     cache.write(1, torch.tensor([7, 2, 3]), key, value)
@@ -34,17 +34,17 @@ def test_what_is_written_to_slots_is_read_from_blocks():
     assert not cache.keys[0].any()
 
 
-def test_a_cleared_block_is_zero_whatever_was_in_it():
+def test_clear_zeroes_a_block_even_of_nan():
     cache = KVCache(SHAPE, blocks=(3,), block_size=2, dtype=torch.float32, device=CPU)
     for tensor in (cache.keys[0], cache.values[0]):
         tensor.fill_(float("nan"))
     cache.clear(0, torch.tensor([1]))
     for tensor in (cache.keys[0], cache.values[0]):
-        assert [True, False, True] == tensor.isnan().flatten(1).all(1).tolist()
+        assert tensor.isnan().flatten(1).all(1).tolist() == [True, False, True]
         assert not tensor[1].any()
 
 
-def test_released_blocks_are_zero_and_give_back_whole_pages_of_their_group_only():
+def test_released_blocks_read_as_zero_in_their_group_only():
     shape = msgspec.structs.replace(SHAPE, layers=2, windows=(None, 8))
     cache = KVCache(shape, blocks=(64, 64), block_size=64, dtype=torch.float32, device=CPU)
     for tensor in cache.keys + cache.values:
@@ -61,7 +61,7 @@ def test_released_blocks_are_zero_and_give_back_whole_pages_of_their_group_only(
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
-def test_memory_of_released_blocks_goes_back_to_the_system():
+def test_memory_of_released_blocks_is_returned_to_the_system():
     shape = msgspec.structs.replace(SHAPE, layers=1, windows=(None,))
     cache = KVCache(shape, blocks=(16 * 1024,), block_size=16, dtype=torch.float32, device=CPU)
     for tensor in cache.keys + cache.values:
@@ -75,38 +75,38 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_layers_of_one_window_are_a_group_with_as_many_blocks_as_it_is_given():
+def test_layers_with_the_same_window_form_a_group_with_its_own_blocks():
     shape = msgspec.structs.replace(SHAPE, layers=4, windows=(8, None, 8, 8))
-    assert (None, 8) == shape.groups
-    assert (1, 0, 1, 1) == shape.layer_groups
+    assert shape.groups == (None, 8)
+    assert shape.layer_groups == (1, 0, 1, 1)
     a_layer = 2 * SHAPE.kv_heads * SHAPE.head_dim * 4
     assert (a_layer, 3 * a_layer) == bytes_per_token(shape, torch.float32)
     cache = KVCache(shape, blocks=(10, 3), block_size=2, dtype=torch.float32, device=CPU)
-    assert [3, 10, 3, 3] == [len(keys) for keys in cache.keys]
+    assert [len(keys) for keys in cache.keys] == [3, 10, 3, 3]
     assert 2 * (10 * a_layer + 3 * 3 * a_layer) == cache.nbytes
 
 
-def test_groups_come_widest_first_whatever_the_order_of_the_layers():
+def test_groups_are_sorted_widest_first():
     shape = msgspec.structs.replace(SHAPE, windows=(4, 16, 8))
-    assert (16, 8, 4) == shape.groups
-    assert (2, 0, 1) == shape.layer_groups
+    assert shape.groups == (16, 8, 4)
+    assert shape.layer_groups == (2, 0, 1)
 
 
-def test_what_a_window_cannot_use_goes_to_the_layers_that_see_all():
-    assert (1000,) == split_blocks(8000, [8], [None])
-    assert (500, 100) == split_blocks(8 * 500 + 16 * 100, [8, 16], [None, 100])
-    assert (50, 50) == split_blocks(24 * 50 + 23, [8, 16], [None, 100])
-    assert (0, 0) == split_blocks(23, [8, 16], [None, 100])
-    assert (300, 7, 40) == split_blocks(300 + 7 * 2 + 40 * 3, [1, 2, 3], [None, 7, 40])
+def test_blocks_that_a_window_cannot_use_go_to_the_full_attention_group():
+    assert split_blocks(8000, [8], [None]) == (1000,)
+    assert split_blocks(8 * 500 + 16 * 100, [8, 16], [None, 100]) == (500, 100)
+    assert split_blocks(24 * 50 + 23, [8, 16], [None, 100]) == (50, 50)
+    assert split_blocks(23, [8, 16], [None, 100]) == (0, 0)
+    assert split_blocks(300 + 7 * 2 + 40 * 3, [1, 2, 3], [None, 7, 40]) == (300, 7, 40)
 
 
-@example(bytes_total=556, groups=[(4, 19)], size=24)  # the window's limit reached exactly, and one block more
+@example(bytes_total=556, groups=[(4, 19)], size=24)  # the limit of the window, and one block more
 @given(
     bytes_total=st.integers(0, 10_000),
     groups=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), max_size=3),
     size=st.integers(1, 50),
 )
-def test_a_split_fits_and_no_longer_sequence_would(bytes_total, groups, size):
+def test_split_fits_and_a_longer_sequence_would_not(bytes_total, groups, size):
     sizes, limits = [size, *(size for size, _ in groups)], [None, *(limit for _, limit in groups)]
     blocks = split_blocks(bytes_total, sizes, limits)
 

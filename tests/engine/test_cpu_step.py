@@ -1,4 +1,4 @@
-"""The compiled step in the runner's place for torch: the same logits and texts, for every native family."""
+"""The compiled step instead of torch: the same logits and texts, for every native family."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 17, 40, 90)]
 
 
 def load_step(directory, dtype, **options):
-    """The kernel's step over the checkpoint in `directory`, with blocks for the tests' driver."""
+    """Return the compiled step over the checkpoint in `directory`."""
     config = Config.read(directory / "config.json")
     kind, shape = built_in(config)
     assert supports(kind, shape, dtype)
@@ -56,7 +56,7 @@ def load_step(directory, dtype, **options):
 
 
 class Recorder:
-    """Passes a forward's logits on, and keeps them."""
+    """Wraps a forward and keeps a copy of all its logits."""
 
     def __init__(self, forward):
         self.forward = forward
@@ -71,7 +71,7 @@ class Recorder:
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def directory(request, tmp_path_factory):
-    """A model whose weights are exact in bfloat16, so that what float32 says of it is the truth for both."""
+    """A model with weights exact in bfloat16, so that float32 logits are the reference for both dtypes."""
     path = tmp_path_factory.mktemp("model")
     save(CONFIGS[request.param], path)
     file = path / "model.safetensors"
@@ -81,7 +81,7 @@ def directory(request, tmp_path_factory):
 
 
 def both_ways(directory, dtype, **options):
-    """[(what was said, all logits)] of torch's forward and of the kernel's, teacher-forced by the prompts."""
+    """Return (loaded model, recorder of its logits) twice: with torch's forward and with the compiled one."""
     results = []
     for compiled in (False, True):
         loaded = load(directory, dtype=dtype, kv_cache_bytes=4 << 20, compiled=False)
@@ -94,7 +94,7 @@ def both_ways(directory, dtype, **options):
 
 
 def last_logits(loaded, recorder):
-    """What is said after each of the prompts, [prompts, V]."""
+    """Return the logits after each of the prompts, [prompts, V]."""
     driver = Driver(loaded, max_batched_tokens=64)
     for prompt in PROMPTS:
         driver.add(prompt, Sampling(max_tokens=1, temperature=0))
@@ -102,12 +102,12 @@ def last_logits(loaded, recorder):
     return torch.stack(recorder.said).float()
 
 
-def test_the_kernel_says_what_torch_says(directory):
+def test_logits_match_torch(directory):
     expected, said = (last_logits(*way) for way in both_ways(directory, "float32"))
     assert relative_error(said, expected) <= 1e-4
 
 
-def test_in_bfloat16_the_kernel_is_nearer_to_float32_than_torch(directory):
+def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(directory):
     exact = last_logits(*both_ways(directory, "float32")[0])
     errors = [
         float((last_logits(*way) - exact).norm() / exact.norm()) for way in both_ways(directory, "bfloat16")
@@ -119,26 +119,26 @@ def relative_error(said, expected):
     return (said - expected).abs().max() / expected.abs().max()
 
 
-def test_the_kernels_greedy_text_is_torchs(directory):
+def test_greedy_text_matches_torch(directory):
     texts = [generate(loaded, PROMPTS, GREEDY) for loaded, _ in both_ways(directory, "float32")]
     assert texts[0] == texts[1]
 
 
-def test_the_kernels_greedy_text_is_what_each_says_alone(directory):
+def test_greedy_text_in_a_batch_matches_each_prompt_alone(directory):
     [_, (loaded, _)] = both_ways(directory, "float32")
     together = generate(loaded, PROMPTS, GREEDY)
     assert together == [generate(loaded, [prompt], GREEDY)[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("variant", variants("float32"))
-def test_every_instruction_set_says_the_same_text(tmp_path, variant):
+def test_every_instruction_set_generates_the_same_text(tmp_path, variant):
     save(CONFIGS["gemma3"], tmp_path)
     [(torch_loaded, _), (loaded, recorder)] = both_ways(tmp_path, "float32", variant=variant)
     assert variant == recorder.forward.model.variant
     assert generate(torch_loaded, PROMPTS[3:], GREEDY) == generate(loaded, PROMPTS[3:], GREEDY)
 
 
-def test_a_weight_that_is_no_number_is_named(tmp_path):
+def test_nan_weight_is_refused_with_its_tensor_and_index(tmp_path):
     save(CONFIGS["llama"], tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
@@ -150,14 +150,14 @@ def test_a_weight_that_is_no_number_is_named(tmp_path):
         load_step(tmp_path, torch.float32)
 
 
-def test_weights_take_little_more_than_their_bytes(tmp_path):
+def test_packed_weights_take_at_most_ten_percent_more_memory(tmp_path):
     save(transformers.Qwen2Config(**{**SQUARE, "vocab_size": 2000, "hidden_size": 192}), tmp_path)
     step = load_step(tmp_path, torch.bfloat16)
     numbers = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
     assert step.model.weight_bytes <= 1.1 * 2 * numbers
 
 
-def test_logits_are_for_the_rows_that_sample_only(directory):
+def test_only_rows_that_sample_get_logits(directory):
     step = load_step(directory, torch.float32)
     groups = len(step.shape.groups)
     step.allocate_cache([8] * groups)
@@ -173,6 +173,6 @@ def test_logits_are_for_the_rows_that_sample_only(directory):
     }
     none = step(Inputs(sample_rows=np.array([], dtype=np.int32), **inputs))
     one = step(Inputs(sample_rows=np.array([0], dtype=np.int32), **inputs))
-    assert (0, step.vocab_size) == tuple(none.shape)
-    assert (1, step.vocab_size) == tuple(one.shape)
+    assert tuple(none.shape) == (0, step.vocab_size)
+    assert tuple(one.shape) == (1, step.vocab_size)
     assert torch.isfinite(one).all()

@@ -1,4 +1,4 @@
-"""The GPU's whole step, its kernels interpreted and its graphs faked, against torch's on the same model."""
+"""The GPU's whole step, with interpreted kernels and fake CUDA graphs, compared with torch."""
 
 import pytest
 import torch
@@ -38,10 +38,10 @@ FAMILIES = {
 
 
 class Recorder:
-    """Stands for CUDA graphs: a replay runs the work again, and checks that it is what was recorded.
+    """A fake of CUDA graphs: a replay runs the work again and asserts that it equals what was recorded.
 
-    A graph remembers addresses and numbers, not names. So a replay must launch the same kernels and
-    operators, on the same memory as far as that was there before, with the same numbers.
+    A graph records addresses and numbers, not variables. So a replay must launch the same kernels and
+    operators with the same numbers, on the same memory, except for memory that the work allocates itself.
     """
 
     def __init__(self, launches):
@@ -72,7 +72,7 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.trace = []
         self._made = set()
-        self._kept = []  # so that no address is given out twice
+        self._kept = []  # so that no address is reused
 
     def told(self, value):
         if not isinstance(value, torch.Tensor):
@@ -108,7 +108,7 @@ def models(tmp_path_factory):
 
 
 def loaded_of(model, make, *, blocks=60):
-    """What a loader would make of a model: with `make(model, cache)` as its forward."""
+    """Return a `LoadedModel` of `model`, with `make(model, cache)` as its forward."""
     shape = model.shape
     cache = KVCache(
         shape, blocks=(blocks,) * len(shape.groups), block_size=16, dtype=torch.float32, device=CPU
@@ -146,7 +146,7 @@ def texts_of(loaded, *, ahead=False, samplings=(GREEDY,), lengths=(3, 20)):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_texts_and_logits_are_those_of_torch(models, launches, name):
+def test_texts_and_logits_match_torch(models, launches, name):
     model, recorder = models(name), Recorder(launches)
     texts, logits = [], []
     for make in (TorchForward, lambda *one: DeviceForward(*one, recorder)):
@@ -160,10 +160,10 @@ def test_texts_and_logits_are_those_of_torch(models, launches, name):
     is_dense = name not in {"mixtral", "fallback"}
     assert is_dense == (recorder.replays > 0)
     assert ("triton with CUDA graphs" if is_dense else "triton") == loaded.kernel
-    assert is_dense == any("turn_and_keep" == name for name, *_ in launches)
+    assert is_dense == any(name == "turn_and_keep" for name, *_ in launches)
 
 
-def test_logits_of_prompts_are_those_of_torch(models, launches):
+def test_prompt_logits_match_torch(models, launches):
     scored = Sampling(max_tokens=1, temperature=0, prompt_logprobs=2)
     logits = []
     for make in (TorchForward, lambda *one: DeviceForward(*one, Recorder(launches))):
@@ -171,20 +171,20 @@ def test_logits_of_prompts_are_those_of_torch(models, launches):
         loaded.runner.forward = kept = Kept(loaded.runner.forward)
         texts_of(loaded, samplings=[scored, GREEDY], lengths=(18, 2))
         logits.append(kept.logits)
-    # Of 18 tokens all but the last lead to one of the prompt; the answers have one more and three.
+    # Of the 18 prompt tokens all but the last are followed by another. The outputs have 1 and 3 tokens.
     assert sum(map(len, logits[1])) == 17 + 1 + 3
     for theirs, ours in zip(*logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_ahead_takes_over_what_the_one_before_chose(models, launches):
+def test_step_launched_ahead_uses_the_tokens_that_the_previous_one_chose(models, launches):
     loaded = loaded_of(models("llama"), lambda *one: DeviceForward(*one, Recorder(launches)))
     samplings = [GREEDY, Sampling(max_tokens=3, temperature=0, repetition_penalty=1.5)]
     expected = texts_of(loaded_of(models("llama"), TorchForward), samplings=samplings)
     assert expected == texts_of(loaded, ahead=True, samplings=samplings)
 
 
-def test_a_recording_that_depends_on_the_step_is_noticed(launches):
+def test_recorder_rejects_work_that_depends_on_the_step(launches):
     size, memory = [3], torch.zeros(8)
 
     def work():
@@ -197,7 +197,7 @@ def test_a_recording_that_depends_on_the_step_is_noticed(launches):
         replay()
 
 
-def test_a_step_larger_than_what_was_prepared_is_refused(models, launches):
+def test_step_larger_than_the_prepared_limits_is_refused(models, launches):
     loaded = loaded_of(models("llama"), DeviceForward)
     driver = Driver(loaded, max_batched_tokens=10 * TOKENS)
     driver.add(prompt_of(9 * TOKENS), GREEDY)
@@ -206,7 +206,7 @@ def test_a_step_larger_than_what_was_prepared_is_refused(models, launches):
 
 
 class Kept:
-    """A forward that keeps all logits that it gave."""
+    """Wraps a forward and keeps a copy of all its logits."""
 
     def __init__(self, forward):
         self._forward = forward

@@ -1,4 +1,4 @@
-"""How a step arrives on a GPU: spread out as the batch wrote it, the block tables brought up to date."""
+"""The copy of a step to a GPU: unpacked as the batch wrote it, with the block tables up to date."""
 
 import numpy as np
 import pytest
@@ -35,14 +35,14 @@ def landing(launches):
 
 
 def enter(batch, slot, length, blocks):
-    """A sequence of which nothing is computed; its blocks hold what is to come."""
+    """Add a sequence with nothing computed yet, and with blocks for tokens to come."""
     prompt = [(7 * slot + token) % 90 for token in range(length)]
     state = SequenceState(slot, prompt, max_tokens=20, temperature=0.0)
     batch.add_request(slot, state, (blocks, [block + 100 for block in blocks]))
 
 
 def check(landing, batch, step, *, latest=None, tokens=None, rows=None):
-    """Bring and unpack; compare with the step and the tables."""
+    """Copy and unpack a step, and compare the result with the step and the block tables."""
     tokens, rows = tokens or step.tokens, rows or step.rows
     inputs = landing.bring(step, batch, latest)
     there = landing.unpack(tokens, rows, step.decodes)
@@ -82,7 +82,7 @@ def test_steps_and_tables_arrive_whole_and_what_is_not_there_is_marked(batch, la
     assert [*expected, *[0] * (16 - len(expected))] == there.token_ids.tolist()
 
 
-def test_tables_follow_while_sequences_come_and_go(batch, landing):
+def test_block_tables_stay_current_while_sequences_are_added_and_removed(batch, landing):
     rng = np.random.default_rng(0)
     lengths = {}
     for number in range(16):
@@ -109,18 +109,18 @@ def test_tables_follow_while_sequences_come_and_go(batch, landing):
             del lengths[slot]
 
 
-def test_an_id_that_the_model_does_not_have_runs_as_0(landing):
+def test_token_id_outside_the_models_vocabulary_is_replaced_by_0(landing):
     batch = InputBatch(
         **SIZES, vocab_size=2**31 - 1, windows=WINDOWS
-    )  # the tokenizer is larger than the model
+    )  # the tokenizer has more ids than the model
     state = SequenceState(1, [5, 99, 100, 2**31 - 2], max_tokens=2)
     batch.add_request(0, state, ([0], [0]))
     batch.schedule([0], [4])
     there = check(landing, batch, batch.prepare_inputs())
-    assert [5, 99, 0, 0] == there.token_ids.tolist()
+    assert there.token_ids.tolist() == [5, 99, 0, 0]
 
 
-def test_a_batch_with_more_slots_or_longer_lines_is_not_held(landing):
+def test_batch_with_more_slots_or_longer_sequences_does_not_fit(landing):
     for changed in ({"slots": 10}, {"max_model_len": 450}):
         batch = InputBatch(**{**SIZES, **changed}, vocab_size=VOCABULARY, windows=WINDOWS)
         enter(batch, 0, 5, [1])

@@ -1,4 +1,4 @@
-"""How large a KV cache is on a device that has other users."""
+"""The KV cache size on a device whose memory other processes use too."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 class Device:
-    """10,000 MiB, of which this process has taken some and others too."""
+    """10,000 MiB, partly taken by this process and partly by others."""
 
     def __init__(self, *, taken_mb: int, others_mb: int = 0) -> None:
         self._taken_mb, self._others_mb = taken_mb, others_mb

@@ -1,10 +1,10 @@
-"""Vectors of texts through the whole engine: by sentence-transformers' definition, and alike to the last bit.
+"""Embeddings through the whole engine: as sentence-transformers defines them, and bit for bit reproducible.
 
-That definition: the network's last hidden states, averaged over the tokens or taken at the last one, and
-scaled to length 1 where there is a Normalize module. transformers and plain arithmetic work it out here.
+Definition: the network's last hidden states, averaged over the tokens or taken at the last token, and scaled
+to length 1 if there is a Normalize module. The expected vectors come from transformers and plain arithmetic.
 
-Not every processor's matrix product rounds a row the same whatever rows are beside it (AVX2's does not). So
-where it is asked for the last bit, each row is multiplied alone: what could still differ is ours.
+On some processors (AVX2), the rounding of a row in a matrix product depends on the rows beside it. So the
+bit-exact tests multiply each row alone: any remaining difference is caused by our code.
 """
 
 import json
@@ -22,7 +22,7 @@ from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, written
 from models.tiny import SIZES, VOCABULARY, load, prompt_of
 
 POISON = 7
-LENGTHS = (1, 1, 2, 3, 15, 16, 17, 33, 58, 59, 64, 100, 117, 200)  # around the block, the windows, a chunk
+LENGTHS = (1, 1, 2, 3, 15, 16, 17, 33, 58, 59, 64, 100, 117, 200)  # around block, window and chunk sizes
 CONFIGS = {
     "qwen3, a whole model, last token": (
         transformers.Qwen3ForCausalLM,
@@ -63,7 +63,7 @@ def save(directory, name):
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def pair(request, tmp_path_factory):
-    """(transformers' model, the directory, how a text's states become its vector)."""
+    """(transformers' model, its directory, a function from a text's states to its vector)."""
     directory = tmp_path_factory.mktemp("model")
     _, _, pooling, more = CONFIGS[request.param]
 
@@ -76,7 +76,7 @@ def pair(request, tmp_path_factory):
 
 @pytest.fixture
 def rows_alone(monkeypatch):
-    """Every row is multiplied as if there were no other."""
+    """Multiply every row alone."""
     whole = Linear.__call__
     monkeypatch.setattr(
         Linear, "__call__", lambda self, x: torch.cat([whole(self, row) for row in x.split(1)])
@@ -88,7 +88,7 @@ def embedder(directory, **options):
 
 
 def embedded(loaded, prompts, *, after_a_step=lambda _engine: None):
-    """What is told of each prompt when all are there at once."""
+    """Submit all prompts together; return the output of each."""
     engine = Engine(
         loaded.runner,
         slots=loaded.slots,
@@ -98,7 +98,7 @@ def embedded(loaded, prompts, *, after_a_step=lambda _engine: None):
         blocks_total=loaded.blocks_total,
         windows=loaded.windows,
         block_size=loaded.block_size,
-        vocab_size=2 * loaded.vocab_size,  # as if the tokenizer were larger
+        vocab_size=2 * loaded.vocab_size,  # as if the tokenizer had more ids
         eos_token_ids=loaded.eos_token_ids,
         draw_seed=lambda: 0,
         embeds=loaded.embeds,
@@ -116,7 +116,7 @@ def embedded(loaded, prompts, *, after_a_step=lambda _engine: None):
     raise AssertionError("no end")
 
 
-def test_vectors_are_those_of_the_definition(pair):
+def test_vectors_match_the_definition(pair):
     reference, directory, vector_of = pair
     loaded = embedder(directory)
     assert isinstance(loaded.runner, EmbeddingRunner)
@@ -130,7 +130,7 @@ def test_vectors_are_those_of_the_definition(pair):
         assert (ours - expected).norm() / expected.norm() <= 1e-4
 
 
-def test_in_float32_a_vector_is_the_same_to_the_last_bit_alone_and_among_others(pair, rows_alone):
+def test_float32_vector_is_bit_identical_alone_and_in_a_batch(pair, rows_alone):
     _, directory, _ = pair
     loaded = embedder(directory)
     prompts = [prompt_of(length, seed=row) for row, length in enumerate(LENGTHS)]
@@ -140,7 +140,7 @@ def test_in_float32_a_vector_is_the_same_to_the_last_bit_alone_and_among_others(
     assert alone == back[::-1]
 
 
-def test_the_last_token_of_a_text_may_be_a_chunk_of_its_own_beside_others(pair, rows_alone):
+def test_last_token_in_a_chunk_of_its_own_gives_the_same_vector(pair, rows_alone):
     _, directory, _ = pair
     loaded = embedder(directory, slots=40, max_batched_tokens=64)  # a chunk is 24 tokens
     prompts = [prompt_of(24 * (1 + row % 9) + 1, seed=row) for row in range(18)]
@@ -148,7 +148,7 @@ def test_the_last_token_of_a_text_may_be_a_chunk_of_its_own_beside_others(pair, 
     assert alone == [output.vector for output in embedded(loaded, prompts)]
 
 
-def test_a_text_that_was_preempted_has_the_same_vector(pair, rows_alone):
+def test_preempted_text_has_the_same_vector(pair, rows_alone):
     _, directory, _ = pair
     loaded = embedder(directory)
     prompts = [prompt_of(length, seed=row) for row, length in enumerate(LENGTHS)]
@@ -164,7 +164,7 @@ def test_a_text_that_was_preempted_has_the_same_vector(pair, rows_alone):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
-def test_a_text_that_makes_no_numbers_or_is_none_fails_alone(pooling, tmp_path, rows_alone):
+def test_text_with_nan_or_unknown_token_ids_fails_alone(pooling, tmp_path, rows_alone):
     save(tmp_path, "qwen3, mean")
     written(tmp_path, [TRANSFORMER, POOLING], pooling_mode=pooling)
     path = tmp_path / "model.safetensors"
@@ -181,20 +181,20 @@ def test_a_text_that_makes_no_numbers_or_is_none_fails_alone(pooling, tmp_path, 
     strange = [[*prompt[:3], VOCABULARY + 3] for prompt in good]
     mixed = embedded(loaded, [one for three in zip(bad, good, strange, strict=True) for one in three])
     assert expected == [output.vector for output in mixed[1::3]]
-    assert {"the model's vector has a NaN or infinity"} == {output.error for output in mixed[::3]}
+    assert {output.error for output in mixed[::3]} == {"the model's vector has a NaN or infinity"}
     assert {f"the prompt has token ids outside 0…{VOCABULARY - 1}"} == {
         output.error for output in mixed[2::3]
     }
 
 
-def test_a_model_with_a_head_and_no_pooling_makes_text(tmp_path):
+def test_model_with_a_head_and_no_pooling_generates_text(tmp_path):
     transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES)).save_pretrained(tmp_path)
     assert not embedder(tmp_path).embeds
 
 
-def test_an_encoder_is_refused_with_its_name(tmp_path):
+def test_encoder_is_refused_by_architecture_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
     written(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
     with pytest.raises(Exception, match="BertModel") as refused:
         embedder(tmp_path)
-    assert "LoadFailed" == type(refused.value).__name__
+    assert type(refused.value).__name__ == "LoadFailed"

@@ -15,7 +15,7 @@ GREEDY = Sampling(max_tokens=5, ignore_eos=True)
 
 
 def saying(*token_ids: int):
-    """A `pick` that gives every sequence these tokens, in turn."""
+    """Return a `pick` that chooses these tokens, in order, for every sequence."""
     return lambda batch, step, row, _token_id: token_ids[batch.output_tokens[step.slots[row]]]
 
 
@@ -42,7 +42,7 @@ def engine(**more) -> Engine:
 
 
 def outcome_of(*outputs: Output, plain: tuple[tuple[int, int], ...] = ()) -> Outcome:
-    """What is told when the sequences of `plain` got one token each, and `outputs` beside them."""
+    """Return the outcome with `outputs` and, for each (key, token) of `plain`, one plain token."""
     keys, tokens = ([pair[place] for pair in plain] for place in (0, 1))
     return Outcome(array("q", keys).tobytes(), array("i", tokens).tobytes(), list(outputs))
 
@@ -52,7 +52,7 @@ def picks(*token_ids: int, **more) -> Picks:
 
 
 def outputs_of(tested: Loop, key: int = 1) -> tuple[list[int], Output]:
-    """Run to the end; what this sequence was told, and how it ended."""
+    """Run until idle; return this sequence's tokens and its last output."""
     tested.run()
     return tested.told[key], tested.ends[key]
 
@@ -62,7 +62,7 @@ def all_free(engine: Engine) -> bool:
     return (counts.running, counts.pending, counts.slots_free, counts.blocks_free) == (0, 0, 4, 20)
 
 
-def test_a_sequence_gives_one_token_a_step_and_then_ends():
+def test_sequence_generates_one_token_per_step_and_then_ends():
     tested = engine()
     tested.submit(7, PROMPT, GREEDY)
     expected, _ = answer(PROMPT, GREEDY, longest=40)
@@ -88,37 +88,37 @@ def test_a_fresh_engine_is_idle_has_no_plan_and_nothing_to_tell():
     [PROMPT, array("i", PROMPT), np.array(PROMPT, np.int32), np.array(PROMPT, "<i4").tobytes()],
     ids=["list", "array", "numpy", "bytes of the wire"],
 )
-def test_a_prompt_comes_in_any_form(prompt):
+def test_prompt_may_be_a_list_array_numpy_array_or_bytes(prompt):
     tested = loop()
     tested.engine.submit(1, prompt, GREEDY)
     assert answer(PROMPT, GREEDY, 40)[0] == outputs_of(tested)[0]
 
 
-def test_an_end_of_sequence_token_ends_it_and_is_named():
+def test_end_of_sequence_token_stops_it_and_is_reported():
     tested = loop(saying(5, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9))
-    assert ([5, EOS], Output(1, [EOS], finish_reason="stop", stop_token=EOS)) == outputs_of(tested)
+    assert outputs_of(tested) == ([5, EOS], Output(1, [EOS], finish_reason="stop", stop_token=EOS))
 
 
-def test_ignore_eos_goes_on_to_max_tokens():
+def test_ignore_eos_generates_max_tokens():
     tested = loop(saying(EOS, EOS, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=3, ignore_eos=True))
-    assert ([EOS] * 3, Output(1, [EOS], finish_reason="length")) == outputs_of(tested)
+    assert outputs_of(tested) == ([EOS] * 3, Output(1, [EOS], finish_reason="length"))
 
 
-def test_a_stop_token_id_ends_it_even_when_eos_is_ignored():
+def test_stop_token_id_ends_a_sequence_even_with_ignore_eos():
     tested = loop(saying(5, 6, 7))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, ignore_eos=True, stop_token_ids=(6,)))
-    assert ([5, 6], Output(1, [6], finish_reason="stop", stop_token=6)) == outputs_of(tested)
+    assert outputs_of(tested) == ([5, 6], Output(1, [6], finish_reason="stop", stop_token=6))
 
 
-def test_no_end_is_accepted_before_min_tokens():
+def test_sequence_does_not_stop_before_min_tokens():
     tested = loop(saying(EOS, 6, EOS, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(6,)))
-    assert ([EOS, 6, EOS], "stop") == (outputs_of(tested)[0], tested.ends[1].finish_reason)
+    assert (outputs_of(tested)[0], tested.ends[1].finish_reason) == ([EOS, 6, EOS], "stop")
 
 
-def test_a_stop_token_that_is_also_the_last_allowed_one_is_a_stop():
+def test_stop_token_at_max_tokens_is_reported_as_stop():
     tested = loop(saying(EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=1))
     assert Output(1, [EOS], finish_reason="stop", stop_token=EOS) == outputs_of(tested)[1]
@@ -130,12 +130,12 @@ def test_a_stop_token_that_is_also_the_last_allowed_one_is_a_stop():
         ({"max_model_len": 8}, 5),
         ({"blocks_total": 2}, 2 * 4 - 3),
         ({"max_output_tokens": 7}, 7),
-        ({"blocks_total": [9, 2], "windows": (None, 6)}, 2 * 4 - 3),  # too few for the window to slide
+        ({"blocks_total": [9, 2], "windows": (None, 6)}, 2 * 4 - 3),  # too few blocks for the window to slide
         ({"blocks_total": [9, 3], "windows": (None, 6)}, 9 * 4 - 3),
     ],
     ids=["the context", "the whole cache", "max_output_tokens", "a window's blocks", "a window that slides"],
 )
-def test_max_tokens_is_cut_to(limits, tokens):
+def test_max_tokens_is_limited_by(limits, tokens):
     tested = loop(**limits)
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=1000, ignore_eos=True))
     assert tokens == len(outputs_of(tested)[0])
@@ -158,7 +158,7 @@ def test_max_tokens_is_cut_to(limits, tokens):
         (PROMPT, Sampling(max_tokens=4, top_p=float("nan")), "top_p"),
     ],
 )
-def test_what_can_never_run_fails_alone_at_the_next_step(prompt, sampling, reason):
+def test_sequence_that_can_never_run_fails_alone_at_the_next_step(prompt, sampling, reason):
     tested = loop(max_input_tokens=30 if len(prompt) == 31 else None)
     tested.engine.submit(1, PROMPT, GREEDY)
     tested.engine.submit(2, prompt, sampling)
@@ -175,11 +175,11 @@ def test_a_refusal_is_told_without_a_step():
     tested.submit(2, [], GREEDY)
     assert tested.plan(0.0) is None
     (refusal,) = tested.settle().outputs
-    assert 2 == refusal.key
+    assert refusal.key == 2
     assert tested.idle
 
 
-def test_a_refused_sequence_that_is_aborted_says_nothing():
+def test_aborting_a_refused_sequence_drops_its_output():
     tested = engine()
     tested.submit(2, [], GREEDY)
     tested.abort(2)
@@ -197,26 +197,26 @@ def test_an_abort_frees_at_once_between_steps():
     assert tested.engine.idle
 
 
-def test_an_abort_while_its_step_is_under_way_frees_at_once_and_says_nothing():
+def test_abort_during_its_step_frees_at_once_and_drops_the_output():
     tested = engine()
     tested.submit(1, PROMPT, GREEDY)
     tested.submit(2, PROMPT, GREEDY)
     step = tested.plan(0.0)
     tested.abort(1)
     freed = tested.statistics()
-    assert (1, 3) == (freed.running, freed.slots_free)
+    assert (freed.running, freed.slots_free) == (1, 3)
     assert not tested.idle
     assert outcome_of(plain=((2, 6),)) == tested.commit(step, picks(5, 6))
 
 
-def test_an_abort_of_a_waiting_sequence_takes_it_out_of_line():
+def test_abort_removes_a_queued_sequence():
     tested = loop(slots=1)
     tested.engine.submit(1, PROMPT, GREEDY)
     tested.engine.submit(2, PROMPT, GREEDY)
     tested.turn()
     tested.engine.abort(2)
-    assert 0 == tested.engine.statistics().pending
-    assert {1} == tested.run().told.keys()
+    assert tested.engine.statistics().pending == 0
+    assert tested.run().told.keys() == {1}
 
 
 def test_aborts_of_unknown_and_of_ended_sequences_are_ignored():
@@ -228,27 +228,29 @@ def test_aborts_of_unknown_and_of_ended_sequences_are_ignored():
     assert all_free(tested.engine)
 
 
-def test_a_sequence_without_a_seed_is_given_one_and_a_seed_is_kept():
+def test_sequence_without_a_seed_gets_one_and_a_given_seed_is_kept():
     tested = engine()
     tested.submit(1, PROMPT, Sampling(max_tokens=1))
     tested.submit(2, PROMPT, Sampling(max_tokens=1, seed=5))
     tested.submit(3, PROMPT, Sampling(max_tokens=1))
     step = tested.plan(0.0)
-    assert {1: 100, 2: 5, 3: 101} == {
-        tested.batch.state(slot).key: tested.batch.seed[slot] for slot in step.slots
+    assert {tested.batch.state(slot).key: tested.batch.seed[slot] for slot in step.slots} == {
+        1: 100,
+        2: 5,
+        3: 101,
     }
 
 
-def test_the_runner_finds_each_sequences_sampling_in_the_batch():
+def test_batch_holds_the_sampling_of_each_sequence():
     tested = engine()
     sampling = Sampling(max_tokens=1, logit_bias={3: 1.5})
     tested.submit(1, PROMPT, sampling)
     step = tested.plan(0.0)
     assert sampling is tested.batch.state(step.slots[0]).sampling
-    assert 1 == tested.batch.counters.biased
+    assert tested.batch.counters.biased == 1
 
 
-def test_log_probabilities_come_with_their_token_and_the_others_stay_plain():
+def test_logprobs_are_reported_with_their_token_and_other_tokens_stay_plain():
     tested = engine()
     for key in (1, 2, 3, 4):
         tested.submit(key, PROMPT, Sampling(max_tokens=2 if key < 4 else 1, ignore_eos=True, logprobs=2))
@@ -262,7 +264,7 @@ def test_log_probabilities_come_with_their_token_and_the_others_stay_plain():
     )
 
 
-def test_log_probabilities_do_not_go_to_the_next_owner_of_a_slot():
+def test_logprobs_of_an_aborted_sequence_do_not_reach_the_next_one_in_its_slot():
     tested = engine(slots=1, overlaps=True)
     tested.submit(1, PROMPT, Sampling(max_tokens=3, logprobs=0))
     first = tested.plan(0.0)
@@ -289,10 +291,10 @@ def test_a_row_that_failed_ends_that_sequence_alone(token_id, errors, reason):
     step = tested.plan(0.0)
     told = tested.commit(step, picks(token_id, 5, errors=errors))
     assert outcome_of(Output(1, [], error=reason), plain=((2, 5),)) == told
-    assert 1 == tested.statistics().running
+    assert tested.statistics().running == 1
 
 
-def test_what_a_failed_sequence_computed_is_not_kept_for_others():
+def test_blocks_of_a_failed_sequence_are_not_cached():
     tested = loop()
     tested.engine.submit(1, [7] * 12, GREEDY)
     tested.turn()
@@ -300,10 +302,10 @@ def test_what_a_failed_sequence_computed_is_not_kept_for_others():
     tested.engine.commit(step, picks(-1, errors={0: "the logits are not numbers"}))
     tested.engine.submit(2, [7] * 12 + [5], GREEDY)
     tested.engine.plan(0.0)
-    assert 0 == tested.engine.statistics().prefix_hits
+    assert tested.engine.statistics().prefix_hits == 0
 
 
-def test_a_step_that_failed_fails_its_own_sequences_and_the_engine_goes_on():
+def test_failed_step_fails_its_sequences_and_the_engine_continues():
     tested = loop(slots=1)
     tested.engine.submit(1, PROMPT, GREEDY)
     tested.engine.submit(2, PROMPT, GREEDY)
@@ -311,7 +313,7 @@ def test_a_step_that_failed_fails_its_own_sequences_and_the_engine_goes_on():
     assert outcome_of(Output(1, [], error="out of memory")) == tested.engine.fail(step, "out of memory")
     tested.run()
     assert answer(PROMPT, GREEDY, 40)[0] == tested.told[2]
-    assert 20 == tested.engine.statistics().blocks_free
+    assert tested.engine.statistics().blocks_free == 20
 
 
 def test_statistics_count_steps_prompt_tokens_and_generated_tokens():
@@ -338,33 +340,33 @@ def test_cache_usage_is_what_running_sequences_hold():
     tested = engine()
     tested.submit(1, [1] * 16, GREEDY)
     tested.plan(0.0)
-    assert (0.2, 16) == (tested.statistics().cache_usage, tested.statistics().blocks_free)
+    assert (tested.statistics().cache_usage, tested.statistics().blocks_free) == (0.2, 16)
 
 
 # Overlap -------------------------------------------------------------------------------------------
 
 
-def test_with_overlap_a_step_is_planned_while_the_one_before_is_under_way():
+def test_with_overlap_a_step_is_planned_while_the_previous_one_runs():
     tested = engine(overlaps=True)
     tested.submit(1, PROMPT, GREEDY)
     first = tested.plan(0.0)
     second = tested.plan(0.0)
-    assert [-1] == list(second.input_ids)  # the token that the first step is about to pick
+    assert list(second.input_ids) == [-1]  # the token that the first step has not chosen yet
     assert outcome_of(plain=((1, 5),)) == tested.commit(first, picks(5))
     assert outcome_of(plain=((1, 6),)) == tested.commit(second, picks(6))
 
 
-def test_what_a_step_under_way_ends_gets_no_token_from_the_next():
+def test_sequence_ended_by_one_step_gets_no_token_from_the_next():
     tested = engine(overlaps=True)
     tested.submit(1, PROMPT, Sampling(max_tokens=9))
     first, second = tested.plan(0.0), tested.plan(0.0)
-    assert "stop" == tested.commit(first, picks(EOS)).outputs[0].finish_reason
+    assert tested.commit(first, picks(EOS)).outputs[0].finish_reason == "stop"
     assert all_free(tested)
     assert not tested.commit(second, picks(6))
     assert tested.idle
 
 
-def test_a_step_under_way_that_makes_the_last_token_is_known_to_do_so():
+def test_no_step_is_planned_after_the_one_that_makes_the_last_token():
     tested = engine(overlaps=True)
     tested.submit(1, PROMPT, Sampling(max_tokens=1))
     first = tested.plan(0.0)
@@ -374,7 +376,7 @@ def test_a_step_under_way_that_makes_the_last_token_is_known_to_do_so():
     assert tested.idle
 
 
-def test_a_third_step_at_once_is_a_bug():
+def test_planning_a_third_concurrent_step_raises():
     tested = engine(overlaps=True)
     tested.submit(1, PROMPT, GREEDY)
     tested.plan(0.0)
@@ -393,7 +395,7 @@ def test_a_time_limit_begins_with_the_first_plan_and_ends_a_sequence_wherever_it
     tested.now_s = 100.0
     tested.turn(0.0)
     tested.turn(5.0)
-    assert {} == tested.ends
+    assert tested.ends == {}
     tested.turn(0.1)
     reason = "the request took longer than 5 s"
     assert {key: Output(key, [], error=reason, code="request_timeout") for key in (1, 2)} == tested.ends
@@ -401,7 +403,7 @@ def test_a_time_limit_begins_with_the_first_plan_and_ends_a_sequence_wherever_it
     assert tested.engine.idle
 
 
-def test_time_limits_of_what_has_ended_are_forgotten():
+def test_deadlines_of_ended_sequences_are_forgotten():
     tested = loop()
     for key in range(500):
         tested.engine.submit(key, PROMPT, Sampling(max_tokens=1), timeout_s=1e9)

@@ -1,7 +1,7 @@
-"""The engine under random submits, aborts, timeouts and failures, against an oracle that is one plain loop.
+"""The engine under random submits, aborts, timeouts and failures, compared with an oracle in a plain loop.
 
-Whatever is preempted, resumed, cut into chunks, found in the prefix cache or overlapped says what it would
-have said alone. The kernels' own machines are in tests/cext.
+A sequence's output is the same as alone, whether it is preempted, resumed, prefilled in chunks, found in the
+prefix cache or overlapped. The state machines of the compiled extensions are in `tests/cext`.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ samplings = st.builds(
     min_tokens=st.integers(0, 5),
     stop_token_ids=st.lists(st.integers(0, VOCABULARY), max_size=2).map(tuple),
 )
-# Mostly the beginnings of the same few texts, so that there is something to be found again.
+# Mostly prefixes of the same few texts, so that the prefix cache has hits.
 texts = st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8] * 6, [5] * 48, [1, 2, 3, 4, 5, 6, 7, 9] * 6])
 prompts = (
     st.lists(st.integers(-1, VOCABULARY), max_size=3)
@@ -56,7 +56,7 @@ class Submitted(NamedTuple):
 
 
 class Blind:
-    """Takes everyone to end at once, so that whoever fits comes in and memory runs out."""
+    """Predicts that every sequence ends at once, so that too many are admitted and memory runs out."""
 
     def remaining(self, keys, outputs, limits):
         return np.zeros_like(limits)
@@ -116,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
     def most_steps(self) -> int:
         return 2 if self.runner.overlaps else 1
 
-    # What the world does -----------------------------------------------------------------------------
+    # Requests and time -------------------------------------------------------------------------------
 
     @rule(
         prompt=prompts,
@@ -131,16 +131,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.open.add(key)
         self.engine.submit(key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt)
 
-    @rule(prompt=prompts.filter(lambda prompt: prompt and 0 <= min(prompt)), number=st.integers(2, 5))
+    @rule(prompt=prompts.filter(lambda prompt: prompt and min(prompt) >= 0), number=st.integers(2, 5))
     def submit_many(self, prompt, number) -> None:
-        """Who all want to say much: what makes memory run out."""
+        """Submit sequences with long outputs, so that memory runs out."""
         for _ in range(number):
             self.submit(prompt, Sampling(max_tokens=30, ignore_eos=True), 1, None, b"")
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def abort(self, data) -> None:
-        """Of anyone: waiting, running, in a step under way, ended, aborted, unknown."""
+        """Abort any sequence: queued, running, in an unfinished step, ended, aborted or unknown."""
         key = data.draw(st.integers(0, len(self.submitted)), label="key")
         self.open.discard(key)
         self.engine.abort(key)
@@ -163,7 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.under_way) < self.most_steps)
     @rule()
     def begin_step_that_cannot_be_launched(self) -> None:
-        """The step before is accounted for first."""
+        """Fail a planned step, after the previous one has ended."""
         step = self.plan()
         while self.under_way:
             self.end_step()
@@ -227,7 +227,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.under_way and (len(self.under_way) == self.most_steps or planned):
                 self.end_step()
 
-    # What is heard -----------------------------------------------------------------------------------
+    # Outputs -----------------------------------------------------------------------------------------
 
     def hear(self, outcome) -> None:
         heard = self.loop.told.keys() | self.loop.ends.keys()
@@ -239,7 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.check(key, self.loop.told[key], self.loop.ends.get(key))
 
     def check(self, key: int, told: list[int], end: Output | None) -> None:
-        """Compare with what the model says of this sequence alone."""
+        """Compare a sequence's output so far with what the model generates for it alone."""
         prompt, sampling, _ = self.submitted[key]
         if end is not None:
             self.open.remove(key)
@@ -249,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert key in self.heard_errors or not self.can_run(prompt, sampling)
         if not self.can_run(prompt, sampling):
             assert end is not None
-            assert [] == told
+            assert told == []
             return
         expected, reason = answer(prompt, sampling, self.longest, self.windows)
         assert expected[: len(told)] == told
@@ -263,7 +263,7 @@ class EngineMachine(RuleBasedStateMachine):
         known = all(0 <= token_id < VOCABULARY for token_id in prompt)
         return 0 < len(prompt) < self.longest and sampling.max_tokens > 0 and known
 
-    # What always holds -------------------------------------------------------------------------------
+    # Invariants --------------------------------------------------------------------------------------
 
     @invariant()
     def everybody_is_somewhere(self) -> None:
@@ -293,7 +293,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert memory._promised[group] == promised <= pool.available
 
     def teardown(self) -> None:
-        """Let everybody end; then nothing is held, and whoever preempts for ever is found out."""
+        """Run all sequences to their ends, bounded in steps to detect a livelock; nothing may stay held."""
         if not hasattr(self, "engine"):
             return
         steps = 0
@@ -319,11 +319,11 @@ MACHINE_SETTINGS = settings(
 )
 
 
-def test_every_sequence_says_what_it_would_have_said_alone():
+def test_every_sequence_generates_what_it_would_alone():
     run_state_machine_as_test(EngineMachine, settings=MACHINE_SETTINGS)
 
 
-# Engines that are wrong in one way each ------------------------------------------------------------
+# Engines with one defect each ----------------------------------------------------------------------
 
 
 def never_gives_blocks_back(self, sequence, *, keep):
@@ -455,7 +455,7 @@ MUTANTS = [
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"), MUTANTS, ids=[mutant.__name__ for *_, mutant in MUTANTS]
 )
-def test_the_machine_finds_an_engine_that(monkeypatch, owner, name, mutant):
+def test_state_machine_detects_an_engine_that(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
     hunt = settings(MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):

@@ -1,4 +1,4 @@
-"""Texts to be embedded, through the engine's pure half: where they are cut, how they end, who is refused."""
+"""Texts to embed, in the engine without a model: how they are chunked, how they end, which are refused."""
 
 import struct
 from array import array
@@ -16,7 +16,7 @@ ANYTHING = Sampling(max_tokens=7, temperature=0.3)
 
 
 class Scribe:
-    """A runner whose vectors are the ids it was given of a text, and that knows where the text was cut."""
+    """A runner that returns a text's token ids as its vector, and records the text's chunks."""
 
     overlaps = False
     arenas = 2
@@ -62,7 +62,7 @@ def engine_of(runner, *, embeds=True, **limits):
 
 
 def embedded(runner, prompts, **limits):
-    """Vectors by prompt, in at most so many steps as there are tokens."""
+    """Return the vector of each prompt; the engine must be idle within twice as many steps as tokens."""
     engine = engine_of(runner, **limits)
     for key, prompt in enumerate(prompts):
         engine.submit(key, prompt, ANYTHING, embed=True)
@@ -72,9 +72,9 @@ def embedded(runner, prompts, **limits):
             break
         step = engine.plan(float(now_s))
         outcome = engine.commit(step, runner.launch(step, engine.batch).wait())
-        assert (b"", b"") == (outcome.keys, outcome.tokens)
+        assert (outcome.keys, outcome.tokens) == (b"", b"")
         for output in outcome.outputs:
-            assert ([], "stop", None) == (output.token_ids, output.finish_reason, output.error)
+            assert (output.token_ids, output.finish_reason, output.error) == ([], "stop", None)
             vectors[output.key] = list(struct.unpack(f"<{len(output.vector) // 4}f", output.vector))
     assert engine.idle
     statistics = engine.statistics()
@@ -92,7 +92,7 @@ def prompt_of(length, key):
     slots=st.integers(1, 5),
     budget=st.integers(1, 20),
 )
-def test_where_a_text_is_cut_does_not_depend_on_who_shares_its_steps(lengths, slots, budget):
+def test_chunks_of_a_text_do_not_depend_on_the_texts_beside_it(lengths, slots, budget):
     limits = {"slots": slots, "max_batch": slots, "max_batched_tokens": budget, "blocks_total": 100}
     prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
     runner = Scribe()
@@ -108,13 +108,13 @@ def test_where_a_text_is_cut_does_not_depend_on_who_shares_its_steps(lengths, sl
     blocks=st.integers(11, 20),
     window=st.sampled_from([None, 8]),
 )
-def test_texts_that_do_not_fit_together_come_one_after_the_other(lengths, blocks, window):
+def test_texts_that_do_not_fit_together_run_one_after_another(lengths, blocks, window):
     prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
     limits = {"blocks_total": blocks, "windows": (window,)}
     assert dict(enumerate(prompts)) == embedded(Scribe(), prompts, **limits)
 
 
-def test_a_text_that_had_to_yield_its_blocks_begins_anew():
+def test_preempted_text_starts_again_from_its_first_token():
     runner = Scribe()
     engine = engine_of(runner)
     engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
@@ -126,37 +126,37 @@ def test_a_text_that_had_to_yield_its_blocks_begins_anew():
         scheduler = engine._scheduler
         if engine.statistics().steps == 3:
             scheduler._preempt(scheduler.running_in(0))
-    assert {1} == runner.begun_anew
+    assert runner.begun_anew == {1}
     assert {1: prompt_of(30, 1), 2: prompt_of(25, 2)} == {
         output.key: list(array("f", output.vector)) for output in told
     }
 
 
-def test_the_same_text_again_goes_through_the_model_again():
+def test_repeated_text_is_computed_again():
     runner = Scribe()
     prompt = prompt_of(30, 1)
     assert {0: prompt, 1: prompt} == embedded(runner, [prompt, prompt], slots=1, max_batch=1)
     assert runner.cuts[0] == runner.cuts[1]
-    assert 30 == sum(runner.cuts[1])
+    assert sum(runner.cuts[1]) == 30
 
 
-def test_an_end_token_in_a_text_is_a_token_like_others():
-    assert {0: [0, 0, 5, 0]} == embedded(Scribe(), [[0, 0, 5, 0]])
+def test_end_of_sequence_token_does_not_end_a_text():
+    assert embedded(Scribe(), [[0, 0, 5, 0]]) == {0: [0, 0, 5, 0]}
 
 
 @pytest.mark.parametrize("embeds", [True, False])
-def test_a_wish_for_the_other_kind_of_answer_fails_alone(embeds):
+def test_request_for_the_other_kind_of_output_fails_alone(embeds):
     engine = engine_of(Scribe(), embeds=embeds)
     engine.submit(1, [1, 2], ANYTHING, embed=not embeds)
     [output] = engine.settle().outputs
-    assert (1, "this model makes vectors, no text" if embeds else "this model makes no vectors") == (
+    assert (
         output.key,
         output.error,
-    )
+    ) == (1, "this model makes vectors, no text" if embeds else "this model makes no vectors")
     assert engine.idle
 
 
-def test_an_aborted_text_is_not_heard_of_again_and_leaves_nothing():
+def test_aborted_text_gets_no_output_and_frees_its_blocks():
     runner = Scribe()
     engine = engine_of(runner)
     engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
@@ -168,5 +168,5 @@ def test_an_aborted_text_is_not_heard_of_again_and_leaves_nothing():
     while not engine.idle:
         step = engine.plan(1.0)
         told += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
-    assert [2] == [output.key for output in told]
+    assert [output.key for output in told] == [2]
     assert engine.statistics().blocks_free == engine.statistics().blocks_total

@@ -1,4 +1,4 @@
-"""Which recording a step plays, and which there are."""
+"""The sizes for which graphs are recorded, and the one that a step replays."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from fairlead.engine.graphs import Graphs, ladder
 
 
 class Recorder:
-    """Notes what is recorded, and what is played."""
+    """Logs the sizes that are recorded and replayed."""
 
     def __init__(self):
         self.recorded = []
@@ -24,9 +24,9 @@ class Recorder:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 16, 17, 64, 100, 256, 1000])
-def test_a_ladder_rises_to_what_holds_the_most_and_pads_little(most):
+def test_ladder_ascends_to_the_largest_batch_with_little_padding(most):
     rungs = list(ladder(most))
-    assert 1 == rungs[0]
+    assert rungs[0] == 1
     assert rungs[-1] >= most > ([0, *rungs])[-2]
     for below, above in pairwise(rungs):
         assert below < above <= max(2 * below, 16)
@@ -35,7 +35,7 @@ def test_a_ladder_rises_to_what_holds_the_most_and_pads_little(most):
     assert len(rungs) <= 35
 
 
-def test_a_step_plays_the_smallest_recording_that_holds_it():
+def test_step_replays_the_smallest_recording_that_fits_it():
     recorder = Recorder()
     graphs = Graphs(recorder.work, recorder)
     graphs.record(20, lambda _: None)
@@ -46,13 +46,13 @@ def test_a_step_plays_the_smallest_recording_that_holds_it():
     assert not recorder.played
 
 
-def test_without_a_recording_nothing_is_played():
+def test_nothing_is_replayed_without_a_recording():
     recorder = Recorder()
     assert not Graphs(recorder.work, recorder).play(1)
 
 
-def test_the_largest_is_recorded_first_and_every_one_is_reported():
+def test_largest_size_is_recorded_first_and_each_is_reported():
     recorder, told = Recorder(), []
     Graphs(recorder.work, recorder).record(9, told.append)
-    assert [16, 8, 4, 2, 1] == recorder.recorded
-    assert [0, 0.2, 0.4, 0.6, 0.8, 1] == pytest.approx(told)
+    assert recorder.recorded == [16, 8, 4, 2, 1]
+    assert pytest.approx(told) == [0, 0.2, 0.4, 0.6, 0.8, 1]

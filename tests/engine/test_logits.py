@@ -1,4 +1,4 @@
-"""What is remembered of sequences from step to step is what counting them again would say."""
+"""Token counts that are updated from step to step equal those of a full recount."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ VOCABULARY = 12
 SLOTS = 3
 LENGTH = 64
 EOS = (2,)
-tokens = st.integers(0, VOCABULARY + 2)  # the tokenizer is larger than the model
+tokens = st.integers(0, VOCABULARY + 2)  # the tokenizer has more ids than the model
 samplings = st.builds(
     Sampling,
     max_tokens=st.just(100),
@@ -37,7 +37,7 @@ samplings = st.builds(
 
 
 def oracle(state, output, sampling, logits):
-    """The changed logits of one sequence, one token at a time, in float64."""
+    """Return the adjusted logits of one sequence, computed one token at a time in float64."""
     changed = logits.astype(np.float64).copy()
     prompt = list(state.tokens_view())[: state.prompt_length]
     for token in range(VOCABULARY):
@@ -54,7 +54,7 @@ def oracle(state, output, sampling, logits):
 
 
 class RememberedSequences(RuleBasedStateMachine):
-    """Sequences come, talk, leave, and come back to other slots; the last token may still be under way."""
+    """Sequences start, generate, leave, and return in other slots after a preemption."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ TestRememberedSequences.settings = settings(max_examples=150, stateful_step_coun
     ],
     ids=["tokens that came later are not counted", "a slot's next sequence inherits its notes"],
 )
-def test_the_machine_sees_notes_that_are_wrong(monkeypatch, mutate):
+def test_state_machine_detects_wrong_counts(monkeypatch, mutate):
     mutate(monkeypatch)
     quickly = settings(
         max_examples=3000,
@@ -163,18 +163,18 @@ def _of_the_slot(self, batch, slot, vocab_size):
     return ORIGINAL(self, batch, slot, vocab_size) if note is None else note
 
 
-def test_only_a_repetition_penalty_looks_at_the_prompt():
+def test_only_the_repetition_penalty_applies_to_prompt_tokens():
     batch = InputBatch(slots=2, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
     for slot, penalty in enumerate([{"presence_penalty": 1.0}, {"repetition_penalty": 1.5}]):
         sampling = Sampling(max_tokens=5, **penalty)
         batch.add_request(slot, state_of(range(1, 9), sampling), ([slot],))
     slots, positions = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
     penalties = Changes.gather(batch, slots, positions, (), VOCABULARY).penalties
-    assert [1] * 8 == penalties.rows.tolist()
+    assert penalties.rows.tolist() == [1] * 8
     assert list(range(1, 9)) == penalties.ids.tolist()
 
 
-def test_many_different_tokens_are_counted_in_arrays_that_grow():
+def test_counts_stay_correct_while_the_arrays_grow():
     said = [*range(500), *range(0, 500, 7), 3]
     length = len(said) + 2
     batch = InputBatch(
@@ -192,7 +192,7 @@ def test_many_different_tokens_are_counted_in_arrays_that_grow():
             assert np.bincount(said[:position], minlength=500).tolist() == counts.tolist()
 
 
-def test_a_step_of_prompts_that_go_on_asks_for_nothing():
+def test_step_without_sampling_rows_needs_no_adjustments():
     batch = InputBatch(slots=1, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
     sampling = Sampling(max_tokens=5, logit_bias={1: 1.0}, min_tokens=2, presence_penalty=1.0)
     batch.add_request(0, state_of([1, 2], sampling), ([0],))

@@ -1,4 +1,4 @@
-"""The groups' blocks, all together: what enters takes all it needs or nothing, and gives all back."""
+"""The blocks of all groups: a sequence takes all that it needs or nothing, and frees all of them."""
 
 from array import array
 
@@ -12,7 +12,7 @@ SIZE = 4
 
 
 class Cache:
-    """A memory, its batch, and sequences that come and go."""
+    """A `Memory`, its batch, and helpers that add, compute and remove sequences."""
 
     def __init__(self, *, blocks=(20,), windows=(None,), chunk=16, prefix_cache=True) -> None:
         self.batch = InputBatch(
@@ -40,7 +40,7 @@ class Cache:
         return sequence
 
     def enter(self, sequence: Sequence) -> int | None:
-        """Let it in, in the slot of its key; how many tokens it found, None when it has to wait."""
+        """Admit a sequence to the slot of its key; return its cached tokens, or None if it has to wait."""
         prefix = self.memory.enter(sequence)
         if prefix is None:
             return None
@@ -66,46 +66,47 @@ class Cache:
         return [pool.available for pool in self.memory.pools]
 
 
-def test_all_of_a_prompts_blocks_are_taken_at_once_and_all_come_back():
+def test_all_blocks_of_a_prompt_are_taken_at_once_and_freed_at_the_end():
     cache = Cache()
     sequence = cache.new(1, 10)
-    assert 0 == cache.enter(sequence)
-    assert [17] == cache.available
+    assert cache.enter(sequence) == 0
+    assert cache.available == [17]
     cache.leave(sequence)
-    assert [20] == cache.available
+    assert cache.available == [20]
 
 
-def test_what_does_not_fit_takes_nothing_in_any_group():
+def test_sequence_that_does_not_fit_takes_no_blocks_in_any_group():
     for blocks, left in (((3, 20), [0, 17]), ((20, 5), [17, 2])):
         cache = Cache(blocks=blocks, windows=(None, 6))
-        assert 0 == cache.enter(cache.new(1, 11))
+        assert cache.enter(cache.new(1, 11)) == 0
         assert left == cache.available
         assert cache.enter(cache.new(2, 16)) is None
         assert left == cache.available
 
 
-def test_a_prefix_that_was_found_is_given_back_when_the_rest_does_not_fit():
+def test_cached_prefix_is_released_if_the_rest_does_not_fit():
     cache = Cache(blocks=(6,))
     first = cache.new(1, 9)
     cache.enter(first)
     cache.compute(first, 9)
     assert cache.enter(cache.new(2, 30)) is None
-    assert [3] == cache.available
-    assert [1, 1] == [
-        cache.memory.pools[0].reference_count(block) for block in cache.batch.block_ids(1)[0][:2]
+    assert cache.available == [3]
+    assert [cache.memory.pools[0].reference_count(block) for block in cache.batch.block_ids(1)[0][:2]] == [
+        1,
+        1,
     ]
 
 
-def test_a_prefix_is_shared_and_counted_as_such():
+def test_shared_prefix_is_counted_as_shared():
     cache = Cache()
     first, second = cache.new(1, 9), cache.new(2, 13)
     cache.enter(first)
     cache.compute(first, 9)
-    assert 8 == cache.enter(second)
-    assert [20 - 3 - 2] == cache.available
-    assert 8 == cache.memory.shared_tokens(0)
+    assert cache.enter(second) == 8
+    assert cache.available == [20 - 3 - 2]
+    assert cache.memory.shared_tokens(0) == 8
     cache.leave(first)
-    assert 0 == cache.memory.shared_tokens(0)
+    assert cache.memory.shared_tokens(0) == 0
 
 
 def test_a_prefix_reaches_only_as_far_as_every_group_has_it():
@@ -114,42 +115,42 @@ def test_a_prefix_reaches_only_as_far_as_every_group_has_it():
     cache.enter(first)
     cache.compute(first, 30)
     cache.leave(first)
-    assert 28 == cache.enter(cache.new(2, 40))
+    assert cache.enter(cache.new(2, 40)) == 28
     window = cache.batch.block_ids(2)[1]
-    assert [-1] * 5 == window[:5]  # of seven blocks found, the next token sees two
+    assert window[:5] == [-1] * 5  # the next token sees two of the seven blocks found
     assert -1 not in window[5:]
 
 
-def test_a_pinned_sequence_takes_its_blocks_out_of_its_promise():
+def test_pinned_sequence_takes_its_blocks_from_its_reservation():
     cache = Cache(blocks=(10,))
     pinned, other = cache.new(1, 4, 20, pinned=True), cache.new(2, 12)
-    assert 0 == cache.enter(pinned)
-    assert ([9], 4) == (cache.available, cache.memory.spare(0))
-    assert 0 == cache.enter(other)
-    assert (6, 1) == (cache.available[0], cache.memory.spare(0))
+    assert cache.enter(pinned) == 0
+    assert (cache.available, cache.memory.spare(0)) == ([9], 4)
+    assert cache.enter(other) == 0
+    assert (cache.available[0], cache.memory.spare(0)) == (6, 1)
     assert cache.memory.hold(pinned, 24)
-    assert (1, 1, [0]) == (cache.available[0], cache.memory.spare(0), pinned.promised)
+    assert (cache.available[0], cache.memory.spare(0), pinned.promised) == (1, 1, [0])
     assert not cache.memory.hold(other, 24)
     cache.leave(pinned)
-    assert (7, 7) == (cache.available[0], cache.memory.spare(0))
+    assert (cache.available[0], cache.memory.spare(0)) == (7, 7)
 
 
-def test_a_pinned_sequence_waits_for_all_it_can_need():
+def test_pinned_sequence_waits_until_all_it_can_need_is_free():
     cache = Cache(blocks=(10,))
     cache.enter(cache.new(1, 20))
     assert cache.enter(cache.new(2, 4, 20, pinned=True)) is None
-    assert 0 == cache.enter(cache.new(3, 4, 16, pinned=True))
+    assert cache.enter(cache.new(3, 4, 16, pinned=True)) == 0
 
 
-def test_with_the_prefix_cache_off_nothing_is_hashed_or_kept():
+def test_without_prefix_cache_nothing_is_hashed_or_kept():
     cache = Cache(prefix_cache=False)
     first = cache.new(1, 9)
     assert first.hashes is None
     cache.enter(first)
     cache.compute(first, 9)
     cache.leave(first)
-    assert 0 == cache.enter(cache.new(2, 9))
-    assert 0 == cache.memory.pools[0].evictable
+    assert cache.enter(cache.new(2, 9)) == 0
+    assert cache.memory.pools[0].evictable == 0
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_with_the_prefix_cache_off_nothing_is_hashed_or_kept():
     [
         ((10,), (None,), 40),
         ((10, 4), (None, 6), 40),
-        ((10, 2), (None, 6), 8),  # two blocks do not hold a window of 6 wherever it begins
+        ((10, 2), (None, 6), 8),  # two blocks cannot hold a window of 6 at every offset
         ((10, 3), (None, 6), 40),
         ((3,), (6,), 2**31 - 1),
     ],
@@ -167,5 +168,5 @@ def test_the_longest_sequence_is_what_no_group_bounds(blocks, windows, tokens):
 
 
 @pytest.mark.parametrize(("window", "blocks"), [(None, 50), (6, 11), (1000, 50)])
-def test_a_window_bounds_what_one_sequence_holds(window, blocks):
+def test_window_limits_the_blocks_of_one_sequence(window, blocks):
     assert blocks == blocks_ceiling(50, window, SIZE, 16)

@@ -1,4 +1,4 @@
-"""The GPU's attention kernels, interpreted, against the portable attention over the same cache."""
+"""The GPU's attention kernels, interpreted, compared with the portable attention over the same cache."""
 
 import numpy as np
 import pytest
@@ -15,30 +15,28 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window", "cap"), HEADS)
-def test_every_shape_of_heads_finds_what_the_portable_attention_finds(
-    launches, heads, kv_heads, head_dim, window, cap
-):
+def test_every_head_shape_matches_the_portable_attention(launches, heads, kv_heads, head_dim, window, cap):
     world = World(MIXED, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, cap=cap)
     torch.testing.assert_close(world.ours(), world.expected(), rtol=1e-5, atol=1e-5)
     assert {"write_cache", "decode", "prefill"} <= {name for name, *_ in launches}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_every_dtype_is_as_near_as_it_can_be(launches, dtype):
+def test_every_dtype_is_accurate_to_its_tolerance(launches, dtype):
     world = World(MIXED, dtype=dtype, window=37)
     found, expected = world.ours(), world.expected()
     assert dtype == found.dtype
     torch.testing.assert_close(found.float(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
-@settings(max_examples=8, phases=[Phase.generate])  # shrinking takes minutes here
+@settings(max_examples=8, phases=[Phase.generate])  # shrinking would take minutes
 @given(
     decodes=st.lists(st.tuples(st.integers(0, 300), st.just(1)), max_size=4),
     others=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 60)), max_size=3),
     window=st.none() | st.integers(1, 70),
     longest=st.sampled_from([128, 512, 100_000]),
 )
-def test_any_mixture_of_rows_finds_what_the_portable_attention_finds(decodes, others, window, longest):
+def test_any_mixture_of_rows_matches_the_portable_attention(decodes, others, window, longest):
     if not decodes + others:
         return
     world = World(decodes + others, window=window)
@@ -47,7 +45,7 @@ def test_any_mixture_of_rows_finds_what_the_portable_attention_finds(decodes, ot
 
 
 @pytest.mark.parametrize("longest", [128, 512, 100_000])
-def test_a_long_decode_is_the_same_however_it_is_split(launches, longest):
+def test_long_decode_is_the_same_for_every_split(launches, longest):
     world = World([(300, 1), (127, 1), (128, 1), (511, 1)])
     torch.testing.assert_close(world.ours(longest=longest), world.expected(), rtol=1e-5, atol=1e-5)
     [(grid, options)] = [(grid, options) for name, grid, _, options in launches if name == "decode"]
@@ -56,7 +54,7 @@ def test_a_long_decode_is_the_same_however_it_is_split(launches, longest):
 
 
 @pytest.mark.parametrize("longest", [128, 512])
-def test_rows_that_are_not_there_find_nothing_and_write_nothing(launches, longest):
+def test_padding_rows_return_zeros_and_write_nothing(launches, longest):
     world = World([(40, 1), (7, 1)])
     expected, rows = world.expected(), world.rows(padding=3)
     before = world.cache.keys[0].clone()
@@ -68,10 +66,10 @@ def test_rows_that_are_not_there_find_nothing_and_write_nothing(launches, longes
     torch.testing.assert_close(found[:2], expected, rtol=1e-5, atol=1e-5)
     assert not found[2:].any()
     changed = (before.nan_to_num(9e9) != world.cache.keys[0].nan_to_num(9e9)).any(-1).any(-1)
-    assert 2 == int(changed.sum())
+    assert int(changed.sum()) == 2
 
 
-def test_a_sequence_of_nan_harms_no_neighbour(launches):
+def test_nan_in_one_sequence_does_not_reach_others(launches):
     world = World([(9, 1), (10, 1), (0, 5), (4, 4)])
     expected = world.expected()
     world.cache.values[0][world.table[8, 0]] = float("nan")
@@ -81,11 +79,11 @@ def test_a_sequence_of_nan_harms_no_neighbour(launches):
     torch.testing.assert_close(found[healthy], expected[healthy], rtol=1e-5, atol=1e-5)
 
 
-def test_tiles_hold_a_whole_group_and_are_powers_of_two():
+def test_tiles_hold_a_whole_head_group_and_are_powers_of_two():
     for dtype in TOLERANCES:
         for group in range(1, 40):
             for channels in (16, 64, 128, 256):
                 for tiles in (decode_tiles(group, channels, dtype), prefill_tiles(group, channels, dtype)):
                     assert tiles.rows >= max(16, group)
-                    assert 0 == tiles.rows & (tiles.rows - 1)
-                    assert 0 == tiles.tokens & (tiles.tokens - 1)
+                    assert tiles.rows & (tiles.rows - 1) == 0
+                    assert tiles.tokens & (tiles.tokens - 1) == 0

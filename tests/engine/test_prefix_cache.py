@@ -1,4 +1,4 @@
-"""What is computed once is not computed again: on counts of tokens that went through the model."""
+"""Cached prefixes are not computed again, measured by the number of tokens that the model computed."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def loop(*, windows=(None,), blocks=400, overlaps=False, slots=8, **more) -> Loo
 
 
 def computed(tested: Loop, key: int, prompt: list[int], tokens: int = 1, **more) -> int:
-    """Run a sequence to its end; how many tokens went through the model for it."""
+    """Run a sequence to its end; return how many tokens the model computed for it."""
     before = tested.runner.computed
     tested.engine.submit(key, prompt, sampling(tokens), **more)
     tested.run()
@@ -50,26 +50,26 @@ def text(seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_a_second_turn_of_a_conversation_of_2000_tokens_prefills_only_what_is_new(windows, overlaps):
+def test_second_turn_of_a_2000_token_conversation_prefills_only_new_tokens(windows, overlaps):
     tested = loop(windows=windows, overlaps=overlaps)
     first = text(1, 1900)
-    assert 1900 + 99 == computed(tested, 1, first, 100)
+    assert computed(tested, 1, first, 100) == 1900 + 99
     second = [*first, *tested.told[1], *text(2, 30)]
-    # The last token said was never computed, nor is a block found that is not full: 1999 // 16 · 16 = 1984.
+    # The last output token was never computed, and only full blocks are cached: 1999 // 16 · 16 = 1984.
     assert len(second) - 1984 == computed(tested, 2, second)
     counts = tested.engine.statistics()
-    assert (1984, 1900 + len(second)) == (counts.prefix_hits, counts.prefix_queries)
+    assert (counts.prefix_hits, counts.prefix_queries) == (1984, 1900 + len(second))
     assert 1900 + len(second) - 1984 == counts.prompt_tokens
 
 
-def test_the_same_prompt_again_computes_one_token_at_least():
+def test_repeated_prompt_computes_at_least_one_token():
     tested = loop()
-    assert 480 == computed(tested, 1, SYSTEM)
-    assert 16 == computed(tested, 2, SYSTEM)  # of 480 all blocks are full, but something must be computed
-    assert 1 == computed(tested, 3, [*SYSTEM, 5])
+    assert computed(tested, 1, SYSTEM) == 480
+    assert computed(tested, 2, SYSTEM) == 16  # 29 of 30 full blocks match: a token must be computed
+    assert computed(tested, 3, [*SYSTEM, 5]) == 1
 
 
-def test_what_runs_is_shared_with_those_who_come_meanwhile():
+def test_running_sequence_shares_its_prefix_with_new_ones():
     tested = loop()
     tested.engine.submit(1, [*SYSTEM, 3], sampling(50))
     tested.turn()
@@ -79,30 +79,30 @@ def test_what_runs_is_shared_with_those_who_come_meanwhile():
     tested.turn()
     assert before - 4 == tested.engine.statistics().blocks_free
     tested.run()
-    assert 480 + 1 + 49 + 4 * 2 == tested.runner.computed
+    assert tested.runner.computed == 480 + 1 + 49 + 4 * 2
 
 
-def test_hits_survive_other_traffic_below_the_threshold():
-    tested = loop(blocks=100)  # 80 of them may stay
+def test_cached_prefix_is_kept_while_usage_is_below_the_threshold():
+    tested = loop(blocks=100)  # at most 80 are kept
     computed(tested, 1, SYSTEM)  # 30
     for key in range(2, 5):
         computed(tested, key, text(key, 160))  # 10 each
         tested.turn(5.0)
-    assert 1 == computed(tested, 9, [*SYSTEM, 5])
+    assert computed(tested, 9, [*SYSTEM, 5]) == 1
 
 
 def test_the_least_recently_used_requests_go_when_the_threshold_is_passed():
     tested = loop(blocks=100)
     computed(tested, 1, SYSTEM)
     computed(tested, 2, text(2, 320))
-    computed(tested, 3, [*SYSTEM, 5])  # the first one's blocks are used again
-    computed(tested, 4, text(4, 640))  # 30 + 20 + 40 blocks, and 80 may stay
+    computed(tested, 3, [*SYSTEM, 5])  # uses the first request's blocks again
+    computed(tested, 4, text(4, 640))  # 30 + 20 + 40 blocks, of which 80 may be kept
     tested.turn(5.0)
-    assert 1 == computed(tested, 5, [*SYSTEM, 6])
-    assert 321 == computed(tested, 6, [*text(2, 320), 6])
+    assert computed(tested, 5, [*SYSTEM, 6]) == 1
+    assert computed(tested, 6, [*text(2, 320), 6]) == 321
 
 
-def test_what_is_kept_never_exceeds_its_entries_between_two_cleanups():
+def test_cached_tokens_never_exceed_max_entries_between_cleanups():
     tested = loop(max_entries=1000, eviction_threshold=0.9, cleanup_interval_s=1e6)
     kept = []
     for key in range(1, 12):
@@ -110,36 +110,36 @@ def test_what_is_kept_never_exceeds_its_entries_between_two_cleanups():
         kept.append(tested.engine.statistics().cached_tokens)
     assert kept[:3] == [320, 640, 960]
     assert 0 < max(kept) <= 1000
-    assert 1 == computed(tested, 99, [*text(11, 320), 5]), "what was used last is kept"
+    assert computed(tested, 99, [*text(11, 320), 5]) == 1, "what was used last is kept"
 
 
-def test_requests_of_different_salt_never_share():
+def test_requests_with_different_salts_never_share_blocks():
     tested = loop()
     computed(tested, 1, SYSTEM, salt=b"tenant A")
-    assert 481 == computed(tested, 2, [*SYSTEM, 5], salt=b"tenant B")
-    assert 1 == computed(tested, 3, [*SYSTEM, 6], salt=b"tenant A")
+    assert computed(tested, 2, [*SYSTEM, 5], salt=b"tenant B") == 481
+    assert computed(tested, 3, [*SYSTEM, 6], salt=b"tenant A") == 1
 
 
-def test_an_aborted_request_leaves_what_it_computed():
+def test_computed_blocks_of_an_aborted_request_stay_cached():
     tested = loop()
     tested.engine.submit(1, SYSTEM, sampling(50))
     tested.turn()
     tested.engine.abort(1)
-    assert 1 == computed(tested, 2, [*SYSTEM, 5])
+    assert computed(tested, 2, [*SYSTEM, 5]) == 1
 
 
-def test_with_a_window_only_its_last_blocks_have_to_be_there():
+def test_window_group_needs_only_its_last_blocks_for_a_hit():
     tested = loop(windows=(None, 100), blocks=400)
     first = text(1, 1000)
     computed(tested, 1, first)
     everything, window = tested.engine._memory.pools
     assert 62 == everything.evictable > window.evictable
-    assert 1007 - 992 == computed(tested, 2, [*first, *text(5, 7)])
+    assert computed(tested, 2, [*first, *text(5, 7)]) == 1007 - 992
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_outputs_are_the_same_with_the_cache_on_and_off_also_when_memory_is_short(windows, overlaps):
+def test_outputs_are_the_same_with_and_without_prefix_cache_when_memory_is_short(windows, overlaps):
     told = []
     for prefix_cache in (False, True):
         tested = loop(windows=windows, overlaps=overlaps, blocks=60, slots=8, prefix_cache=prefix_cache)
@@ -149,6 +149,6 @@ def test_outputs_are_the_same_with_the_cache_on_and_off_also_when_memory_is_shor
             tested.turn()
         tested.run()
         told.append(tested.told)
-        assert {"length"} == {end.finish_reason for end in tested.ends.values()}
+        assert {end.finish_reason for end in tested.ends.values()} == {"length"}
     assert told[0] == told[1]
     assert (tested.engine.statistics().prefix_hits > 0) or windows != (None,)

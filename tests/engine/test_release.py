@@ -1,4 +1,4 @@
-"""The memory of blocks that hold nothing goes back to the system, through the runner, and no other."""
+"""The runner returns the memory of empty blocks, and only of those, to the system."""
 
 import mmap
 from pathlib import Path
@@ -26,7 +26,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
 @pytest.mark.parametrize("compiled", [True, False])
-def test_memory_of_a_used_cache_goes_back_to_the_system(tmp_path, compiled):
+def test_memory_of_a_used_cache_is_returned_to_the_system(tmp_path, compiled):
     save(CONFIGS["llama"], tmp_path)
     loaded = load(tmp_path, dtype="float32", kv_cache_bytes=CACHE_BYTES, compiled=compiled)
     assert isinstance(loaded.runner.forward, CpuStep) is compiled
@@ -43,7 +43,7 @@ def test_memory_of_a_used_cache_goes_back_to_the_system(tmp_path, compiled):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_release_of_free_blocks_changes_nothing_for_what_runs(directory, compiled):
+def test_release_of_free_blocks_does_not_change_running_sequences(directory, compiled):
     loaded = load(directory, dtype="float32", kv_cache_bytes=4 << 20, compiled=compiled)
     (expected,) = generate(loaded, [prompt_of(90)], GREEDY)
     driver = Driver(loaded, max_batched_tokens=64)

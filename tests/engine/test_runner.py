@@ -1,4 +1,4 @@
-"""Steps through a whole model: who shares a step, what breaks in it, and within which limits it runs."""
+"""Steps of a whole model: batches, failures of single rows, loading, and limits."""
 
 import shutil
 
@@ -15,7 +15,7 @@ from fairlead.worker.wire import WorkerSpec
 from models.tiny import SHAPE, SIZES, VOCABULARY, Driver, generate, load, prompt_of, save
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
-TOKEN_BYTES = 2 * SHAPE.layers * SHAPE.kv_heads * 32 * 4  # as the compiled step lays heads of 16 out
+TOKEN_BYTES = 2 * SHAPE.layers * SHAPE.kv_heads * 32 * 4  # the compiled step pads heads of 16 to 32
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def loaded(directory):
 
 
 def poisoned(directory, target, name, row):
-    """A copy of the checkpoint with NaN in one row of a tensor, in torch: the compiled step refuses it."""
+    """Load a copy of the checkpoint with NaN in a row of a tensor, by torch: the compiled step refuses it."""
     shutil.copytree(directory, target, dirs_exist_ok=True)
     tensors = load_file(target / "model.safetensors")
     tensors[name][row] = float("nan")
@@ -56,11 +56,11 @@ def test_seeded_texts_are_the_same_alone_and_in_a_batch_of_32(directory, dtype):
         assert alone == [together[row]]
 
 
-def test_a_step_in_which_nobody_samples_has_no_picks(loaded):
+def test_step_without_sampling_rows_has_no_picks(loaded):
     driver = Driver(loaded, max_batched_tokens=10)
     text = driver.add(prompt_of(25), GREEDY)
-    assert 0 == len(driver.step().token_ids)
-    assert 0 == len(driver.step().token_ids)
+    assert len(driver.step().token_ids) == 0
+    assert len(driver.step().token_ids) == 0
     [token_id] = driver.step().token_ids.tolist()
     assert token_id in range(VOCABULARY)
     assert [token_id] == text.output
@@ -75,7 +75,7 @@ KINDS = [
 ]
 
 
-def test_picks_are_the_same_when_each_step_is_launched_before_the_last_was_waited_for(loaded):
+def test_picks_are_the_same_when_each_step_is_launched_ahead(loaded):
     picks = []
     for ahead in (False, True):
         driver = Driver(loaded, ahead=ahead)
@@ -93,7 +93,7 @@ def test_picks_are_the_same_when_each_step_is_launched_before_the_last_was_waite
     assert [4 + 3 * row for row in range(10)] == [len(one) for one in picks[0]]
 
 
-def test_two_steps_launched_back_to_back_hand_the_token_over_on_the_device(loaded):
+def test_token_passes_between_two_unawaited_steps_on_the_device(loaded):
     [expected] = generate(loaded, [prompt_of(20)], Sampling(max_tokens=3, temperature=0))
     driver = Driver(loaded)
     batch = driver.batch
@@ -103,9 +103,9 @@ def test_two_steps_launched_back_to_back_hand_the_token_over_on_the_device(loade
     for other in range(2):
         driver._launch()
         step, _, _ = driver._under_way[-1]
-        if other == 0:  # the first has sampled, the second got the rest of the budget
-            assert [-1] == list(step.input_ids)[:1]
-            assert [20] == list(step.positions)[:1]
+        if other == 0:  # the first sequence samples; the second has the rest of the budget
+            assert list(step.input_ids)[:1] == [-1]
+            assert list(step.positions)[:1] == [20]
             driver._commit()
     assert expected[:1] == text.output
     while driver._under_way:
@@ -115,7 +115,7 @@ def test_two_steps_launched_back_to_back_hand_the_token_over_on_the_device(loade
     assert batch.num_reqs == 1
 
 
-def test_a_broken_row_fails_alone_though_its_next_token_is_under_way(directory, tmp_path):
+def test_row_of_nan_fails_alone_while_its_next_step_is_already_launched(directory, tmp_path):
     loaded = poisoned(directory, tmp_path, "model.embed_tokens.weight", 200)
     prompts = [[token for token in prompt_of(20, seed=seed) if token != 200] for seed in (1, 2)]
     expected = generate(loaded, prompts, GREEDY)
@@ -132,13 +132,13 @@ def test_a_recomputed_sequence_goes_on_as_if_nothing_had_happened(loaded):
     text = driver.add(prompt_of(30), GREEDY)
     while len(text.output) < 5:
         driver.step()
-    driver.release(text)  # preempted: its tokens stay, its cache goes
+    driver.release(text)  # preempt it: its tokens are kept, its blocks are not
     driver.enter(text)
     driver.run()
     assert expected == text.output
 
 
-def test_blocks_computed_by_another_sequence_can_be_shared(loaded):
+def test_blocks_of_another_sequence_can_be_shared(loaded):
     prompt = prompt_of(50)
     [expected] = generate(loaded, [prompt], GREEDY)
     driver = Driver(loaded)
@@ -149,7 +149,7 @@ def test_blocks_computed_by_another_sequence_can_be_shared(loaded):
     assert expected == second.output
 
 
-def test_reused_blocks_say_nothing_of_their_former_owner(directory):
+def test_reused_blocks_do_not_affect_their_next_sequence(directory):
     loaded = load(directory, kv_cache_bytes=6 * 16 * TOKEN_BYTES)
     driver = Driver(loaded)
     prompts = [prompt_of(60), prompt_of(33), prompt_of(41)]
@@ -163,7 +163,7 @@ def test_reused_blocks_say_nothing_of_their_former_owner(directory):
 
 @pytest.mark.parametrize("stranger", [VOCABULARY, 2**31 - 2])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_prompt_with_a_token_that_does_not_exist_fails_alone(loaded, stranger, ahead):
+def test_prompt_with_an_unknown_token_id_fails_alone(loaded, stranger, ahead):
     [expected] = generate(loaded, [prompt_of(40)], GREEDY)
     driver = Driver(loaded, ahead=ahead, vocab_size=2**31 - 1)
     healthy = driver.add(prompt_of(40), GREEDY)
@@ -175,7 +175,7 @@ def test_a_prompt_with_a_token_that_does_not_exist_fails_alone(loaded, stranger,
     assert pick.logprob is None
 
 
-def test_nan_weights_that_one_prompt_touches_fail_that_prompt_alone(directory, tmp_path):
+def test_nan_weights_fail_only_the_prompt_that_uses_them(directory, tmp_path):
     loaded = poisoned(directory, tmp_path, "model.embed_tokens.weight", 200)
     prompts = [[token for token in prompt_of(40, seed=seed) if token != 200] for seed in (1, 2)]
     touching = [*prompts[0][:10], 200, *prompts[0][10:]]
@@ -186,14 +186,14 @@ def test_nan_weights_that_one_prompt_touches_fail_that_prompt_alone(directory, t
     driver.run()
     assert "NaN" in texts[1].picks[0].error
     assert expected == [texts[0].output, texts[2].output]
-    # What the broken one left in its blocks is nobody's trouble.
+    # The failed sequence's blocks can be reused, although they contain NaN.
     driver.release(texts[1])
     again = driver.add(prompts[1], GREEDY)
     driver.run()
     assert expected[1] == again.output
 
 
-def test_nan_in_every_layer_fails_everybody_without_an_exception(directory, tmp_path):
+def test_nan_in_every_row_fails_every_sequence_without_an_exception(directory, tmp_path):
     loaded = poisoned(directory, tmp_path, "model.norm.weight", slice(None))
     driver = Driver(loaded)
     for seed in range(3):
@@ -204,19 +204,19 @@ def test_nan_in_every_layer_fails_everybody_without_an_exception(directory, tmp_
 
 def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
     loaded = load(directory)
-    assert (8, 8, 512) == (loaded.slots, loaded.max_batch, loaded.max_batched_tokens)
-    assert 512 == loaded.max_model_len
+    assert (loaded.slots, loaded.max_batch, loaded.max_batched_tokens) == (8, 8, 512)
+    assert loaded.max_model_len == 512
     # 1024 MiB would hold far more than eight whole contexts.
-    assert (8 * 512 // 16,) == loaded.blocks_total
-    assert (23,) == loaded.windows
-    assert (512, 512) == (loaded.max_input_tokens, loaded.max_output_tokens)
-    assert 8 * 512 * TOKEN_BYTES == loaded.kv_cache_bytes
-    assert ("cpu", "float32", VOCABULARY, 16) == (
+    assert loaded.blocks_total == (8 * 512 // 16,)
+    assert loaded.windows == (23,)
+    assert (loaded.max_input_tokens, loaded.max_output_tokens) == (512, 512)
+    assert loaded.kv_cache_bytes == 8 * 512 * TOKEN_BYTES
+    assert (
         loaded.device,
         loaded.dtype,
         loaded.vocab_size,
         loaded.block_size,
-    )
+    ) == ("cpu", "float32", VOCABULARY, 16)
 
 
 def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
@@ -232,22 +232,22 @@ def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
         block_size=8,
         dtype="bfloat16",
     )
-    assert (3, 3, 99, 100) == (
+    assert (
         loaded.slots,
         loaded.max_batch,
         loaded.max_batched_tokens,
         loaded.max_model_len,
-    )
-    assert (60, 100) == (loaded.max_input_tokens, loaded.max_output_tokens)
-    assert (10_000_000 // (8 * TOKEN_BYTES // 2 // 2),) == loaded.blocks_total  # torch's heads are not padded
-    assert "bfloat16" == loaded.dtype
+    ) == (3, 3, 99, 100)
+    assert (loaded.max_input_tokens, loaded.max_output_tokens) == (60, 100)
+    assert loaded.blocks_total == (10_000_000 // (8 * TOKEN_BYTES // 2 // 2),)  # torch does not pad heads
+    assert loaded.dtype == "bfloat16"
 
 
-def test_the_context_is_no_longer_than_the_cache(directory):
+def test_context_is_limited_to_the_cache(directory):
     loaded = load(directory, kv_cache_bytes=5 * 16 * TOKEN_BYTES + 1)
-    assert ((5,), 80) == (loaded.blocks_total, loaded.max_model_len)
+    assert (loaded.blocks_total, loaded.max_model_len) == ((5,), 80)
     [text] = generate(loaded, [prompt_of(60)], Sampling(max_tokens=20, temperature=0))
-    assert 20 == len(text)
+    assert len(text) == 20
 
 
 def gemma(directory, **values):
@@ -256,35 +256,35 @@ def gemma(directory, **values):
     return directory
 
 
-def test_layers_that_slide_get_what_the_slots_can_see_and_the_others_the_rest(tmp_path):
+def test_sliding_layers_get_the_blocks_they_can_use_and_full_attention_the_rest(tmp_path):
     a_layer = TOKEN_BYTES // 3 * 16
     loaded = load(gemma(tmp_path), slots=2, max_batched_tokens=50, kv_cache_bytes=1000 * a_layer)
-    # A window and the tokens of a step, cut by blocks at both ends, a slot; and one more step's tokens.
+    # Per slot a window and a step's tokens, with partial blocks at both ends; and one more step's tokens.
     most = 2 * (-(-(30 + 50) // 16) + 1) + 4
-    assert (None, 30) == loaded.windows
+    assert loaded.windows == (None, 30)
     assert (1000 - 2 * most, most) == loaded.blocks_total
     assert 1000 * a_layer == loaded.kv_cache_bytes
     small = load(tmp_path, slots=2, max_batched_tokens=50, kv_cache_bytes=12 * a_layer)
-    assert ((4, 4), 64) == (small.blocks_total, small.max_model_len)
-    # By default, eight whole contexts where all is seen, and no more of them where a window slides.
-    assert (8 * 512 // 16, 8 * 7 + 4) == load(tmp_path, max_batched_tokens=64).blocks_total
-    assert (8 * 512 // 16, 8 * 512 // 16) == load(tmp_path).blocks_total
+    assert (small.blocks_total, small.max_model_len) == ((4, 4), 64)
+    # By default: eight whole contexts for full attention, and never more for sliding layers.
+    assert load(tmp_path, max_batched_tokens=64).blocks_total == (8 * 512 // 16, 8 * 7 + 4)
+    assert load(tmp_path).blocks_total == (8 * 512 // 16, 8 * 512 // 16)
 
 
-def test_a_long_text_of_a_hybrid_model_fits_a_few_blocks_of_its_sliding_layers(tmp_path):
+def test_long_text_of_a_hybrid_model_needs_few_blocks_in_sliding_layers(tmp_path):
     directory = gemma(tmp_path)
     prompts = [prompt_of(150), prompt_of(171)]
     sampling = Sampling(max_tokens=60, temperature=0)
     expected = generate(load(directory), prompts, sampling, max_batched_tokens=40)
     a_layer = TOKEN_BYTES // 3 * 16
     small = load(directory, slots=2, max_batched_tokens=40, kv_cache_bytes=(40 + 2 * 15) * a_layer)
-    assert (40, 15) == small.blocks_total
+    assert small.blocks_total == (40, 15)
     assert expected == generate(small, prompts, sampling, max_batched_tokens=40)
 
 
-def test_the_ends_come_from_the_checkpoint(tmp_path):
+def test_eos_token_ids_come_from_the_checkpoint(tmp_path):
     save(transformers.LlamaConfig(**{**SIZES, "eos_token_id": [3, 5]}), tmp_path)
-    assert (3, 5) == load(tmp_path).eos_token_ids
+    assert load(tmp_path).eos_token_ids == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -299,48 +299,48 @@ def test_the_ends_come_from_the_checkpoint(tmp_path):
         ({"path": "nowhere"}, "nowhere: no such directory"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(directory, options, reason):
+def test_failed_load_reports_the_reason(directory, options, reason):
     spec = WorkerSpec(**{"path": str(directory), "device": "cpu", **options})
     with pytest.raises(LoadFailed, match=reason):
         load_runner(spec, lambda _fraction, _stage: None)
 
 
-def test_loading_tells_how_far_it_is(directory):
+def test_loading_reports_ascending_progress(directory):
     told = []
     load_runner(
         WorkerSpec(path=str(directory), device="cpu"), lambda fraction, stage: told.append((stage, fraction))
     )
-    assert ("weights", 1.0) == told[-1]
+    assert told[-1] == ("weights", 1.0)
     assert told == sorted(told)
 
 
-def test_a_worker_sets_its_threads(directory):
+def test_worker_sets_the_number_of_threads(directory):
     before = torch.get_num_threads()
     try:
         load(directory, threads=1)
-        assert 1 == torch.get_num_threads()
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_cpu_runs_by_the_compiled_step_what_it_can_and_by_torch_the_rest(directory):
+def test_cpu_uses_the_compiled_step_where_supported_and_torch_otherwise(directory):
     compiled = load(directory)
     assert isinstance(compiled.runner.forward, CpuStep)
     assert variants("float32")[0] == compiled.kernel
     others = [{"block_size": 8}, {"dtype": "float16"}, {"compiled": False}]
-    assert ["torch"] * 3 == [load(directory, **options).kernel for options in others]
+    assert [load(directory, **options).kernel for options in others] == ["torch"] * 3
     expected = generate(load(directory, compiled=False), [prompt_of(40)], GREEDY)
     assert expected == generate(compiled, [prompt_of(40)], GREEDY)
 
 
-def test_the_cache_of_the_compiled_step_takes_what_it_says(directory):
+def test_compiled_step_allocates_the_reported_cache_and_weight_bytes(directory):
     loaded = load(directory, kv_cache_bytes=1 << 20)
     assert loaded.runner.forward.model.cache_bytes <= 1.1 * loaded.kv_cache_bytes
     assert loaded.kv_cache_bytes <= 1 << 20
     assert loaded.runner.forward.model.weight_bytes == loaded.weight_bytes
 
 
-def test_the_compiled_step_takes_a_body_named_as_if_alone_and_a_tied_head_stored_twice(tmp_path):
+def test_compiled_step_loads_unprefixed_tensors_and_a_duplicate_tied_head(tmp_path):
     save(transformers.LlamaConfig(**SIZES, tie_word_embeddings=True), tmp_path)
     expected = generate(load(tmp_path), [prompt_of(40)], GREEDY)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -348,11 +348,11 @@ def test_the_compiled_step_takes_a_body_named_as_if_alone_and_a_tied_head_stored
     tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load(tmp_path)
-    assert "torch" != loaded.kernel
+    assert loaded.kernel != "torch"
     assert expected == generate(loaded, [prompt_of(40)], GREEDY)
 
 
-def test_the_compiled_step_refuses_tensors_of_another_model(tmp_path):
+def test_compiled_step_refuses_unexpected_tensors(tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
@@ -361,10 +361,10 @@ def test_the_compiled_step_refuses_tensors_of_another_model(tmp_path):
         load(tmp_path)
 
 
-def test_a_small_model_runs_in_one_thread_and_any_in_as_many_as_the_worker_is_told(directory):
+def test_small_model_uses_one_thread_unless_threads_is_set(directory):
     before = torch.get_num_threads()
     try:
-        assert 3 == load(directory, threads=3).runner.forward.model.threads
-        assert 1 == load(directory).runner.forward.model.threads
+        assert load(directory, threads=3).runner.forward.model.threads == 3
+        assert load(directory).runner.forward.model.threads == 1
     finally:
         torch.set_num_threads(before)

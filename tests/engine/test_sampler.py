@@ -1,4 +1,4 @@
-"""Choosing tokens: every parameter against an oracle in float64, and rows that know nothing of each other."""
+"""Token sampling: every parameter is compared with an oracle in float64, and rows are independent."""
 
 import math
 
@@ -28,14 +28,14 @@ def sequence(*, seed=0, prompt=PROMPT, output=OUTPUT, **sampling):
 
 
 def batch_of(sequences):
-    """A batch whose slots hold these sequences, their outputs committed step by step."""
+    """Return a batch whose slots hold these sequences, with their outputs committed step by step."""
     longest = max(len(prompt) + len(output) for prompt, output, _ in sequences) + 1
     batch = InputBatch(
         slots=len(sequences),
         max_batched_tokens=len(sequences) * longest,
         max_model_len=longest + 1,
         block_size=longest,
-        vocab_size=2**31 - 1,  # the model's may be smaller
+        vocab_size=2**31 - 1,  # the model's vocabulary may be smaller
         eos_token_ids=EOS,
     )
     for slot, (prompt, _, sampling) in enumerate(sequences):
@@ -74,7 +74,7 @@ def pick(logits, *sequences):
 
 
 def oracle(sampling):
-    """The distribution that `sampling` asks for after PROMPT and OUTPUT, one token at a time."""
+    """Return the distribution of `sampling` after `PROMPT` and `OUTPUT`, computed one token at a time."""
     scores = {}
     for token, logit in enumerate(LOGITS.double().tolist()):
         score = logit
@@ -137,7 +137,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_draws_follow_the_distribution_that_was_asked_for(case):
+def test_samples_follow_the_requested_distribution(case):
     expected = DRAWS * oracle(Sampling(max_tokens=100, **CASES[case]))
     rows = [sequence(seed=seed, **CASES[case]) for seed in range(DRAWS)]
     tokens = [one.token_id for one in pick(LOGITS.expand(DRAWS, -1), *rows)]
@@ -151,12 +151,12 @@ def test_draws_follow_the_distribution_that_was_asked_for(case):
     possible = wanted > 0
     chi_square = ((observed - wanted)[possible] ** 2 / wanted[possible]).sum()
     freedom = possible.sum() - 1
-    # Wilson and Hilferty: the cube root is nearly normal. 3.3 deviations; the seeds are fixed.
+    # Wilson-Hilferty: the cube root is nearly normal. Limit: 3.3 standard deviations; the seeds are fixed.
     limit = freedom * (1 - 2 / (9 * max(freedom, 1)) + 3.3 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3
     assert chi_square <= limit or (freedom == 0 and chi_square < 1e-9)
 
 
-def test_one_seeds_draws_at_successive_positions_follow_the_distribution():
+def test_samples_of_one_seed_at_successive_positions_follow_the_distribution():
     expected = DRAWS * oracle(Sampling(max_tokens=100))
     rows = [sequence(seed=7, prompt=[0] * (1 + position), output=[]) for position in range(1500)]
     tokens = [one.token_id for one in pick(LOGITS.expand(1500, -1), *rows)]
@@ -182,7 +182,7 @@ MANY = st.fixed_dictionaries(
 
 
 @given(parameters=st.lists(MANY, min_size=2, max_size=32), seed=st.integers(0, 2**64 - 1))
-def test_a_row_is_chosen_the_same_alone_and_in_a_batch(parameters, seed):
+def test_row_gets_the_same_token_alone_and_in_a_batch(parameters, seed):
     generator = torch.Generator().manual_seed(seed % 2**63)
     logits = torch.randn(len(parameters), VOCABULARY, generator=generator) * 3
     rows = [sequence(seed=seed + row, **one) for row, one in enumerate(parameters)]
@@ -190,7 +190,7 @@ def test_a_row_is_chosen_the_same_alone_and_in_a_batch(parameters, seed):
     assert alone == pick(logits, *rows)
 
 
-def test_top_p_of_a_flat_distribution_looks_beyond_the_first_candidates():
+def test_top_p_of_a_flat_distribution_extends_beyond_the_first_1024_candidates():
     wide = torch.linspace(1, 0, 5000)[None]
     kept = int((wide.double().softmax(-1).cumsum(-1) < 0.9).sum()) + 1
     tokens = [pick(wide, sequence(seed=seed, top_p=0.9))[0].token_id for seed in range(300)]
@@ -198,8 +198,8 @@ def test_top_p_of_a_flat_distribution_looks_beyond_the_first_candidates():
 
 
 @pytest.mark.parametrize(("size", "top_p"), [(5000, 0.5), (20_000, 0.9), (20_000, 0.3), (1024, 0.99)])
-def test_the_nucleus_is_exact_however_far_it_reaches(size, top_p):
-    # A flat row, a steep one and one of NaN have different reaches; none waits for the others.
+def test_nucleus_is_exact_for_any_size(size, top_p):
+    # The nuclei of a flat, a steep and a NaN row differ in size; each row is searched independently.
     generator = torch.Generator().manual_seed(size)
     flat = torch.randn(size, generator=generator) * 0.1
     logits = torch.stack([flat, flat * 100, torch.full((size,), float("nan")), flat])
@@ -216,12 +216,12 @@ def test_the_nucleus_is_exact_however_far_it_reaches(size, top_p):
     assert -math.inf == found[2]
 
 
-def test_a_temperature_of_zero_takes_the_likeliest():
+def test_temperature_zero_chooses_the_likeliest_token():
     assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=0))[0].token_id
     assert int(LOGITS.argmax()) == pick(LOGITS[None], sequence(temperature=1e-300))[0].token_id
 
 
-def test_greedy_rows_obey_biases_penalties_and_min_tokens():
+def test_greedy_rows_apply_biases_penalties_and_min_tokens():
     favourite = int(LOGITS.argmax())
     second = int(LOGITS.topk(2).indices[1])
     assert second == pick(LOGITS[None], sequence(temperature=0, logit_bias={favourite: -100.0}))[0].token_id
@@ -231,7 +231,7 @@ def test_greedy_rows_obey_biases_penalties_and_min_tokens():
     assert second == pick(LOGITS[None], repeated)[0].token_id
 
 
-def test_an_end_is_accepted_as_soon_as_min_tokens_are_there_whoever_else_has_to_wait():
+def test_min_tokens_bans_ends_only_in_rows_that_have_not_reached_it():
     logits = LOGITS.repeat(2, 1)
     logits[:, EOS[0]] = 50.0
     waits, may_end = pick(
@@ -241,13 +241,13 @@ def test_an_end_is_accepted_as_soon_as_min_tokens_are_there_whoever_else_has_to_
     assert EOS[0] == may_end.token_id
 
 
-def test_the_models_logits_are_left_as_they_are():
+def test_given_logits_are_not_modified():
     logits = LOGITS[None].clone()
     pick(logits, sequence(logit_bias={1: 5.0}, repetition_penalty=1.5, min_tokens=9, logprobs=3))
     assert torch.equal(LOGITS[None], logits)
 
 
-def test_logprobs_are_the_models_own_whatever_the_parameters():
+def test_logprobs_ignore_sampling_parameters():
     expected = LOGITS.double().log_softmax(-1)
     [one] = pick(LOGITS[None], sequence(temperature=0.3, top_k=2, logit_bias={4: 50.0}, logprobs=3))
     assert one.logprob.token_id == one.token_id == 4
@@ -257,11 +257,11 @@ def test_logprobs_are_the_models_own_whatever_the_parameters():
     assert pytest.approx(best.values.tolist(), abs=1e-5) == [logprob for _, logprob in one.logprob.top]
 
 
-def test_logprobs_come_only_to_those_who_ask_and_as_many_as_they_ask_for():
+def test_each_row_gets_only_as_many_logprobs_as_requested():
     asks = [None, 0, 2, 10**6]
     picks = pick(LOGITS.expand(4, -1), *(sequence(logprobs=k) for k in asks))
     assert picks[0].logprob is None
-    assert [0, 2, VOCABULARY] == [len(one.logprob.top) for one in picks[1:]]
+    assert [len(one.logprob.top) for one in picks[1:]] == [0, 2, VOCABULARY]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -273,11 +273,11 @@ def test_a_row_of_nan_fails_alone(temperature):
     picks = pick(logits, *rows)
     assert healthy == [picks[0], picks[2]]
     assert "NaN" in picks[1].error
-    assert (-1, None) == (picks[1].token_id, picks[1].logprob)
+    assert (picks[1].token_id, picks[1].logprob) == (-1, None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_with_nothing_left_to_choose_fails_alone(temperature):
+def test_row_of_minus_infinity_fails_alone(temperature):
     logits = LOGITS.repeat(2, 1)
     logits[0] = float("-inf")
     broken, healthy = pick(logits, sequence(temperature=temperature), sequence(temperature=temperature))
@@ -286,26 +286,26 @@ def test_a_row_with_nothing_left_to_choose_fails_alone(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-def test_infinity_wins_and_minus_infinity_loses(temperature):
+def test_infinity_is_always_chosen_and_minus_infinity_never(temperature):
     logits = LOGITS[None].clone()
     logits[0, 6] = float("inf")
-    assert 6 == pick(logits, sequence(temperature=temperature, logprobs=2, top_p=0.5))[0].token_id
+    assert pick(logits, sequence(temperature=temperature, logprobs=2, top_p=0.5))[0].token_id == 6
     logits = torch.full((1, VOCABULARY), float("-inf"))
     logits[0, 8] = -5.0
     [one] = pick(logits, sequence(temperature=temperature, logprobs=2))
-    assert 8 == one.token_id
-    assert (8, 0.0) == one.logprob.top[0]
+    assert one.token_id == 8
+    assert one.logprob.top[0] == (8, 0.0)
     assert one.logprob.top[1][1] == -9999.0
 
 
-def test_a_banned_end_stays_banned_even_at_infinity():
+def test_banned_end_token_stays_banned_with_an_infinite_logit():
     logits = LOGITS[None].clone()
     logits[0, EOS[0]] = float("inf")
     assert pick(logits, sequence(min_tokens=50))[0].token_id not in EOS
 
 
 @pytest.mark.parametrize("stranger", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
-def test_ids_that_name_no_token_change_nothing(stranger):
+def test_unknown_token_ids_have_no_effect(stranger):
     expected = pick(LOGITS[None], sequence())
     parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
     assert expected == chosen(LOGITS[None], gathered([sequence(**parameters)], eos=(stranger,)))
@@ -330,7 +330,7 @@ def test_ids_that_name_no_token_change_nothing(stranger):
         {"logit_bias": {1: 1e308}},
     ],
 )
-def test_values_out_of_range_never_harm_a_neighbour(nonsense):
+def test_parameters_out_of_range_do_not_affect_other_rows(nonsense):
     expected = pick(LOGITS[None], sequence(seed=5))[0]
     picks = pick(LOGITS.expand(2, -1), sequence(seed=4, **nonsense), sequence(seed=5))
     assert expected == picks[1]
@@ -352,7 +352,7 @@ def test_values_out_of_range_never_harm_a_neighbour(nonsense):
         ("logprobs", -7),
     ],
 )
-def test_columns_out_of_range_never_harm_a_neighbour(column, nonsense):
+def test_columns_out_of_range_do_not_affect_other_rows(column, nonsense):
     whole = sequence(seed=5, top_p=0.8, top_k=9, min_p=0.02, logprobs=2)
     expected = pick(LOGITS[None], whole)[0]
     parameters = gathered([whole, whole])
@@ -376,8 +376,8 @@ PENALTIES = {
     late=st.lists(st.booleans(), min_size=3, max_size=3),
     prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
 )
-def test_a_token_still_under_way_is_penalised_like_one_that_has_come(output, late, prompt):
-    # The last token of the late ones is on the device only: the batch has not been told of it.
+def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, prompt):
+    # In late rows the last token is only on the device, and not yet committed to the batch.
     told = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
     untold = [
         sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
@@ -394,10 +394,10 @@ def test_a_token_still_under_way_is_penalised_like_one_that_has_come(output, lat
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
-def test_a_number_finds_the_token_where_the_sum_passes_it(size):
+def test_inverse_finds_the_token_where_the_cumulative_sum_passes_a_number(size):
     generator = torch.Generator().manual_seed(size)
     weights = torch.rand(200, size, generator=generator) * (torch.rand(200, size, generator=generator) < 0.2)
-    weights[:, size // 2] += 1e-3  # there is always something
+    weights[:, size // 2] += 1e-3  # at least one weight is positive
     weights[::7, : size // 2] = 0
     numbers = torch.rand(200, generator=generator, dtype=torch.float64)
     numbers[:40], numbers[40:80] = 0, 1 - 2.0**-53
@@ -406,39 +406,39 @@ def test_a_number_finds_the_token_where_the_sum_passes_it(size):
     for row, token in enumerate(found):
         target = sums[row, -1] * float(numbers[row])
         expected = int(np.searchsorted(sums[row], target, side="right"))
-        near = abs(sums[row] - target).min() < 1e-12 * sums[row, -1]  # a matter of rounding
+        near = abs(sums[row] - target).min() < 1e-12 * sums[row, -1]  # rounding may decide either way
         assert expected == token or near
         assert weights[row, token] > 0
 
 
-def test_numbers_are_uniform_and_differ_by_seed_and_position():
+def test_random_numbers_are_uniform_and_distinct_by_seed_and_position():
     seeds, positions = np.tile(np.arange(100), 100), np.repeat(np.arange(100), 100)
     numbers = uniforms(seeds, positions)
-    assert 10_000 == len(set(numbers.tolist()))
+    assert len(set(numbers.tolist())) == 10_000
     assert 0 <= numbers.min() < numbers.max() < 1
     counts = np.bincount((numbers * 20).astype(int), minlength=20)
     assert ((counts - 500) ** 2 / 500).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1 %
 
 
-def test_numbers_are_the_same_for_ever():
+def test_random_numbers_of_a_seed_never_change():
     # A client's seed must mean the same after an upgrade.
     expected = [0.6524484863740305, 0.9435642308648511, 0.03388416163547703, 0.03388416163547703]
     seeds = np.array([0, 1, 2**64 - 1, 2**64 - 1], dtype=np.uint64)
     assert expected == uniforms(seeds, np.array([0, 1, 1000, 1000])).tolist()
 
 
-def test_a_negative_seed_draws_like_the_one_it_is_modulo_two_to_the_64():
+def test_negative_seed_equals_its_value_modulo_two_to_the_64():
     expected = [pick(LOGITS[None], sequence(seed=2**64 - 1, output=OUTPUT[:n]))[0] for n in range(5)]
     assert expected == [pick(LOGITS[None], sequence(seed=-1, output=OUTPUT[:n]))[0] for n in range(5)]
 
 
-def test_what_nobody_in_the_batch_asks_for_is_not_even_gathered():
+def test_parameters_that_no_row_uses_are_not_gathered():
     plain = gathered([sequence(), sequence()])
-    assert [None] * 4 == [plain.top_k, plain.top_p, plain.min_p, plain.logprobs]
-    assert [None] * 3 == [plain.changes.penalties, plain.changes.biases, plain.changes.bans]
+    assert [plain.top_k, plain.top_p, plain.min_p, plain.logprobs] == [None] * 4
+    assert [plain.changes.penalties, plain.changes.biases, plain.changes.bans] == [None] * 3
     assert gathered([sequence(temperature=0)]).temperatures is None
     everything = gathered([sequence(**CASES["all at once"], logprobs=0), sequence()])
     assert None not in msgspec.structs.astuple(everything.changes)
-    assert [2] * 5 == [
+    assert [
         len(getattr(everything, name)) for name in ("temperatures", "top_k", "top_p", "min_p", "logprobs")
-    ]
+    ] == [2] * 5

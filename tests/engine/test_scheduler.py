@@ -1,4 +1,4 @@
-"""Who takes part in a step, who enters, and who has to go when blocks run out."""
+"""Which sequences run in a step, which are admitted, and which are preempted when blocks run out."""
 
 from array import array
 
@@ -11,7 +11,7 @@ from fairlead.engine.sequence import Sequence, State
 
 
 class Says:
-    """A prediction: everyone has so many tokens to go, or as many as are allowed."""
+    """Predicts `tokens` remaining tokens for every sequence, or its limit if that is lower."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -27,7 +27,7 @@ class Says:
 
 
 class Line:
-    """A scheduler, and what a runner would do."""
+    """A scheduler, with a fake runner that commits one token per sampling row."""
 
     def __init__(self, *, slots=8, blocks=100, max_batch=8, max_batched_tokens=16, windows=(None,), says=0):
         self.batch = InputBatch(
@@ -62,7 +62,7 @@ class Line:
         return sequence
 
     def step(self) -> list[tuple[int, int, int, bool]]:
-        """Run the next step; its rows as (key, start, count, samples)."""
+        """Run the next step; return its rows as (key, start, count, samples)."""
         step = self.scheduler.plan()
         assert step is not None
         sampling = set(step.sample_rows)
@@ -91,45 +91,45 @@ class Line:
 # A step --------------------------------------------------------------------------------------------
 
 
-def test_without_sequences_there_is_no_plan():
+def test_no_step_is_planned_without_sequences():
     assert Line().scheduler.plan() is None
 
 
 def test_a_prompt_is_prefilled_and_then_decoded_token_by_token():
     line = Line()
     line.submit(1, prompt_length=5)
-    assert [(1, 0, 5, True)] == line.step()
-    assert [(1, 5, 1, True)] == line.step()
-    assert [(1, 6, 1, True)] == line.step()
+    assert line.step() == [(1, 0, 5, True)]
+    assert line.step() == [(1, 5, 1, True)]
+    assert line.step() == [(1, 6, 1, True)]
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_only_the_last_samples():
     line = Line(max_batched_tokens=4)
     line.submit(1, prompt_length=9)
-    assert [(1, 0, 4, False)] == line.step()
-    assert [(1, 4, 4, False)] == line.step()
-    assert [(1, 8, 1, True)] == line.step()
+    assert line.step() == [(1, 0, 4, False)]
+    assert line.step() == [(1, 4, 4, False)]
+    assert line.step() == [(1, 8, 1, True)]
 
 
-def test_decodes_come_first_and_a_long_prefill_gets_what_they_leave():
+def test_long_prefill_gets_the_budget_that_decodes_leave():
     line = Line(max_batched_tokens=6)
     line.submit(1, prompt_length=2)
     line.submit(2, prompt_length=1)
     line.step()
     line.submit(3, prompt_length=50)
-    assert [(1, 2, 1, True), (2, 1, 1, True), (3, 0, 4, False)] == line.step()
-    assert [(1, 3, 1, True), (2, 2, 1, True), (3, 4, 4, False)] == line.step()
+    assert line.step() == [(1, 2, 1, True), (2, 1, 1, True), (3, 0, 4, False)]
+    assert line.step() == [(1, 3, 1, True), (2, 2, 1, True), (3, 4, 4, False)]
 
 
 def test_prefills_share_the_budget_first_come_first_served():
     line = Line(max_batched_tokens=8)
     for key in (1, 2, 3):
         line.submit(key, prompt_length=6)
-    assert [(1, 0, 6, True), (2, 0, 2, False)] == line.step()
-    assert [(1, 6, 1, True), (2, 2, 4, True), (3, 0, 3, False)] == line.step()
+    assert line.step() == [(1, 0, 6, True), (2, 0, 2, False)]
+    assert line.step() == [(1, 6, 1, True), (2, 2, 4, True), (3, 0, 3, False)]
 
 
-def test_decodes_never_leave_a_prefill_without_a_token():
+def test_prefill_is_not_starved_by_decodes():
     line = Line(max_batch=8, max_batched_tokens=2)
     for key in (1, 2, 3):
         line.submit(key, prompt_length=1, max_tokens=50)
@@ -143,15 +143,15 @@ def test_decodes_never_leave_a_prefill_without_a_token():
     assert steps <= 14
 
 
-def test_more_sequences_than_a_step_takes_have_their_turns():
+def test_sequences_beyond_max_batch_take_turns():
     line = Line(max_batch=2)
     for key in (1, 2, 3, 4):
         line.submit(key, prompt_length=1, max_tokens=9)
     turns = [set(line.keys()) for _ in range(6)]
-    assert [{1, 2}, {3, 4}] * 3 == turns
+    assert turns == [{1, 2}, {3, 4}] * 3
 
 
-def test_a_stream_of_short_newcomers_starves_nobody():
+def test_stream_of_short_sequences_does_not_starve_long_ones():
     line = Line(slots=6, max_batch=2)
     for key in (0, 1):
         line.submit(key, prompt_length=1, max_tokens=100)
@@ -164,56 +164,56 @@ def test_a_stream_of_short_newcomers_starves_nobody():
     assert served >= 30
 
 
-# Who enters ----------------------------------------------------------------------------------------
+# Admission -----------------------------------------------------------------------------------------
 
 
 def test_a_sequence_waits_while_no_slot_is_free():
     line = Line(slots=1)
     first = line.submit(1, prompt_length=2)
     second = line.submit(2, prompt_length=2)
-    assert [(1, 0, 2, True)] == line.step()
-    assert (1, 1) == (line.scheduler.running, line.scheduler.pending)
+    assert line.step() == [(1, 0, 2, True)]
+    assert (line.scheduler.running, line.scheduler.pending) == (1, 1)
     assert State.PENDING is second.state
     line.end(first)
-    assert [(2, 0, 2, True)] == line.step()
+    assert line.step() == [(2, 0, 2, True)]
     assert State.PROCESSING is second.state
 
 
-def test_a_sequence_waits_while_the_predicted_peak_is_too_high_and_nobody_overtakes_it():
-    line = Line(blocks=8, says=8)  # 31 tokens may be in use, which is 97 % of 32
+def test_sequence_waits_while_the_predicted_peak_is_too_high_and_is_not_overtaken():
+    line = Line(blocks=8, says=8)  # the limit is 31 tokens, which is 97 % of 32
     first = line.submit(1, prompt_length=8, max_tokens=50)
-    line.submit(2, prompt_length=12, max_tokens=50)  # 8 + 12 and 8 more for each: 36
+    line.submit(2, prompt_length=12, max_tokens=50)  # 8 + 12 tokens, and 8 more for each: 36
     line.submit(3, prompt_length=1, max_tokens=1)
-    assert [1] == line.keys()
+    assert line.keys() == [1]
     line.end(first)
-    assert [3, 2] == line.keys()
+    assert line.keys() == [3, 2]
 
 
-def test_what_fits_at_its_longest_needs_no_prediction():
+def test_sequences_that_fit_at_their_longest_need_no_prediction():
     line = Line(blocks=8, says=1000)
     line.submit(1, prompt_length=8, max_tokens=7)
     line.submit(2, prompt_length=8, max_tokens=8)
-    assert [1, 2] == line.keys()
+    assert line.keys() == [1, 2]
 
 
-def test_a_prompt_waits_for_its_blocks_whatever_the_prediction():
+def test_prompt_waits_for_free_blocks_regardless_of_the_prediction():
     line = Line(blocks=6, says=0)
     line.submit(1, prompt_length=13, max_tokens=9)  # 4 blocks
-    line.submit(2, prompt_length=10, max_tokens=9)  # 3, of which 2 are there
-    assert [1] == line.keys()
+    line.submit(2, prompt_length=10, max_tokens=9)  # 3 blocks, of which 2 are free
+    assert line.keys() == [1]
 
 
-def test_one_alone_always_enters():
+def test_sequence_alone_is_always_admitted():
     line = Line(blocks=6, says=1000)
     line.submit(1, prompt_length=20, max_tokens=4)
-    assert [1] == line.keys()
+    assert line.keys() == [1]
 
 
-def test_higher_classes_enter_first_and_within_a_class_first_come_first_served():
+def test_admission_is_by_class_and_then_first_come_first_served():
     line = Line(slots=1, max_batch=1)
     for key, priority in ((1, 2), (2, 1), (3, 0), (4, 1), (5, 0)):
         line.submit(key, prompt_length=1, max_tokens=1, priority=priority)
-    assert [3, 5, 2, 4, 1] == [line.keys()[0] for _ in range(5)]
+    assert [line.keys()[0] for _ in range(5)] == [3, 5, 2, 4, 1]
 
 
 def test_a_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
@@ -222,20 +222,20 @@ def test_a_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
     line.step()
     line.submit(2, prompt_length=20, max_tokens=50, priority=0)
     line.submit(3, prompt_length=1, max_tokens=1, priority=2)
-    assert [1] == line.keys()
-    assert 2 == line.scheduler.pending
+    assert line.keys() == [1]
+    assert line.scheduler.pending == 2
 
 
 def test_running_sequences_hold_different_slots_and_blocks():
     line = Line(max_batched_tokens=64)
     sequences = [line.submit(key, prompt_length=7) for key in range(5)]
     line.step()
-    assert 5 == len({sequence.slot for sequence in sequences})
+    assert len({sequence.slot for sequence in sequences}) == 5
     blocks = [block for sequence in sequences for block in line.batch.block_ids(sequence.slot)[0]]
     assert 5 * 2 == len(set(blocks)) == len(blocks)
 
 
-def test_a_slot_comes_back_under_another_handle():
+def test_reused_slot_gets_a_new_handle():
     line = Line(slots=1)
     first = line.submit(1, prompt_length=2)
     line.step()
@@ -247,39 +247,39 @@ def test_a_slot_comes_back_under_another_handle():
     assert handle != second.handle
 
 
-def test_removing_a_waiting_sequence_leaves_the_others_in_line():
+def test_removing_a_queued_sequence_keeps_the_others_queued():
     line = Line(slots=1)
     line.submit(1, prompt_length=2)
     second = line.submit(2, prompt_length=2)
     line.submit(3, prompt_length=2)
     line.step()
     line.end(second)
-    assert (1, 1) == (line.scheduler.running, line.scheduler.pending)
+    assert (line.scheduler.running, line.scheduler.pending) == (1, 1)
 
 
 # When blocks run out -------------------------------------------------------------------------------
 
 
 def crowded(priorities=(1, 1, 1)) -> tuple[Line, list[Sequence]]:
-    """Three that were thought to say nothing, in a cache that is full with their prompts."""
+    """Return three sequences that were predicted to end at once, in a cache filled by their prompts."""
     line = Line(blocks=6, max_batched_tokens=64, says=0)
     sequences = [
         line.submit(key, prompt_length=7, max_tokens=12, priority=priority)
         for key, priority in enumerate(priorities)
     ]
     line.step()
-    assert 3 == line.scheduler.running
+    assert line.scheduler.running == 3
     return line, sequences
 
 
-def test_the_newest_is_preempted_and_goes_to_the_front_of_its_line():
+def test_newest_sequence_is_preempted_and_requeued_first():
     line, sequences = crowded()
     line.submit(9, prompt_length=1)
     while line.scheduler.preemptions == 0:
         line.step()
-    assert [State.PROCESSING, State.PROCESSING, State.PENDING] == [one.state for one in sequences]
-    assert (1, 0) == (sequences[2].preemptions, sequences[2].tokens.computed)
-    assert [2, 9] == [*line.scheduler._lines[1]]
+    assert [one.state for one in sequences] == [State.PROCESSING, State.PROCESSING, State.PENDING]
+    assert (sequences[2].preemptions, sequences[2].tokens.computed) == (1, 0)
+    assert [*line.scheduler._lines[1]] == [2, 9]
 
 
 def test_the_lowest_class_is_preempted_first():
@@ -301,7 +301,7 @@ def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
     assert tokens + 1 == sequences[2].tokens.num_tokens
 
 
-def test_nobody_is_preempted_a_fourth_time_and_everybody_gets_to_an_end():
+def test_no_sequence_is_preempted_a_fourth_time_and_all_complete():
     line = Line(blocks=8, max_batched_tokens=64, says=0)
     sequences = [line.submit(key, prompt_length=3, max_tokens=28) for key in range(6)]
     steps = 0
@@ -309,24 +309,24 @@ def test_nobody_is_preempted_a_fourth_time_and_everybody_gets_to_an_end():
         line.step()
         steps += 1
         assert steps < 1000
-    assert 3 == max(sequence.preemptions for sequence in sequences)
+    assert max(sequence.preemptions for sequence in sequences) == 3
     assert {State.COMPLETED} == {sequence.state for sequence in sequences}
-    assert 8 == line.memory.pools[0].free
+    assert line.memory.pools[0].free == 8
 
 
-def test_who_was_preempted_three_times_is_promised_all_it_can_need():
+def test_sequence_preempted_three_times_reserves_all_it_can_need():
     line = Line(blocks=10, says=0)
     pinned = line.submit(1, prompt_length=4, max_tokens=12)
     pinned.preemptions = 3
     line.step()
-    assert [3] == pinned.promised
-    assert (9, 6) == (line.memory.pools[0].available, line.memory.spare(0))
+    assert pinned.promised == [3]
+    assert (line.memory.pools[0].available, line.memory.spare(0)) == (9, 6)
     while pinned.state is State.PROCESSING:
         line.step()
-    assert 10 == line.memory.spare(0)
+    assert line.memory.spare(0) == 10
 
 
-def test_the_pinned_enter_only_when_everything_is_there_and_are_never_victims():
+def test_pinned_sequence_waits_for_all_its_blocks_and_is_never_preempted():
     line = Line(blocks=10, says=0)
     other = line.submit(1, prompt_length=4, max_tokens=30)
     line.step()
@@ -342,21 +342,21 @@ def test_the_pinned_enter_only_when_everything_is_there_and_are_never_victims():
     assert State.PENDING is waits.state
 
 
-def test_when_the_only_one_with_a_place_yields_another_takes_it():
+def test_another_sequence_takes_the_row_of_a_preempted_one():
     line = Line(slots=2, blocks=6, max_batch=1, says=0)
     pinned = line.submit(1, prompt_length=4, max_tokens=12)
     pinned.preemptions = 3
     other = line.submit(2, prompt_length=7, max_tokens=12)
     while other.preemptions == 0:
         keys = line.keys()
-    assert [1] == keys
+    assert keys == [1]
     assert State.PENDING is other.state
 
 
 # Windows -------------------------------------------------------------------------------------------
 
 
-def test_blocks_that_slid_out_of_a_window_are_free_while_the_sequence_goes_on():
+def test_blocks_outside_the_window_are_freed_while_the_sequence_runs():
     line = Line(blocks=[30, 6], windows=(None, 6), max_batched_tokens=8)
     sequence = line.submit(1, prompt_length=50, max_tokens=40)
     used = []
@@ -364,10 +364,10 @@ def test_blocks_that_slid_out_of_a_window_are_free_while_the_sequence_goes_on():
         line.step()
         used.append(6 - line.memory.pools[1].free)
     assert max(used) <= 4
-    assert (30, 6) == tuple(pool.free for pool in line.memory.pools)
+    assert tuple(pool.free for pool in line.memory.pools) == (30, 6)
 
 
-def test_prompts_that_hold_a_windows_blocks_between_them_do_not_stand_still():
+def test_prompts_that_together_hold_all_window_blocks_do_not_deadlock():
     line = Line(blocks=[60, 4], windows=(None, 6), max_batched_tokens=4, says=0)
     sequences = [line.submit(key, prompt_length=30, max_tokens=5) for key in range(3)]
     steps = 0

@@ -1,4 +1,4 @@
-"""The demonstration model under everything at once for 20,000 steps: who finishes says what it says alone."""
+"""5,000 or 20,000 random steps of the demonstration model: each finished output is the same as alone."""
 
 import random
 import struct
@@ -14,13 +14,13 @@ from fairlead.job import Sampling
 from fairlead.worker.wire import WorkerSpec
 
 SEQUENCES = 24
-NOTHING = [-1]  # no answer is this
-STEP_S = 0.01  # of the engine's clock
+NOTHING = [-1]  # equals no output
+STEP_S = 0.01  # on the engine's clock
 WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "model", "token", "plan", "count")
 
 
 def engine_over(loaded, **limits) -> Engine:
-    """An engine over the model with fewer blocks, or slots, than it was loaded with."""
+    """Return an engine over the model, with `limits` in place of those that it was loaded with."""
     return Engine(
         loaded.runner,
         **{
@@ -40,7 +40,7 @@ def engine_over(loaded, **limits) -> Engine:
 
 
 def requests(tokenizer, chance: random.Random) -> list[tuple[list[int], Sampling]]:
-    """Fifty of all lengths, greedy; some begin alike, some go on past the end of their answer."""
+    """Return 50 greedy requests of various lengths; some share a prefix, some ignore the end token."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
@@ -58,11 +58,11 @@ def requests(tokenizer, chance: random.Random) -> list[tuple[list[int], Sampling
 
 
 class Soak:
-    """One engine, what was asked of it, and what became of each sequence."""
+    """One engine, its requests, and the result of each sequence."""
 
     def __init__(self, loaded, asked) -> None:
         self.runner = loaded.runner
-        # Room for a sixth of what 24 sequences of 400 tokens need.
+        # A sixth of the blocks that 24 sequences of 400 tokens need.
         self.engine = engine_over(loaded, blocks_total=[100 for _ in loaded.blocks_total])
         self.asked = asked
         self.now_s = 0.0
@@ -94,11 +94,11 @@ class Soak:
             self.texts[key].append(token)
         for output in outcome.outputs:
             text = self.texts[output.key] + output.token_ids
-            if output.error is None and output.finish_reason is None:  # more is told beside a token
+            if output.error is None and output.finish_reason is None:  # a token with extra information
                 self.texts[output.key] = text
                 continue
             if output.error is not None:
-                assert "request_timeout" == output.code
+                assert output.code == "request_timeout"
                 self.ended["timed out"] += 1
             else:
                 self.ended["finished"] += 1
@@ -108,9 +108,9 @@ class Soak:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # a minute's work, on half a core of a machine without wide registers
+@pytest.mark.timeout(1200)  # one minute, but far more on half a core without wide registers
 @pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.nightly)])
-def test_random_steps_change_no_answer(steps):
+def test_random_aborts_timeouts_and_preemptions_change_no_output(steps):
     path = demonstration_model()
     loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)
     chance = random.Random(4)
@@ -130,18 +130,18 @@ def test_random_steps_change_no_answer(steps):
         soak.step(expected)
 
     statistics = soak.engine.statistics()
-    assert [] == soak.wrong
-    assert 0 == statistics.running + statistics.pending
+    assert soak.wrong == []
+    assert statistics.running + statistics.pending == 0
     assert statistics.slots_free == SEQUENCES
     assert soak.ended.total() == len(soak.request_of)
-    # Or the steps were no test of what they are to test.
+    # Otherwise the steps did not exercise these cases often enough.
     assert min(soak.ended.values()) > steps / 400, soak.ended
     assert statistics.preemptions > steps / 200
     assert statistics.prefix_hits > steps / 20
 
 
 def alone(loaded, request) -> list[int]:
-    """What one request says in an engine of its own."""
+    """Return the output of one request in its own engine."""
     soak = Soak(loaded, [request])
     soak.engine = engine_over(loaded, prefix_cache=False)
     soak.submit(0)

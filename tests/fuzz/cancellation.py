@@ -1,8 +1,8 @@
-"""One run of the cancellation fuzz: a plan, struck between two steps of Trio's scheduler, and what it left.
+"""One run of the cancellation fuzz: execute a plan with strikes, then check what it leaves behind.
 
-Trio's scheduler is seeded and its clock is virtual, so a plan without strikes always takes the same steps,
-and one with strikes takes the same steps up to the first of them: a failure is reproduced by its `Run`.
-A strike falls between two steps of tasks, where any other task might have done the same.
+A strike is an event that is injected between two task steps, where any other task could have caused it.
+Trio's scheduler is seeded and its clock is virtual, so a plan always takes the same steps until its first
+strike. A failure is therefore reproduced by its `Run`.
 """
 
 from collections import deque
@@ -32,16 +32,16 @@ from fuzz.world import World
 
 Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
 
-# Virtual; far longer than all jobs of a plan one after the other, with every node away in between.
+# Virtual time. Longer than all jobs of a plan in sequence, with every node away in between.
 PATIENCE_S = 1000.0
 
 
 class Strike(NamedTuple):
-    """Before this step a visitor has to leave, or somebody cancels its job by the request id; a node dies,
-    swaps its model, will fail to load the next, drops its jobs or turns away; or seconds go by.
+    """An event that is injected before this step.
 
-    Seconds that go by between two steps are what a busy or a suspended machine looks like from inside.
-    `target` is the visitor's or the node's name, or how many seconds.
+    A client disconnects, or its job is cancelled by request id. A node dies, swaps its model, fails its next
+    load, drops its jobs or turns jobs away. Or the clock jumps, as on a busy or a suspended machine.
+    `target` is the name of the client or the node, or the number of seconds.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Strike(NamedTuple):
 
 @dataclass
 class Run:
-    """One run of a plan. `stays` says between which steps each visitor was there."""
+    """One run of a plan. `stays` has the first and the last step of each client."""
 
     plan: Plan
     strikes: tuple[Strike, ...] = ()
@@ -62,7 +62,7 @@ class Run:
 
 
 class Parts(NamedTuple):
-    """What is under test: the real thing, or a mutant."""
+    """The parts under test: the real ones, or mutants."""
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     node_type: type[MortalNode] = MortalNode
@@ -73,7 +73,7 @@ REAL = Parts()
 
 
 class Striker(trio.abc.Instrument):
-    """Counts the steps and strikes when it is time."""
+    """Counts the steps, and applies each strike before its step."""
 
     def __init__(self, strikes: tuple[Strike, ...], *, traced: bool = False) -> None:
         self.clock = trio.testing.MockClock(autojump_threshold=0)
@@ -113,14 +113,14 @@ class Striker(trio.abc.Instrument):
 
 
 def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, traced: bool = False) -> Run:
-    """Run a plan once, struck, and judge what it leaves behind."""
+    """Run a plan once with these strikes, and check what it leaves behind."""
     done = Run(plan, strikes)
     striker = Striker(strikes, traced=traced)
     scenario = partial(_scenario, done, striker, parts)
     with _deterministic(plan.seed), patch("fairlead.gateway.again", parts.again), capture_logs():
         try:
             trio.run(scenario, clock=striker.clock, instruments=[striker], strict_exception_groups=True)
-        except Exception as error:  # noqa: BLE001  # whatever a mutant, or a bug, may raise
+        except Exception as error:  # noqa: BLE001  # a mutant or a bug may raise anything
             done.problems.append(f"crash: {error!r}")
     done.steps, done.trace = striker.steps, striker.trace
     return done
@@ -151,7 +151,7 @@ async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
 
 
 def _wrong_outcomes(done: Run, world: World) -> list[str]:
-    """Say who did not get exactly its answer, or an error that it may get."""
+    """Return a problem for each client that got neither its exact answer nor a permitted error."""
     may_leave = {strike.target for strike in done.strikes if strike.kind == "leave"}
     refusals: set[type[FairleadError]] = done.plan.refusals
     if any(node.failures for node in world.nodes):
@@ -169,14 +169,14 @@ def _wrong_outcomes(done: Run, world: World) -> list[str]:
 
 
 def _may_fail(visit: Visit, history: History) -> bool:
-    """Whether no other attempt would have helped."""
+    """Return whether no attempt was left, or an unrepeatable stream had begun."""
     return history.failures >= ATTEMPTS or (history.lost and visit.stream and not visit.repeatable)
 
 
 def _wrongly_charged(world: World) -> list[str]:
-    """Say whose fairness was charged other than for what its jobs have cost."""
+    """Return a problem for each tenant whose charge differs from the cost of its jobs."""
     if any(node.failures for node in world.nodes):
-        return []  # a job that had begun and cannot be loaded again costs what was expected of it
+        return []  # a job that had begun is charged its estimate if the model cannot be loaded again
     tenants = world.ledger.charged.keys() | world.costs.keys()
     return [
         f"charged: tenant {tenant} {world.ledger.charged[tenant]} instead of {world.costs[tenant]}"
@@ -186,9 +186,9 @@ def _wrongly_charged(world: World) -> list[str]:
 
 
 def _late(done: Run, world: World) -> list[str]:
-    """Say who stayed after having to leave, or after the job had been cancelled."""
+    """Return a problem for each client that stayed after it had to disconnect, or was cancelled."""
     if any(strike.kind == "pause" for strike in done.strikes):
-        return []  # time goes by before anybody could leave
+        return []  # time passes before any client can leave
     return [
         f"late: visitor {name} had to leave at {told_at}"
         for name, told_at in (*world.cancelled_at.items(), *world.sent_away_at.items())
@@ -197,11 +197,11 @@ def _late(done: Run, world: World) -> list[str]:
 
 
 def _left_behind(world: World) -> list[str]:
-    """Say what is not zero, now that everybody has left and before any time has passed."""
+    """Return each count that is not zero after all clients have left, before any time has passed."""
     dispatcher = world.dispatcher
     statistics = dispatcher.statistics()
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
-    # The meter's, those of full nodes, and those of wishes, which go on when who made them has left.
+    # The meter, full nodes and load requests keep their alarms. A load request outlives its callers.
     wishes = [granting.alarm for granting in dispatcher._upkeep._wishes.values()]
     alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in wishes)
     left = {
@@ -216,7 +216,7 @@ def _left_behind(world: World) -> list[str]:
 
 
 def _tickets(owner: object, counted: set[int]) -> int:
-    """Count the tickets in the containers of the owner and of its parts, whatever these are called."""
+    """Count the tickets in all containers of the owner and of its parts, under any attribute name."""
     counted.add(id(owner))
     values = vars(owner).values()
     containers = [value for value in values if isinstance(value, dict | set | list | deque)]
@@ -231,11 +231,11 @@ def _tickets(owner: object, counted: set[int]) -> int:
 async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
     with trio.move_on_after(PATIENCE_S):
-        while world.dispatcher._upkeep._wishes:  # noqa: ASYNC110  # nothing tells that there are none left
+        while world.dispatcher._upkeep._wishes:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)
     for node in world.nodes:
         await node.wait_back()
-    await trio.sleep(2 * FULL_FOR_S)  # or those that turned somebody away just now have no seats
+    await trio.sleep(2 * FULL_FOR_S)  # until then a node that turned a job away has no seats
     job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model).job
     with trio.move_on_after(PATIENCE_S) as patience:
         async with AsyncExitStack() as stack:
@@ -250,7 +250,7 @@ async def _every_seat_is_free(world: World) -> bool:
 
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
-    """Make Trio take its steps in an order that depends on the seed alone."""
+    """Make the order of Trio's steps depend on the seed alone."""
     before = trio_run._ALLOW_DETERMINISTIC_SCHEDULING
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
     trio_run._r.seed(seed)

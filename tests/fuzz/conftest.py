@@ -1,9 +1,9 @@
-"""What the fuzz tests are told on the command line."""
+"""Command-line options of the fuzz tests."""
 
 import pytest
 
 
 @pytest.fixture
 def fuzz_seconds(pytestconfig: pytest.Config) -> float:
-    """How long all fuzz tests together may take; each takes its share."""
+    """Return the time limit of all fuzz tests together, in seconds; each takes its share."""
     return pytestconfig.getoption("--fuzz-seconds")

@@ -1,7 +1,7 @@
-"""A proxy that lets so many bytes of one connection pass, and then does to it what networks do.
+"""A TCP proxy that forwards a number of bytes of one connection, then injects a network fault.
 
-It stands between a client and a server on loopback and knows nothing of what they say. As soon as either of
-them ends the connection, so does the proxy.
+It forwards between a client and a server on loopback, and does not parse the bytes. When either of them ends
+the connection, the proxy ends it on both sides.
 """
 
 import socket
@@ -17,15 +17,15 @@ Kind = Literal["none", "cut", "stall", "drip", "half-close", "reset"]
 Way = Literal["to the server", "to the client"]
 Address = tuple[str, int]
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset in place of an orderly end
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset instead of a FIN
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Fault(NamedTuple):
-    """What happens once `after` bytes have gone that way.
+    """A fault that occurs after `after` bytes in one direction.
 
-    cut: both ends see the connection end. reset: both see it break. stall: nothing more comes, and nobody
-    is told. drip: from now on one byte at a time. half-close: the receiver is told that this was all.
+    cut: both ends see the connection end. reset: both see a reset. stall: no further byte is forwarded, and
+    neither end is notified. drip: bytes are forwarded one at a time. half-close: the receiver gets a FIN.
     """
 
     kind: Kind
@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 
 
 def draw_fault(random: Random, *, request_bytes: int, answer_bytes: int) -> Fault:
-    """Draw a fault that falls somewhere into the request, or into an answer of about that length."""
+    """Draw a fault at a random byte of the request, or of an answer of about that length."""
     way = random.choice(get_args(Way))
     length = request_bytes if way == "to the server" else answer_bytes
     return Fault(random.choice(get_args(Kind)), way, random.randint(0, length))
@@ -42,7 +42,7 @@ def draw_fault(random: Random, *, request_bytes: int, answer_bytes: int) -> Faul
 
 @asynccontextmanager
 async def faulty(server: Address, fault: Fault) -> AsyncIterator[Address]:
-    """Offer an address that leads to the server, for one connection with this fault."""
+    """Yield an address that leads to the server, for one connection with this fault."""
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(_serve, listener, server, fault)
@@ -59,7 +59,7 @@ async def _serve(listener: trio.SocketListener, server: Address, fault: Fault) -
 
 async def _relay(client: trio.SocketStream, server: Address, fault: Fault) -> None:
     async with await trio.open_tcp_stream(*server) as upstream:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or what drips would be collected
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or single bytes would be merged
         async with trio.open_nursery() as pumps:
             ways: dict[Way, tuple[trio.SocketStream, trio.SocketStream]] = {
                 "to the server": (client, upstream),
@@ -71,7 +71,7 @@ async def _relay(client: trio.SocketStream, server: Address, fault: Fault) -> No
 
 
 class _Pump:
-    """Carries one direction, as far as its fault lets it."""
+    """Forwards one direction, up to its fault."""
 
     def __init__(self, source: trio.SocketStream, sink: trio.SocketStream, fault: Fault) -> None:
         self._source = source
@@ -80,14 +80,14 @@ class _Pump:
         self._left = fault.after
 
     async def run(self, connection: trio.CancelScope) -> None:
-        """Carry until somebody ends the connection, which then ends on both sides."""
+        """Forward bytes and cause the fault, then end the connection on both sides."""
         with suppress(*GONE):
             if await self._carry():
                 await self._happen()
         connection.cancel()
 
     async def _carry(self) -> bool:
-        """Carry bytes up to the fault; return False if the source ends before."""
+        """Forward bytes up to the fault; return False if the source ends first."""
         faultless = self._fault.kind == "none"
         while faultless or self._left:
             data = await self._source.receive_some(None if faultless else min(self._left, 65536))

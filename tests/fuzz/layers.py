@@ -1,4 +1,4 @@
-"""Which runs the cancellation fuzz makes: a plan again and again, struck at every step in turn."""
+"""The runs of the cancellation fuzz: each plan is repeated with a strike at every step in turn."""
 
 import sys
 import warnings
@@ -15,7 +15,7 @@ RETURNS: tuple[Kind, ...] = ("drop", "full")
 
 
 def every_cut(seed: int, parts: Parts = REAL, ends: tuple[End, ...] = ENDS) -> Iterator[Run]:
-    """Layer one: each visitor in turn has to leave, or is cancelled, at each step at which it is there."""
+    """Layer one: each client in turn disconnects, or is cancelled, at each step of its visit."""
     plan = draw_plan(seed)
     unstruck = run(plan, (), parts)
     yield unstruck
@@ -26,7 +26,7 @@ def every_cut(seed: int, parts: Parts = REAL, ends: tuple[End, ...] = ENDS) -> I
 
 
 def every_fault(seed: int, parts: Parts = REAL) -> Iterator[Run]:
-    """Layer two, with deadlines: at each step each node dies or swaps, or time goes by; and random pairs."""
+    """Layer two, with deadlines: at each step each node dies or swaps, or time passes; and random pairs."""
     plan = draw_plan(seed, tight=True)
     unstruck = run(plan, (), parts)
     yield unstruck
@@ -40,9 +40,9 @@ def every_fault(seed: int, parts: Parts = REAL) -> Iterator[Run]:
 
 
 def every_swap(seed: int, parts: Parts = REAL) -> Iterator[Run]:
-    """Layer three: the scheduler swaps two models that are wanted by turns, while all that happens, too.
+    """Layer three: the scheduler swaps two models, because jobs request both; deadlines as in layer two.
 
-    At each step a node dies, or will not load what it is asked for; somebody leaves or is cancelled.
+    At each step a node dies or fails its next load, or a client leaves or is cancelled; and random pairs.
     """
     plan = draw_plan(seed, tight=True, swapping=True)
     unstruck = run(plan, (), parts)
@@ -59,10 +59,10 @@ def every_swap(seed: int, parts: Parts = REAL) -> Iterator[Run]:
 
 
 def every_return(seed: int, parts: Parts = REAL) -> Iterator[Run]:
-    """Layer four: at each step a node drops its jobs, or turns them away; alone, and with a second strike.
+    """Layer four: at each step a node drops its jobs or turns them away, alone and with a second strike.
 
-    The second one comes while the jobs are on their way to another node: somebody leaves or is cancelled, or
-    a node dies, drops or turns away once more.
+    The second strike comes while the jobs move to another node: a client disconnects or is cancelled, or a
+    node dies, drops its jobs or turns them away.
     """
     plan = draw_plan(seed, tight=bool(seed % 2))
     unstruck = run(plan, (), parts)
@@ -82,7 +82,7 @@ LAYERS = (every_cut, every_fault, every_swap, every_return)
 
 
 class Tally(NamedTuple):
-    """How many runs were struck, how many there were, of how many steps; and the first with a problem."""
+    """The number of runs with strikes, of all runs and of their steps; and the first with a problem."""
 
     struck: int
     runs: int
@@ -93,7 +93,7 @@ class Tally(NamedTuple):
 def tally(task: tuple[int, int]) -> Tally:
     """Make all runs of a layer (its number) and a seed, until one has a problem.
 
-    To be called in a process of its own, where nobody else would hear of what went wrong in a destructor.
+    Runs in a separate process, where pytest does not see errors in destructors, so it collects them.
     """
     layer, seed = task
     unheard: list[str] = []
@@ -113,7 +113,7 @@ def tally(task: tuple[int, int]) -> Tally:
 
 
 def _pairs(random: Random, unstruck: Run, parts: Parts) -> Iterator[Run]:
-    """Run with two strikes, near each other and anywhere."""
+    """Make runs with two strikes: a second one near the first, and a second one anywhere."""
     first = _draw_strike(random, unstruck)
     for second in (_draw_leave(random, unstruck, near=first.step), _draw_strike(random, unstruck)):
         yield run(unstruck.plan, (first, second), parts)
@@ -129,7 +129,7 @@ def _draw_strike(random: Random, unstruck: Run) -> Strike:
 
 
 def _draw_leave(random: Random, unstruck: Run, near: int | None = None) -> Strike:
-    """Draw who leaves or is cancelled, and when; with `near`, within a few steps of that one."""
+    """Draw a client that disconnects or is cancelled, and a step; with `near`, at most 5 steps later."""
     name = random.choice(list(unstruck.stays))
     first, last = unstruck.stays[name]
     step = random.randint(first, last) if near is None else near + random.randint(0, 5)

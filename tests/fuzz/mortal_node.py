@@ -1,4 +1,4 @@
-"""A node that can be struck at any step, and notices what the hand-off before it does wrong."""
+"""A node that can fail at any step, and records what the dispatcher does wrong."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,9 +15,9 @@ from fuzz.plan import OTHER_MODEL, Plan, Visit
 
 
 class History:
-    """What has become of one job on all nodes, and how often it failed.
+    """The state of one job across all nodes, and how often it failed.
 
-    `is_running`: a node has it now, and `has_begun` to answer. `lost`: it failed when it had begun.
+    `is_running`: a node runs it now. `has_begun`: its answer has begun. `lost`: it has failed after that.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,18 @@ class History:
         self.lost = False
 
     def fail(self) -> None:
-        """A node fails it, and not because it is full."""
+        """Record a failure; a full node is not one."""
         self.failures += 1
         self.lost = self.lost or self.has_begun
 
 
 class MortalNode:
-    """Answers from a task of its own, as the engine does, and can die, swap its model, turn away or drop its
-    jobs at any step.
+    """Answers from its own task, as the engine does. At any step it can die, swap its model, turn jobs away
+    or drop them.
 
-    Checks what a node can see: no job in two places or once too often, no more jobs at once than seats, none
-    for another model, no eviction while it works. Work that was aborted ends at once; `working` counts what
-    has not ended. `asked_for` says which model it is to hold; `histories` are those of all nodes' jobs.
+    Checks what a node can see: no job in two places or attempted too often, no more jobs at once than seats,
+    no job for another model, no eviction while it works. Aborted work ends at once; `working` counts work
+    that has not ended. `asked_for` returns the model to hold; `histories` has the jobs of all nodes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MortalNode:
         self.is_up = False
         self.working = 0
         self.deaths = 0
-        self.failures = 0  # to load
+        self.failures = 0  # of loads
         self._plan = plan
         self._asked_for = asked_for
         self._spoilt = False
@@ -66,19 +66,19 @@ class MortalNode:
         self._histories = histories
         self._holders: dict[str, tuple[Sink, trio.CancelScope]] = {}
         self._is_full = False
-        self._leaving = 0  # who held a seat of an earlier life, and does not know yet
-        self._future: list[str | None] = []  # what it will come back with, one after the other
+        self._leaving = 0  # jobs that hold a seat from before a death
+        self._future: list[str | None] = []  # models of the next starts; None: the model asked for
         self._struck = trio.Event()
         self._back = trio.Event()
         self._nursery: trio.Nursery
 
     @property
     def held(self) -> int:
-        """Seats that somebody has not left, those of earlier lives included."""
+        """Seats that jobs still hold, including those from before a death."""
         return len(self._holders) + self._leaving
 
     async def run(self) -> None:
-        """Come up; after each strike go away and come back, in the end always with the model asked for."""
+        """Come up. After each strike go down and come up again, finally with the model asked for."""
         async with trio.open_nursery() as self._nursery:
             self._come_up(None)
             while True:
@@ -91,29 +91,29 @@ class MortalNode:
                 if self._spoilt:
                     self._fail_to_load()
                     await trio.sleep(self._plan.away_s)
-                self._come_up(model)  # and perhaps away again at once: the scheduler may want another model
+                self._come_up(model)  # may go down at once: the scheduler may request another model
                 if model is not None:
                     await trio.sleep(self._plan.away_s)
 
     async def wait_back(self) -> None:
-        """Wait until it holds the model asked for, also if it goes away again meanwhile."""
+        """Wait until it holds the model asked for, even if it goes down again meanwhile."""
         while not (back := self._back).is_set():
             await back.wait()
 
     def die(self) -> None:
-        """Lose all jobs now, and the seats with them; come back later."""
+        """Lose all jobs and their seats now; come back later."""
         self._strike([None])
 
     def swap(self) -> None:
-        """As `die`, but come back with another model first."""
+        """Like `die`, but come back with another model first."""
         self._strike([OTHER_MODEL, None])
 
     def spoil(self) -> None:
-        """Fail the next time that a model has to be loaded, and then try once more."""
+        """Fail the next load of a model; the load after that succeeds."""
         self._spoilt = True
 
     def make_room(self) -> None:
-        """Unload, because the scheduler asks for another model. It knows already that there are no seats."""
+        """Unload, because the scheduler requests another model. It already counts no seats here."""
         if self.is_up:
             if self._holders:
                 self._problems.append(f"evicted: node {self.id} works")
@@ -121,14 +121,14 @@ class MortalNode:
             self._go_away([None])
 
     def drop(self) -> None:
-        """Fail all jobs, as a network does, without going away."""
+        """Fail all jobs, as a broken network does, without going down."""
         for name, (into, work) in self._working():
             work.cancel()
             self._histories[name].fail()
             into.fail(NodeFailed("the connection broke"))
 
     def turn_away(self) -> None:
-        """Have no room for those whose answers have not begun, nor for the next to come."""
+        """Refuse as full all jobs whose answers have not begun, and the next job that arrives."""
         self._is_full = True
         for name, (into, work) in self._working():
             if not self._histories[name].has_begun:
@@ -160,11 +160,11 @@ class MortalNode:
             self.abort(work)
 
     def abort(self, work: trio.CancelScope) -> None:
-        """End work whose job is over. Synchronous, as the engine's."""
+        """End the work of a job that is over. Synchronous, as in the engine."""
         work.cancel()
 
     def _working(self) -> list[tuple[str, tuple[Sink, trio.CancelScope]]]:
-        """The jobs that have not failed yet, without those that somebody is about to leave."""
+        """Return the jobs whose work is not cancelled: they have neither failed nor been aborted."""
         return [(name, holder) for name, holder in self._holders.items() if not holder[1].cancel_called]
 
     def _check(self, job: Job, history: History) -> None:
@@ -195,10 +195,10 @@ class MortalNode:
 
     def _go_away(self, future: list[str | None]) -> None:
         self._future = future
-        self._struck.set()  # nobody waits for it if it is on its way up
+        self._struck.set()  # no task waits for it while the node comes up
         back = self._back
         self._struck, self._back = trio.Event(), trio.Event()
-        back.set()  # who waits for it waits for the new one now
+        back.set()  # its waiters wait for the new event now
 
     def _go_down(self) -> None:
         if self.is_up:

@@ -1,7 +1,7 @@
-"""Hand-offs that lose seats, each by one mistake that is easily made. The fuzz has to catch them all.
+"""Dispatchers and nodes with one common mistake each. The fuzz must catch them all.
 
-Most are wrapped around the real `Dispatcher.seat`, so they need not follow its changes. `Honest` is the
-control: it hands over the same way as two of them do, but makes no mistake, so it has to survive.
+Most wrap the real `Dispatcher.seat`, so changes to it do not affect them. `Honest` is the control: it hands
+seats over in the same way as two of the mutants, but without a mistake, so it must pass.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from fuzz.mortal_node import MortalNode
 
 
 class _Wrapped(Dispatcher):
-    """Enters and leaves the real seat by hand. What a mutant forgets to leave is closed with the loop."""
+    """Enters and exits the real seat by hand. Seats that a mutant never exits are closed with the loop."""
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
@@ -38,7 +38,7 @@ class _Wrapped(Dispatcher):
 
 
 class CheckpointBeforeTry(_Wrapped):
-    """There is a checkpoint between the grant and the `try`: cancelled there, nobody gives the seat back."""
+    """A checkpoint between the grant and the `try`: when cancelled there, the seat is never given back."""
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
@@ -52,7 +52,7 @@ class CheckpointBeforeTry(_Wrapped):
 
 
 class UnshieldedFinally(_Wrapped):
-    """The `finally` awaits before it gives the seat back. In a cancelled scope that raises at once."""
+    """The `finally` awaits before it gives the seat back. In a cancelled scope this raises at once."""
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
@@ -66,9 +66,9 @@ class UnshieldedFinally(_Wrapped):
 
 
 class Honest(_Wrapped):
-    """Seats are handed over through a channel: a send succeeds only if somebody is there to receive it.
+    """Hands seats over through a channel: a send succeeds only if a task waits to receive.
 
-    A clerk waits in the real queue. What the visitor does not take, because it has left, goes back.
+    A separate task waits in the real queue. It gives the seat back if the client has left.
     """
 
     buffer = 0
@@ -123,24 +123,24 @@ class Honest(_Wrapped):
                 await real.__aexit__(None, None, None)
 
     async def _refused(self, done: trio.Event) -> None:
-        """Nobody took the seat: it goes back at once."""
+        """Return at once, so that a seat that was not received is given back."""
 
 
 class IgnoredRefusal(Honest):
-    """A grant that nobody took is counted like one that somebody did."""
+    """A grant that was not received is treated like one that was."""
 
     async def _refused(self, done: trio.Event) -> None:
         await done.wait()
 
 
 class BufferedHandOff(Honest):
-    """The channel has room for a seat: sending always succeeds, and who left before receiving never knows."""
+    """The channel has a buffer: a send succeeds even if the client left before it received the seat."""
 
     buffer = 1
 
 
 class LeaveWithoutPump(_Wrapped):
-    """A seat that is given back is offered to nobody; it waits for the next event."""
+    """A seat that is given back is not offered to waiting jobs until the next event."""
 
     @asynccontextmanager
     async def seat(self, job: Job) -> AsyncIterator[Seat]:
@@ -155,7 +155,7 @@ class LeaveWithoutPump(_Wrapped):
 
 
 class CancelledOnPaper(Dispatcher):
-    """Who is cancelled is noted down, and told at the end."""
+    """A cancellation is only recorded, and takes effect when the wait ends."""
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         waiter = self._waiters[ticket]
@@ -163,7 +163,7 @@ class CancelledOnPaper(Dispatcher):
 
 
 class RememberedSeat(Dispatcher):
-    """A part of the dispatcher does not forget who is over. All counts are right; only memory is lost."""
+    """A part of the dispatcher keeps jobs that have ended. All counts are right; only memory leaks."""
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
@@ -171,7 +171,7 @@ class RememberedSeat(Dispatcher):
 
 
 class EndlessSwap(Dispatcher):
-    """A model that has been loaded goes on being loaded, so it can never make room for another."""
+    """A model that has loaded still counts as loading, so it can never be evicted for another."""
 
     def node_up(self, node: Node, limits: NodeLimits) -> None:
         swaps = self._scheduler._swaps
@@ -181,7 +181,7 @@ class EndlessSwap(Dispatcher):
 
 
 class SwapUnderWork(Dispatcher):
-    """Whether anybody works is not asked before a swap."""
+    """A swap starts without a check that its nodes are idle."""
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
@@ -207,7 +207,7 @@ class KeptSeat(Dispatcher):
 
 
 class ChargedTwice(Dispatcher):
-    """A job that comes back stands in line like any other, and pays for each time that it leaves."""
+    """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
     async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
         line = self._scheduler._queue._line
@@ -216,7 +216,7 @@ class ChargedTwice(Dispatcher):
 
 
 class DeafSecondWait(Dispatcher):
-    """Who waits for a second seat cannot leave."""
+    """A job that waits for a second seat cannot be cancelled."""
 
     async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
         with trio.CancelScope(shield=True):
@@ -224,28 +224,28 @@ class DeafSecondWait(Dispatcher):
 
 
 class ForeverFull(Dispatcher):
-    """A node that turned a job away is never looked at again, unless one of its jobs ends."""
+    """A node that turned a job away gets no other job until one of its jobs ends."""
 
     def _look_again(self, place: Place, after_s: float) -> None:
-        """Do not."""
+        """Do nothing."""
 
 
 def from_the_start(deltas: Deltas) -> Sink | None:
-    """Have an answer told again from its start to whoever has heard the beginning."""
+    """Send a repeated answer from its start, although the client has the beginning already."""
     return None if again(deltas) is None else deltas
 
 
 def never_again(deltas: Deltas) -> Sink | None:
-    """Leave it at one attempt."""
+    """Refuse every second attempt."""
     del deltas
     return None
 
 
 class DeafNode(MortalNode):
-    """An abort is not sent: the node goes on working for nobody."""
+    """An abort is not sent, so the node continues to work on jobs that are over."""
 
     def abort(self, work: trio.CancelScope) -> None:
-        """Do not say anything."""
+        """Do nothing."""
 
 
 FOUR = {

@@ -1,4 +1,4 @@
-"""Valid requests, and what a hostile client makes of them. All from one seeded source of randomness."""
+"""Valid requests, and spoiled versions of them. All randomness comes from one seeded source."""
 
 from random import Random
 
@@ -27,5 +27,5 @@ REQUESTS = (
 
 
 def conversation(random: Random) -> bytes:
-    """Return what one client sends: one to three requests, each perhaps spoiled."""
+    """Return the bytes that one client sends: one to three requests, each perhaps spoiled."""
     return b"".join(spoiled(random, random.choice(REQUESTS)) for _ in range(random.randint(1, 3)))

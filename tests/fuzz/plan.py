@@ -1,6 +1,6 @@
-"""What will happen to whom, drawn from a seed: all but the order in which the scheduler lets it happen.
+"""The plan of a run, drawn from a seed: everything except the order in which Trio runs the tasks.
 
-Times are small whole seconds, so that arrivals, answers and deadlines often fall on the very same instant.
+Times are small whole seconds, so that arrivals, answers and deadlines often fall on the same instant.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ NEVER_S = 1e6
 
 @dataclass(frozen=True)
 class Visit:
-    """One visitor's job, and how long a node takes for it. `repeatable`: another answer would be the same."""
+    """One client's job, and how long a node takes for it. `repeatable`: a second answer would be the same."""
 
     name: str
     tenant: str
@@ -38,7 +38,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will happen. `seats` of each node; a node that is struck comes back after `away_s`."""
+    """The clients, nodes and limits of a run. `seats`: of each node. `away_s`: how long a node stays down."""
 
     seed: int
     visits: tuple[Visit, ...]
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def refusals(self) -> set[type[FairleadError]]:
-        """The errors that a visitor may get although nobody struck."""
+        """The errors that a client may get without any strike."""
         return {
             *([QueueFull, Displaced] if self.capacity < len(self.visits) else []),
             *([QueueFull] if self.most_wait_s else []),
@@ -63,7 +63,7 @@ class Plan:
 
 
 def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan:
-    """Return the seed's plan. Without `tight` there is room and time enough for everybody."""
+    """Return the seed's plan. Without `tight`, capacity and time suffice for every job."""
     random, repeatable, patience = Random(seed), Random(f"repeatable {seed}"), Random(f"patience {seed}")
     visits = tuple(
         Visit(
@@ -86,7 +86,7 @@ def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan
         seed,
         visits,
         seats,
-        away_s=random.choice([1, 2]),  # not 0: who was granted a seat gets there before the node is back
+        away_s=random.choice([1, 2]),  # not 0: a granted job reaches the node before the node is back
         capacity=random.choice([0, 1, 2, 100]),
         queue_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
         request_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),

@@ -1,4 +1,4 @@
-"""A visitor leaves, a node dies or swaps, at every step of the scheduler: nobody else may notice."""
+"""Clients disconnect, and nodes die or swap, at every step of the scheduler, without effect on others."""
 
 import os
 import time
@@ -15,19 +15,19 @@ from fuzz.layers import ENDS, LAYERS, every_cut, every_fault, every_return, ever
 from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, Honest
 from fuzz.plan import Plan, Visit, draw_plan
 
-SHARE = 0.15  # of the time for all fuzz tests: a layer's
+SHARE = 0.15  # of the time for all fuzz tests, for each layer
 RUNS_TO_CATCH = 1000
 SEEDS_AT_ONCE = 20
 TELL_EVERY = 10_000
 
 
 def all_runs(layer: Callable[[int], Iterator[Run]], first_seed: int = 0) -> Iterator[Run]:
-    """Every run of a layer, without end."""
+    """Return the runs of a layer for all seeds, without end."""
     return chain.from_iterable(map(layer, count(first_seed)))
 
 
 def until(deadline: float, runs: Iterable[Run]) -> Iterator[Run]:
-    """The runs that begin in time, one at least."""
+    """Yield the runs that begin before the deadline, at least one."""
     for done in runs:
         yield done
         if time.monotonic() > deadline:
@@ -35,7 +35,7 @@ def until(deadline: float, runs: Iterable[Run]) -> Iterator[Run]:
 
 
 def failures(runs: Iterable[Run]) -> list[Run]:
-    """The first run with a problem, if there is one. Its plan and strikes are all it takes to repeat it."""
+    """Return the first run with a problem, if there is one. Its plan and strikes suffice to repeat it."""
     return list(islice((done for done in runs if done.problems), 1))
 
 
@@ -48,7 +48,7 @@ def test_the_same_seed_always_takes_the_same_steps(seed, tight):
     assert first.stays == second.stays
 
 
-def test_up_to_a_strike_the_steps_are_the_same_as_without():
+def test_steps_before_a_strike_are_the_same_as_without_it():
     plan = draw_plan(1)
     unstruck = run(plan, traced=True)
     for cut in islice(every_cut(1), 1, None, 10):
@@ -59,66 +59,64 @@ def test_up_to_a_strike_the_steps_are_the_same_as_without():
 
 def test_whoever_leaves_at_whatever_step_leaves_nothing_behind(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
-    assert [] == failures(until(deadline, all_runs(every_cut)))
+    assert failures(until(deadline, all_runs(every_cut))) == []
 
 
-def test_whatever_dies_or_swaps_or_leaves_at_its_deadline_at_whatever_step_leaves_nothing_behind(
-    fuzz_seconds,
-):
+def test_node_that_dies_or_swaps_at_any_step_leaves_nothing_behind(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
-    assert [] == failures(until(deadline, all_runs(every_fault)))
+    assert failures(until(deadline, all_runs(every_fault))) == []
 
 
-def test_whatever_fails_or_leaves_while_models_are_swapped_leaves_nothing_behind(fuzz_seconds):
+def test_failures_and_disconnects_during_model_swaps_leave_nothing_behind(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
-    assert [] == failures(until(deadline, all_runs(every_swap)))
+    assert failures(until(deadline, all_runs(every_swap))) == []
 
 
-def test_whatever_is_dropped_or_turned_away_is_run_again_and_leaves_nothing_behind(fuzz_seconds):
+def test_dropped_or_refused_jobs_run_again_and_leave_nothing_behind(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
-    assert [] == failures(until(deadline, all_runs(every_return)))
+    assert failures(until(deadline, all_runs(every_return))) == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_queue_deadline_that_comes_with_the_seat_or_with_the_first_delta_is_never_another(stream):
+def test_queue_deadline_at_the_seat_or_first_delta_gives_only_a_queue_timeout(stream):
     visits = [Visit(f"{n}", "A", stream=stream, arrives_s=0, first_s=0, rest_s=n) for n in range(2)]
     plan = Plan(0, tuple(visits), seats=(1,), queue_timeout_s=1)
     runs = (run(plan, (Strike(step, "pause", "1"),)) for step in range(1, run(plan).steps))
     assert {QueueTimeout} == plan.refusals
-    assert [] == failures(runs)
+    assert failures(runs) == []
 
 
 @pytest.mark.parametrize("mistake", [*FOUR, *MORE])
-def test_a_hand_off_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
-    # Those that hand over from another task know no cancelling by id: that would catch them all too easily.
+def test_hand_off_mutant_is_caught_within_a_thousand_runs(mistake):
+    # Mutants that hand over from another task cannot cancel by id, which would catch them too easily.
     ends = ("leave",) if mistake in FOUR else ENDS
     cuts = partial(every_cut, parts={**FOUR, **MORE}[mistake], ends=ends)
-    assert 1 == len(failures(islice(all_runs(cuts), RUNS_TO_CATCH)))
+    assert len(failures(islice(all_runs(cuts), RUNS_TO_CATCH))) == 1
 
 
 @pytest.mark.parametrize("mistake", OF_SWAPS)
-def test_a_swap_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
+def test_swap_mutant_is_caught_within_a_thousand_runs(mistake):
     runs = islice(all_runs(partial(every_swap, parts=OF_SWAPS[mistake])), RUNS_TO_CATCH)
-    assert 1 == len(failures(runs))
+    assert len(failures(runs)) == 1
 
 
 @pytest.mark.parametrize("mistake", OF_FAILOVER)
-def test_a_failover_with_this_mistake_is_caught_within_a_thousand_runs(mistake):
+def test_failover_mutant_is_caught_within_a_thousand_runs(mistake):
     runs = islice(all_runs(partial(every_return, parts=OF_FAILOVER[mistake])), RUNS_TO_CATCH)
-    assert 1 == len(failures(runs))
+    assert len(failures(runs)) == 1
 
 
 @pytest.mark.parametrize("mistake", FOUR)
-def test_a_mistake_in_handing_over_shows_only_when_somebody_leaves(mistake):
-    assert [] == run(draw_plan(0), parts=FOUR[mistake]).problems
+def test_hand_off_mutant_passes_when_no_client_disconnects(mistake):
+    assert run(draw_plan(0), parts=FOUR[mistake]).problems == []
 
 
 @pytest.mark.parametrize(
     ("parts", "ends"), [(REAL, ENDS), (Parts(Honest), ("leave",))], ids=["real", "honest"]
 )
-def test_a_hand_off_without_a_mistake_survives_the_runs_that_catch_the_others(parts, ends):
+def test_correct_hand_off_passes_the_runs_that_catch_the_mutants(parts, ends):
     cuts = partial(every_cut, parts=parts, ends=ends)
-    assert [] == failures(islice(all_runs(cuts), RUNS_TO_CATCH))
+    assert failures(islice(all_runs(cuts), RUNS_TO_CATCH)) == []
 
 
 @pytest.mark.timeout(0)
@@ -130,7 +128,7 @@ def test_nothing_is_left_behind_after_as_many_steps_as_were_asked_for(pytestconf
     tasks = ((layer, seed) for seed in count(first_seed) for layer in range(len(LAYERS)))
     struck = runs = steps = told = 0
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        # Not all tasks at once, for there is no end of them.
+        # In batches, because the tasks have no end.
         while struck < asked:
             for done in pool.imap_unordered(tally, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
                 assert done.failure is None

@@ -1,4 +1,4 @@
-"""Layer three: real sockets, the real listener and routes, and a network that fails in every way."""
+"""Real sockets, the real listener and routes, and connections that fail in every way."""
 
 import json
 import time
@@ -29,25 +29,25 @@ SHARE = 0.4  # of the time for all fuzz tests
 AT_ONCE = 24
 STORM = 120  # clients
 MODEL = "fairlead-demo"
-CANARY_S = 60.0  # generous: its turn comes within a second
+CANARY_S = 60.0  # generous: it is usually answered within a second
 
-# Stalls are to meet these; the canary is not, however slow the machine.
+# Stalled requests must exceed these. The canary must not, even on a slow machine.
 LIMITS = Limits(header_timeout_s=0.5, body_timeout_s=0.5, stall_s=0.5)
-# A stalled request is refused; whoever stops in the middle of one gets no answer at all.
+# A stalled request is refused. A client that disconnects in the middle of one gets no answer.
 STATUSES = {200, 408}
 
 
 def request(tenant: str, *, stream: bool, n: int = 1) -> bytes:
-    """Return a completion request of a user."""
+    """Return a completion request of this tenant."""
     body = {"model": MODEL, "prompt": "Hello.", "user": tenant, "stream": stream, "n": n, "max_tokens": 20}
     return post(json.dumps(body).encode(), "/v1/completions", "Content-Type: application/json")
 
 
 def texts(answer: Answer) -> list[str]:
-    """Return the choices' texts of a whole answer, streamed or not."""
+    """Return the choices' texts of a complete answer, streamed or not."""
     if answer.headers["content-type"].startswith("text/event-stream"):
         *events, done, rest = answer.body.split(b"\n\n")
-        assert (b"data: [DONE]", b"") == (done, rest)
+        assert (done, rest) == (b"data: [DONE]", b"")
         chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
     else:
         chunks = [json.loads(answer.body)]
@@ -59,7 +59,7 @@ def texts(answer: Answer) -> list[str]:
 
 
 class House:
-    """The real server over nodes that only pretend."""
+    """The real server over fake nodes."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -72,7 +72,7 @@ class House:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["House"]:
-        """Serve. Leaving drains."""
+        """Serve until the context exits, which drains the server."""
         path = demonstration_model()
         app = create_app(
             Services(
@@ -93,13 +93,13 @@ class House:
             nursery.cancel_scope.cancel()
 
     def at_rest(self) -> bool:
-        """Whether nobody waits, runs or holds anything."""
+        """Return whether no job waits or runs, and no node holds one."""
         statistics = self.dispatcher.statistics()
         return not any([statistics.waiting, statistics.running, *(node.running for node in self.nodes)])
 
 
 async def visit(server: tuple[str, int], seed: int) -> Answer | None:
-    """Ask once, through a fault, and leave when patience ends; return the answer if one came."""
+    """Send a request through a fault, and disconnect after a random time; return the answer, if any."""
     random = Random(seed)
     asked = request(random.choice("ABC"), stream=random.random() < 0.6, n=random.choice([1, 1, 2]))
     fault = draw_fault(random, request_bytes=len(asked), answer_bytes=1200)
@@ -117,13 +117,13 @@ async def ask(address: tuple[str, int], asked: bytes) -> Answer | None:
 
 
 async def storm(server: tuple[str, int], seeds: range) -> list[Answer]:
-    """Let a client come for each seed, some at the same time; return the answers they got."""
+    """Run a client for each seed, at most `AT_ONCE` at the same time; return their answers."""
     left = iter(seeds)
     answers: list[Answer | None] = []
 
     async def one_after_the_other() -> None:
         for seed in left:
-            answers.append(await visit(server, seed))  # noqa: PERF401  # not asynchronously, it cannot
+            answers.append(await visit(server, seed))  # noqa: PERF401  # `extend` takes no async generator
 
     async with trio.open_nursery() as nursery:
         for _ in range(AT_ONCE):
@@ -132,20 +132,20 @@ async def storm(server: tuple[str, int], seeds: range) -> list[Answer]:
 
 
 async def sing(server: tuple[str, int], *, expected: str | None) -> None:
-    """Ask without a fault, again and again, on one connection; each answer has to come, whole and right."""
+    """Send requests without a fault on one connection, and check that each is answered correctly."""
     with trio.socket.socket() as sock:
         await sock.connect(server)
         client = Client(sock)
         for stream in map(bool, islice(count(), 1, None)):
             with trio.fail_after(CANARY_S):
                 answer = await client.ask(request("canary", stream=stream))
-            assert (200, True) == (answer.status, answer.whole)
+            assert (answer.status, answer.whole) == (200, True)
             assert expected in {None, *texts(answer)}
             await trio.sleep(0.005)
 
 
 async def storm_with_canary(server, seeds: range, *, expected: str | None) -> list[Answer]:
-    """Let the storm rage while a canary sings."""
+    """Run `storm` beside a canary client; return the answers of the storm."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: sing(server, expected=expected))
         answers = await storm(server, seeds)
@@ -154,7 +154,7 @@ async def storm_with_canary(server, seeds: range, *, expected: str | None) -> li
 
 
 def wrong(answers: list[Answer]) -> list[Answer]:
-    """Return the answers that should not have been: whole ones have the right text, however late it came."""
+    """Return answers with a wrong status, and complete ones with a wrong text. An answer may be late."""
     return [
         answer
         for answer in answers
@@ -163,7 +163,7 @@ def wrong(answers: list[Answer]) -> list[Answer]:
     ]
 
 
-async def test_after_storms_of_cut_stalled_dripping_and_reset_connections_everything_is_zero(fuzz_seconds):
+async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothing_behind(fuzz_seconds):
     ends = time.monotonic() + SHARE * fuzz_seconds
     tasks = trio.lowlevel.current_statistics().tasks_living
     answers: list[Answer] = []
@@ -177,20 +177,20 @@ async def test_after_storms_of_cut_stalled_dripping_and_reset_connections_everyt
                     while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # no event
                         await trio.sleep(0.01)
                 assert house.at_rest()
-                assert [] == wrong(answers)
-                # On a slow machine the patience of a whole storm may be too short for either.
+                assert wrong(answers) == []
+                # On a slow machine all clients of a storm may disconnect too early for one of these.
                 seen = {answer.whole for answer in answers if answer.status == 200}
                 if time.monotonic() > ends and {True, False} == seen:
                     break
     assert tasks == trio.lowlevel.current_statistics().tasks_living
-    worse = [entry for entry in logs if entry["log_level"] != "info"]  # than a request refused
-    assert [] == [entry for entry in worse if entry.get("reason") != "the client does not read"]
+    worse = [entry for entry in logs if entry["log_level"] != "info"]  # than a refused request
+    assert [entry for entry in worse if entry.get("reason") != "the client does not read"] == []
 
 
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        *((kind, "to the server") for kind in ("cut", "half-close", "reset")),  # a stall there nobody can see
+        *((kind, "to the server") for kind in ("cut", "half-close", "reset")),  # a stall is invisible there
         *((kind, "to the client") for kind in ("cut", "half-close", "reset", "stall")),
     ],
 )
@@ -199,7 +199,7 @@ async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kin
     house = House()
     for node in house.nodes:
         node.service_s = 1000
-    # With one byte more than the request, or in the first event of its answer.
+    # At the byte after the request, or within the first event of its answer.
     after = len(asked) + 1 if way == "to the server" else 300
     async with house.open(), faulty(house.address, Fault(kind, way, after)) as address:
         with trio.socket.socket() as sock, suppress(OSError):
@@ -214,21 +214,21 @@ async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kin
         with trio.fail_after(CANARY_S):
             while not house.at_rest():  # noqa: ASYNC110  # no event
                 await trio.sleep(0.005)
-    assert 1 == sum(len(node.served) for node in house.nodes)
+    assert sum(len(node.served) for node in house.nodes) == 1
 
 
 @pytest.mark.parametrize("way", ["to the server", "to the client"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_byte_at_a_time_is_as_good_as_all_at_once(way: Way, stream):
+async def test_bytes_that_arrive_one_at_a_time_give_a_correct_answer(way: Way, stream):
     async with House().open() as house, faulty(house.address, Fault("drip", way, 0)) as address:
         answer = await ask(address, request("A", stream=stream, n=2))
     assert answer is not None
-    assert ["first last"] * 2 == texts(answer)
+    assert texts(answer) == ["first last"] * 2
 
 
 @pytest.mark.slow
-async def test_a_real_server_is_at_rest_again_after_a_storm():
+async def test_real_server_is_idle_again_after_a_storm_of_faults():
     with real_server() as server:
         await storm_with_canary(server.address, range(600), expected=None)
         counts = await trio.to_thread.run_sync(server.wait_until_at_rest)
-    assert {0} == set(counts.values())
+    assert set(counts.values()) == {0}

@@ -1,9 +1,9 @@
-"""A real server under mutated requests to all of its routes, and a canary beside them.
+"""Mutated requests to all routes of a real server, beside a canary client.
 
     pytest tests/fuzz/test_hostile_requests.py --fuzz-requests 100000 --fuzz-connections 10000
 
-A fault is printed with its seed and its bytes; `python bench/hostile.py --replay` sends it again. `KEPT` are
-requests that were faults once: a seed is another request when the routes have changed.
+A fault is printed with its seed and its bytes; `python bench/hostile.py --replay` sends it again. `KEPT` has
+requests that caused faults before. Their seeds would give other requests after a change of the routes.
 """
 
 import re
@@ -27,7 +27,7 @@ from hostile_client.wire import fault_of
 MODEL = "fairlead-demo"
 SPARE = "spare"
 AT_ONCE = 8
-# Some requests announce more than they have, and would hold up the attack.
+# Short, because some requests announce longer bodies than they send, which would delay the attack.
 SETTINGS = {"limits": {"bodyTimeout": "2s"}, "requestTimeout": "60s"}
 OUR_BUGS = re.compile(r"Traceback|\[(?:error|critical)|unexpected error|request failed")
 
@@ -40,7 +40,7 @@ KEPT = {
 
 @pytest.fixture
 def attacked(tmp_path):
-    """A server whose demonstration model is attacked, and that has another one to be loaded and unloaded."""
+    """A server whose demonstration model is attacked, with a spare model to load and unload."""
     model = {"path": str(demonstration_model()), "watchdog": "1h"}
     models = {MODEL: model | {"preload": True}, SPARE: model}
     arguments = configured(tmp_path, {}, queue={"timeout": "60s"}, models=models, **SETTINGS)
@@ -49,7 +49,7 @@ def attacked(tmp_path):
 
 
 @pytest.mark.timeout(24 * 3600)
-def test_mutated_requests_to_all_routes_break_nothing_and_disturb_nobody(attacked, pytestconfig):
+def test_mutated_requests_to_all_routes_cause_no_fault_and_do_not_affect_the_canary(attacked, pytestconfig):
     seed = pytestconfig.getoption("--fuzz-seed")
     requests = range(seed, seed + pytestconfig.getoption("--fuzz-requests"))
     connections = range(seed, seed + pytestconfig.getoption("--fuzz-connections"))
@@ -82,7 +82,7 @@ def test_mutated_requests_to_all_routes_break_nothing_and_disturb_nobody(attacke
     assert code == 0
 
 
-# Does it find anything? -----------------------------------------------------------------------------
+# Mutants that the attack must find ------------------------------------------------------------------
 
 
 def fail_at_strange_paths(monkeypatch):
@@ -110,7 +110,7 @@ def refuse_in_plain_text(monkeypatch):
 
 
 async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:
-    """Attack the application over nodes that only pretend; return the faults."""
+    """Attack the application over fake nodes; return the faults."""
     house = House(Limits(body_timeout_s=0.2))
     async with house.open():
         grammar = await grammar_of(house.address, models=(MODEL,), spare="x")
@@ -128,11 +128,11 @@ async def test_attack_finds_a_mutant(mutant, monkeypatch):
         assert await attack_in_process(range(5000), max_faults=1) != []
 
 
-async def test_attack_finds_nothing_where_there_is_nothing():
+async def test_attack_finds_no_fault_in_a_correct_server():
     assert await attack_in_process(range(300)) == []
 
 
-async def test_seed_makes_the_same_request_at_any_time():
+async def test_seed_always_makes_the_same_request():
     house = House()
     async with house.open():
         first, second = [await grammar_of(house.address, models=(MODEL,), spare="x") for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Clients that send nonsense and leave in the middle, while another one is always answered."""
+"""Clients that send malformed requests and disconnect midway, while another is always answered."""
 
 import gc
 import resource
@@ -31,13 +31,13 @@ from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
 
 AT_ONCE = 32
-CANARY_S = 60.0  # generous: its turn comes within a second
-# Visitors are to meet these; the canary is not, however slow the machine.
+CANARY_S = 60.0  # generous: it is usually answered within a second
+# The clients must exceed these. The canary must not, even on a slow machine.
 LIMITS = Limits(header_bytes=4096, headers=20, stall_s=0.3, body_timeout_s=2.0)
 
 
 def quart_app() -> QuartTrio:
-    """Return an app of exchanges: whatever the path, the body comes back as a stream."""
+    """Return a Quart app with `Exchange`: on every path it streams the request body back."""
     app = QuartTrio("fuzzed")
     app.asgi_http_class = Exchange
     app.request_class = FairleadRequest
@@ -62,7 +62,7 @@ def quart_app() -> QuartTrio:
 
 
 def hot_app() -> Callable[..., Awaitable[None]]:
-    """Return an app like that one, of hot routes."""
+    """Return an app like `quart_app`, made of `HotRoutes`."""
 
     async def route(call: Call) -> Reply:
         text = (await call.read() or b"hello").decode("latin-1")
@@ -88,7 +88,7 @@ def hot_app() -> Callable[..., Awaitable[None]]:
 
 
 class Plain:
-    """A writer whose events are just the text."""
+    """A writer whose events are the plain text."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         return "".join(delta.text for delta in deltas).encode("latin-1")
@@ -98,14 +98,14 @@ class Plain:
 
 
 class Visitors:
-    """So many clients, at most `AT_ONCE` at the same time."""
+    """A number of clients, at most `AT_ONCE` at the same time."""
 
     def __init__(self, server, seed: int, count: int) -> None:
         self._server = server
         self._seeds = iter(range(seed * count, seed * count + count))
 
     async def come(self) -> None:
-        """Send all of them, and return when the last has left."""
+        """Run all clients, and return when the last has disconnected."""
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):
                 nursery.start_soon(self._one_after_the_other)
@@ -114,12 +114,12 @@ class Visitors:
         for seed in self._seeds:
             random = Random(seed)
             client = await self._server.connect(receive_buffer=random.choice([None, 4096]))
-            with client.socket, suppress(OSError):  # the listener may close at any time; it may only not die
+            with client.socket, suppress(OSError):  # the listener may close it at any time
                 await self._visit(client, random)
 
     async def _visit(self, client, random: Random) -> None:
         for piece in pieces(random, conversation(random)):
-            with trio.move_on_after(0.01):  # the listener need not read it
+            with trio.move_on_after(0.01):  # the listener does not have to read it
                 await client.send(piece)
         if random.random() < 0.2:
             client.socket.shutdown(trio.socket.SHUT_WR)
@@ -131,7 +131,7 @@ class Visitors:
 
 
 async def visit(app, seed: int, count: int) -> None:
-    """Let `count` clients come. Beside them a canary sings, and afterwards nothing is left of any of them."""
+    """Run `count` clients beside a canary, and check that no task and no unexpected log entry is left."""
     tasks = trio.lowlevel.current_statistics().tasks_living
     with structlog.testing.capture_logs() as logs:
         async with serving(app, LIMITS, patience_s=60 + count) as server:
@@ -143,26 +143,26 @@ async def visit(app, seed: int, count: int) -> None:
             server.close_clients()
             while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # there is no event
                 await trio.sleep(0.01)
-            assert b"hello" == (await server.ask(get())).body
+            assert (await server.ask(get())).body == b"hello"
     assert tasks == trio.lowlevel.current_statistics().tasks_living
-    assert [] == [entry for entry in logs if not is_expected(entry)]
-    # Some ask for //fail; it depends on when they leave whether they are heard.
+    assert [entry for entry in logs if not is_expected(entry)] == []
+    # Some request //fail. Whether the route runs depends on when they disconnect.
     assert {"fail", "fail_later"} >= {e["path"].strip("/") for e in logs if e["event"] == "request failed"}
 
 
 def is_expected(entry) -> bool:
-    if entry["event"] == "request refused":  # most of the nonsense, by the listener or for its Host
+    if entry["event"] == "request refused":  # most malformed ones, by the listener or for their Host
         return 400 <= entry["status"] < 500 or entry["status"] == 505
     return entry["event"] == "request failed" or entry.get("reason") == "the client does not read"
 
 
 async def sing(server) -> None:
-    """Ask, again and again, on an old connection and on a new one."""
+    """Send requests repeatedly, on an old connection and on new ones."""
     old = await server.connect()
     while True:
         for client in (old, await server.connect()):
             with trio.fail_after(CANARY_S):
-                assert b"hello" == (await client.ask(get())).body
+                assert (await client.ask(get())).body == b"hello"
             if client is not old:
                 client.socket.close()
         await trio.sleep(0.01)
@@ -170,17 +170,17 @@ async def sing(server) -> None:
 
 @pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_nonsense_from_a_hundred_clients_reaches_nobody_else(make_app, seed):
+async def test_malformed_requests_of_a_hundred_clients_do_not_affect_another_client(make_app, seed):
     await visit(make_app(), seed, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
 @pytest.mark.parametrize("clients", [1000, pytest.param(5000, marks=pytest.mark.nightly)])
-async def test_nonsense_from_thousands_of_clients_reaches_nobody_else_and_leaves_no_memory_behind(
+async def test_malformed_requests_of_thousands_of_clients_affect_no_other_client_and_leak_no_memory(
     make_app, clients
 ):
-    await visit(make_app(), 3, 500)  # what is allocated once, and kept
+    await visit(make_app(), 3, 500)  # allocate what is kept for later requests
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     await visit(make_app(), 4, clients)
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -201,5 +201,5 @@ async def test_clients_that_never_read_cost_no_more_than_their_buffers():
             await client.socket.recv(1)
         answers = [await server.ask(get()) for _ in range(20)]
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert {200} == {answer.status for answer in answers}
+    assert {answer.status for answer in answers} == {200}
     assert grown_mb < 100

@@ -1,8 +1,8 @@
-"""A small world on a virtual clock: nodes, the real hand-off before them, and visitors with one job each.
+"""A server on a virtual clock: fake nodes, the real dispatcher and gateway, clients with one job each.
 
-`World` is the only place that puts the real parts together. In a plan that is `swapping`, visitors want two
-models, nodes hold one of them at a time, and the scheduler decides which: then a node that comes up has what
-the scheduler asked for last.
+`World` is the only place that assembles the real parts. In a `swapping` plan, clients request two models,
+nodes hold one of them at a time, and the scheduler decides which. A node that comes up then has the model
+that the scheduler requested last.
 """
 
 from collections import Counter, defaultdict
@@ -27,11 +27,11 @@ from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
 
 
 class World:
-    """The hand-off between visitors and nodes. What nodes notice going wrong is added to `problems`.
+    """The dispatcher and gateway between clients and nodes. Nodes add the errors that they see to `problems`.
 
-    `outcomes` by visitor: the text of the answer or the type of the error; none for who was made to leave.
-    `doors` are the scopes of those who are here; `cancelled_at`, `sent_away_at` and `left_at` the times when
-    others cancelled their jobs, when they had to leave and when they left. `histories` are those of all jobs;
+    `outcomes` by client: the text of the answer or the type of the error; none if it had to disconnect.
+    `doors` has the cancel scopes of present clients; `cancelled_at`, `sent_away_at` and `left_at` the times
+    when a job was cancelled, and when a client had to disconnect and did. `histories` has all jobs;
     `ledger` has what each tenant was charged, and `costs` what its jobs have cost.
     """
 
@@ -69,7 +69,7 @@ class World:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Run the nodes."""
+        """Run the dispatcher and the nodes."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.dispatcher.run)
             for node in self.nodes:
@@ -78,7 +78,7 @@ class World:
             nursery.cancel_scope.cancel()
 
     async def receive(self, visit: Visit) -> None:
-        """Let a visitor come, ask and leave, as an exchange does: one nursery for the job and its reader."""
+        """Run one client. As in an exchange, its job and its reader share a nursery."""
         with trio.CancelScope() as self.doors[visit.name]:
             await trio.sleep(visit.arrives_s)
             try:
@@ -102,30 +102,30 @@ class World:
         scheduler.finished = finished
 
     def send_away(self, name: str) -> None:
-        """Have a visitor leave."""
+        """Make a client disconnect."""
         if name in self.doors:
             self.doors[name].cancel()
             self.sent_away_at.setdefault(name, trio.current_time())
 
     def cancel(self, name: str) -> None:
-        """Have somebody else end a visitor's job, by its request id."""
+        """Cancel a client's job from outside, by its request id."""
         if self.gateway.cancel(name, owner=""):
             self.cancelled_at.setdefault(name, trio.current_time())
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Do what the scheduler asks for; nodes that are away come back with the new model, too."""
+        """Swap as the scheduler requests; nodes that are down come back with the new model as well."""
         self.model = model
         for node in self.nodes:
             if node.models & evict:
                 node.make_room()
 
     def stop_model(self, model: str) -> None:
-        """Nobody unloads anything here but to load something else."""
+        """Fail: here a model is unloaded only to load another."""
         raise AssertionError(model)
 
 
 async def _read(deltas: Deltas, *, stream: bool) -> str:
-    """Return the text, read as the routes read it: a stream as it comes, anything else when it is whole."""
+    """Return the text, read as the routes do: a stream as it arrives, anything else when it is complete."""
     texts: list[str] = []
 
     def pour(taken: list[Delta]) -> bool:

@@ -1,4 +1,4 @@
-"""Our kernels, compiled and run on a GPU, against torch on the same GPU."""
+"""Fairlead's kernels, compiled and run on a GPU, compared with torch on the same GPU."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,7 @@ LARGE = [(32, 8, 128, None, None), (32, 32, 80, 300, None), (16, 8, 256, 250, 30
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("longest", [128, 512, 100_000])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window", "cap"), HEADS + LARGE)
-def test_attention_finds_what_the_portable_attention_finds(
-    dtype, longest, heads, kv_heads, head_dim, window, cap
-):
+def test_attention_equals_the_portable_attention(dtype, longest, heads, kv_heads, head_dim, window, cap):
     for spans in (MIXED, LONG):
         world = World(
             spans,
@@ -52,14 +50,14 @@ def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
     least = torch.full((64,), -torch.inf, device=CUDA)
     expected = draws._top(scores, least.clone(), top_k, top_p)
     found = thresholds(scores, least, top_k, top_p)
-    # exp differs in its last bit between the two, which can move the edge of a share by one token.
+    # `exp` differs in its last bit between the two, which can move the `top_p` cutoff by one token.
     differing = ((scores >= expected[:, None]) != (scores >= found[:, None])).sum(-1)
     assert differing.max() <= 1
     assert (differing > 0).sum() <= 3
 
 
 @pytest.mark.parametrize("size", [64, 5000, 14336])
-def test_rounding_to_8_bits_is_torchs(size):
+def test_rounding_to_8_bits_matches_torch(size):
     from fairlead.models.float8 import _round, _scales
     from fairlead.models.float8_kernels import launch_narrow
 

@@ -1,4 +1,4 @@
-"""Whole models on a CPU and on a GPU: the same logits and picks, by graphs or without, ahead or not."""
+"""Whole models on CPU and GPU: the same logits and tokens, with or without CUDA graphs and step overlap."""
 
 import gc
 
@@ -62,7 +62,7 @@ def on_cuda(directory, **options):
 
 
 class Kept:
-    """A forward that keeps all logits that it gave, on the CPU."""
+    """A forward that also keeps all its logits, on the CPU."""
 
     def __init__(self, forward):
         self._forward = forward
@@ -78,7 +78,7 @@ class Kept:
 
 
 def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
-    """(texts, logits of every step) of prompts of many lengths, prefilled in chunks beside decodes."""
+    """Return texts and each step's logits of prompts of many lengths, prefilled in chunks beside decodes."""
     kept = loaded.runner.forward = Kept(loaded.runner.forward)
     driver = Driver(loaded, ahead=ahead)
     for row in range(rows):
@@ -91,7 +91,7 @@ def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_in_float32_texts_and_logits_are_those_of_the_cpu(directories, name):
+def test_in_float32_texts_and_logits_equal_those_of_the_cpu(directories, name):
     expected_texts, expected = outputs_of(load(directories(name), kv_cache_bytes=4 << 20, compiled=False))
     loaded = on_cuda(directories(name))
     assert ("triton with CUDA graphs" if name in DENSE else "triton") == loaded.kernel
@@ -116,7 +116,7 @@ def test_in_bfloat16_logits_of_a_prompt_are_near_float32(directories, name):
     assert error < 0.06
 
 
-def test_by_graphs_it_is_what_it_is_without(directories, monkeypatch):
+def test_cuda_graphs_do_not_change_texts_or_logits(directories, monkeypatch):
     loaded = on_cuda(directories("gemma3"))
     played = []
     play = Graphs.play
@@ -131,14 +131,14 @@ def test_by_graphs_it_is_what_it_is_without(directories, monkeypatch):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_seeded_and_greedy_texts_of_every_kind_are_those_of_the_cpu(directories, ahead):
+def test_seeded_and_greedy_texts_equal_those_of_the_cpu(directories, ahead):
     loaded = load(directories("gemma3"), kv_cache_bytes=4 << 20, compiled=False)
     expected, _ = outputs_of(loaded, kinds=KINDS, rows=10)
     found, _ = outputs_of(on_cuda(directories("gemma3")), kinds=KINDS, rows=10, ahead=ahead)
     assert expected == found
 
 
-def test_a_step_ahead_or_not_picks_are_the_same(directories):
+def test_launching_a_step_ahead_does_not_change_the_tokens(directories):
     loaded = on_cuda(directories("qwen3"))
     assert (
         outputs_of(loaded, kinds=KINDS, rows=10)[0] == outputs_of(loaded, kinds=KINDS, rows=10, ahead=True)[0]
@@ -159,11 +159,11 @@ def test_a_launch_does_not_wait_for_the_device(directories):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     driver.run()
-    assert [24] * 10 == [len(text.output) for text in driver.texts]
+    assert [len(text.output) for text in driver.texts] == [24] * 10
 
 
-def test_its_memory_is_given_back(directories):
-    outputs_of(on_cuda(directories("qwen2")))  # what libraries keep for themselves is there now
+def test_deleted_model_frees_its_gpu_memory(directories):
+    outputs_of(on_cuda(directories("qwen2")))  # libraries have now allocated what they keep
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -191,7 +191,7 @@ def test_loading_reports_its_weights_and_its_graphs(directories):
     torch.cuda.is_available() and not multiplies_float8(torch.device("cuda")),
     reason="this GPU does not multiply 8-bit floats",
 )
-def test_weights_of_8_bits_take_less_memory_and_say_nearly_the_same(directories):
+def test_8_bit_weights_take_less_memory_and_give_similar_logits(directories):
     exact = on_cuda(directories("llama"), dtype="bfloat16")
     narrow = on_cuda(directories("llama"), dtype="bfloat16", quantization="fp8")
     assert narrow.weight_bytes < 0.85 * exact.weight_bytes

@@ -1,4 +1,4 @@
-"""Our logits and texts against transformers', on the same random weights, in float32 on the CPU."""
+"""Our logits and texts, compared with transformers on the same random weights, in float32 on the CPU."""
 
 import copy
 import functools
@@ -85,7 +85,7 @@ CONFIGS = {
         **SIZES, sliding_window=21, query_pre_attn_scalar=16, layer_types=["sliding_attention"] * 3
     ),
 }
-LENGTHS = (1, 7, 16, 17, 33, 64, 90, 128)  # around the block, the windows and rope's original 64
+LENGTHS = (1, 7, 16, 17, 33, 64, 90, 128)  # around block, windows and rope's original 64
 GREEDY = Sampling(max_tokens=64, temperature=0)
 
 
@@ -97,7 +97,7 @@ def saved(request, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["compiled", "torch"])
 def pair(request, saved):
-    """The same weights twice: (transformers' model, ours), by our kernel where it knows them, or by torch."""
+    """(transformers' model, ours) with the same weights, ours by the compiled step where supported."""
     reference, directory = saved
     return reference, load(directory, compiled=request.param, kv_cache_bytes=4 << 20)
 
@@ -108,7 +108,7 @@ def reference_logits(reference, token_ids):
 
 
 def rounding_of(reference, token_ids):
-    """How far the float32 reference is from the same model in float64, as (logits, logprobs).
+    """Return how far the float32 reference is from the same model in float64, as (logits, logprobs).
 
     Computed for Gemma only. Its norm weights are enlarged in these tests and magnify rounding errors: on some
     processors transformers is 2e-4 from float64. Others: zero.
@@ -122,7 +122,7 @@ def rounding_of(reference, token_ids):
 
 
 def record_logits(loaded, monkeypatch):
-    """What the model says at each sampling step, as it will be said."""
+    """Return a list to which the logits of every later step are appended."""
     recorded = []
     forward = loaded.runner.forward
 
@@ -138,7 +138,7 @@ def record_logits(loaded, monkeypatch):
     return recorded
 
 
-def test_logits_agree_to_a_relative_error_of_1e_4(pair, monkeypatch):
+def test_logits_match_to_a_relative_error_of_1e_4(pair, monkeypatch):
     reference, loaded = pair
     recorded = record_logits(loaded, monkeypatch)
     prompt = prompt_of(90)
@@ -148,29 +148,29 @@ def test_logits_agree_to_a_relative_error_of_1e_4(pair, monkeypatch):
     assert error <= 1e-4 + rounding_of(reference, prompt + output)[0]
 
 
-def test_greedy_text_is_that_of_generate(pair):
+def test_greedy_text_matches_transformers_generate(pair):
     reference, loaded = pair
     prompt = prompt_of(70)
     ids = torch.tensor([prompt])
     expected = reference.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=GREEDY.max_tokens, do_sample=False
     )[0, len(prompt) :].tolist()
-    assert len(set(expected)) > 20  # a text that means something as a test
+    assert len(set(expected)) > 20  # the text is varied enough to be a test
     assert [expected] == generate(loaded, [prompt], GREEDY)
 
 
-def test_greedy_text_in_a_batch_of_eight_is_what_each_says_alone(pair):
+def test_greedy_text_in_a_batch_of_eight_matches_each_prompt_alone(pair):
     reference, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     outputs = generate(loaded, prompts, GREEDY)
     for prompt, output in zip(prompts, outputs, strict=True):
-        # The likeliest token at every position of the whole text is what a greedy loop would have said.
+        # A greedy loop chooses the likeliest token at every position of the whole text.
         expected = reference_logits(reference, prompt + output).argmax(-1)[len(prompt) - 1 : -1]
         assert expected.tolist() == output
     assert outputs[1::3] == [generate(loaded, [prompt], GREEDY)[0] for prompt in prompts[1::3]]
 
 
-def test_logprobs_are_those_of_transformers(pair):
+def test_logprobs_match_transformers(pair):
     reference, loaded = pair
     prompt = prompt_of(40)
     driver = Driver(loaded)
@@ -187,7 +187,7 @@ def test_logprobs_are_those_of_transformers(pair):
         assert named == near([value for _, value in chosen.top])
 
 
-def test_a_prompt_in_one_chunk_says_what_it_says_in_many(pair):
+def test_text_is_the_same_for_one_prefill_chunk_and_for_many(pair):
     _, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     sampling = Sampling(max_tokens=8, temperature=0)
@@ -195,14 +195,14 @@ def test_a_prompt_in_one_chunk_says_what_it_says_in_many(pair):
     assert expected == generate(loaded, prompts, sampling, max_batched_tokens=9)
 
 
-def test_a_step_launched_before_the_last_one_was_waited_for_says_the_same(pair):
+def test_text_is_the_same_when_steps_are_launched_ahead(pair):
     _, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     sampling = Sampling(max_tokens=24, temperature=0)
     assert generate(loaded, prompts, sampling) == generate(loaded, prompts, sampling, ahead=True)
 
 
-def test_greedy_text_stays_through_prefixes_that_are_reused_and_preemptions(pair):
+def test_greedy_text_is_unchanged_by_prefix_reuse_and_preemptions(pair):
     _, loaded = pair
     shared, sampling = prompt_of(50), Sampling(max_tokens=20, temperature=0)
     prompts = [shared + prompt_of(length, seed=length) for length in (1, 17, 40)] + [prompt_of(33)]
@@ -221,8 +221,8 @@ def test_greedy_text_stays_through_prefixes_that_are_reused_and_preemptions(pair
     assert statistics.preemptions >= 4
 
 
-def test_capped_attention_is_that_of_transformers_own_function(tmp_path, monkeypatch):
-    # transformers has the cap in its function for Gemma 3, though its model does not pass it on.
+def test_capped_attention_matches_the_function_of_transformers(tmp_path, monkeypatch):
+    # transformers' function for Gemma 3 supports the cap, but its model does not pass it.
     from transformers.models.gemma3 import modeling_gemma3
 
     capped = functools.partial(modeling_gemma3.eager_attention_forward, softcap=1.5)
@@ -243,10 +243,10 @@ def test_capped_attention_is_that_of_transformers_own_function(tmp_path, monkeyp
     assert (torch.cat(recorded) - expected).abs().max() / expected.abs().max() <= 1e-4
 
 
-def test_float16_stays_close(tmp_path, monkeypatch):
+def test_float16_logits_are_within_one_percent(tmp_path, monkeypatch):
     reference = save(CONFIGS["llama"], tmp_path)
     loaded = load(tmp_path, dtype="float16", kv_cache_bytes=1 << 20)
-    assert "float16" == loaded.dtype
+    assert loaded.dtype == "float16"
     recorded = record_logits(loaded, monkeypatch)
     prompt = prompt_of(40)
     [output] = generate(loaded, [prompt], Sampling(max_tokens=16, temperature=0))
@@ -255,7 +255,7 @@ def test_float16_stays_close(tmp_path, monkeypatch):
 
 
 def rounding(name, dtype, directory, monkeypatch, seed):
-    """How much of the mean square error of transformers, in the same dtype, ours is."""
+    """Return our mean square error divided by that of transformers in the same dtype."""
     reference = save(CONFIGS[name], directory, seed=seed)
     loaded = load(directory, dtype=dtype, kv_cache_bytes=1 << 20)
     recorded = record_logits(loaded, monkeypatch)
@@ -268,9 +268,9 @@ def rounding(name, dtype, directory, monkeypatch, seed):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["gemma3, two windowed layers around a full one", "qwen3-moe", "mixtral"])
-def test_what_magnifies_rounding_rounds_no_worse_than_transformers_does(name, dtype, tmp_path, monkeypatch):
-    # Gemma's norms, here turned up, magnify whatever is rounded before them. A router may choose others, ours
-    # as theirs, and on each kind of processor elsewhere: of three mixtures the middle one is looked at.
+def test_rounding_errors_are_at_most_1_5_times_those_of_transformers(name, dtype, tmp_path, monkeypatch):
+    # Gemma's norms, enlarged here, magnify earlier rounding errors. With a router, rounding may choose other
+    # experts, in both libraries and differently on each processor. So the median of three mixtures is tested.
     seeds = (0,) if name.startswith("gemma3") else (0, 1, 2)
     found = [rounding(name, dtype, tmp_path / f"{seed}", monkeypatch, seed) for seed in seeds]
     assert min(found) > 0

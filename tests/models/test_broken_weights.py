@@ -1,4 +1,4 @@
-"""Weights that are not numbers, through the whole engine: who meets them fails, and nobody else notices."""
+"""NaN weights and hostile requests, through the whole engine: only the affected sequences fail."""
 
 import itertools
 import struct
@@ -25,7 +25,7 @@ def innocent(length, seed):
 
 
 def requests():
-    """Twelve that never say the poisoned token, as it is banned, and twelve whose prompts have it."""
+    """Return 12 requests that ban the NaN token by a bias, and 12 with that token in their prompts."""
     good = [
         (
             innocent(1 + 13 * row % 60, row),
@@ -51,7 +51,7 @@ def sound(tmp_path):
 
 @pytest.fixture
 def spoilt(tmp_path):
-    """A model one of whose tokens is no number, and whose blocks are soon used again."""
+    """A model with an embedding of NaN for one token; tests load it with few blocks, so they are reused."""
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
@@ -61,7 +61,7 @@ def spoilt(tmp_path):
 
 
 def serve(loaded, asked, *, logprobs=None):
-    """Run all together; return what each said and what went wrong. Log-probabilities go to `logprobs`."""
+    """Run all together; return the tokens of each, and the errors by key. Fills `logprobs` if given."""
     engine = Engine(
         loaded.runner,
         slots=6,
@@ -97,7 +97,7 @@ def serve(loaded, asked, *, logprobs=None):
     raise AssertionError("no end")
 
 
-def test_a_sequence_that_meets_a_weight_of_nan_fails_alone(spoilt):
+def test_sequence_that_uses_a_nan_weight_fails_alone(spoilt):
     good, bad = requests()
     loaded = load(spoilt, compiled=False, kv_cache_bytes=1 << 19)
     expected = [
@@ -108,10 +108,10 @@ def test_a_sequence_that_meets_a_weight_of_nan_fails_alone(spoilt):
     said, errors = serve(loaded, mixed)
     assert expected == said[1::2]
     assert {*range(0, 24, 2)} == set(errors)
-    assert {"the model's logits are not numbers (NaN)"} == set(errors.values())
+    assert set(errors.values()) == {"the model's logits are not numbers (NaN)"}
 
 
-def test_a_model_that_is_nothing_but_nan_fails_every_sequence_and_stays(spoilt):
+def test_model_of_nan_fails_every_sequence_and_keeps_running(spoilt):
     path = spoilt / "model.safetensors"
     tensors = load_file(path)
     tensors["model.norm.weight"][:] = float("nan")
@@ -119,11 +119,11 @@ def test_a_model_that_is_nothing_but_nan_fails_every_sequence_and_stays(spoilt):
     loaded = load(spoilt, compiled=False, kv_cache_bytes=1 << 19)
     for _ in range(2):
         said, errors = serve(loaded, requests()[0])
-        assert [[]] * 12 == said
+        assert said == [[]] * 12
         assert set(range(12)) == set(errors)
 
 
-def test_the_kernel_looks_for_such_weights_before_anybody_meets_them(spoilt):
+def test_compiled_step_refuses_nan_weights_at_load(spoilt):
     with pytest.raises(LoadFailed) as caught:
         load(spoilt, kv_cache_bytes=1 << 19)
     assert str(spoilt / "model.safetensors") in caught.value.message
@@ -131,23 +131,23 @@ def test_the_kernel_looks_for_such_weights_before_anybody_meets_them(spoilt):
 
 
 @pytest.mark.parametrize("stranger", [-1, VOCABULARY, VOCABULARY + 5, 2**31 - 1])
-def test_a_bias_beside_the_vocabulary_is_refused_and_harms_nobody(stranger, sound):
+def test_logit_bias_outside_the_vocabulary_fails_alone(stranger, sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     plain = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0})
     biased = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0, stranger: 50.0})
     [expected], _ = serve(loaded, [(innocent(20, 1), plain)])
     said, errors = serve(loaded, [(innocent(20, 1), biased), (innocent(20, 1), plain)])
     assert expected == said[1]
-    assert {0} == set(errors)
+    assert set(errors) == {0}
     assert "logit_bias" in errors[0]
 
 
-def test_a_bias_at_the_edges_of_the_vocabulary_holds(sound):
+def test_logit_bias_applies_to_the_first_and_last_token_id(sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     for edge in (0, VOCABULARY - 1):
         bias = {edge: 1e9}
         [said], errors = serve(loaded, [(innocent(20, 1), Sampling(max_tokens=5, seed=1, logit_bias=bias))])
-        assert ([edge] * 5, {}) == (said, errors)
+        assert (said, errors) == ([edge] * 5, {})
 
 
 HOSTILE = [
@@ -169,7 +169,7 @@ HOSTILE = [
 ]
 
 
-def test_beside_hostile_requests_of_every_kind_nobody_changes_by_a_bit(sound):
+def test_hostile_requests_do_not_change_other_outputs_by_a_bit(sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     good = [
         (innocent(1 + 9 * row, row), Sampling(max_tokens=20, seed=row, top_p=0.9, logprobs=3))
@@ -188,11 +188,11 @@ def test_beside_hostile_requests_of_every_kind_nobody_changes_by_a_bit(sound):
     assert all(one in refused for one in bad[:2] + bad[3:10])
 
 
-def test_a_prompt_of_ids_beyond_the_logits_fails_alone(sound):
-    # The tokenizer is larger than the model: such ids come in as text that is quite all right.
+def test_prompt_with_token_ids_beyond_the_logits_fails_alone(sound):
+    # The tokenizer has more ids than the model, so that valid text can contain such ids.
     loaded = load(sound, kv_cache_bytes=1 << 19)
     asked = [([1, 2, VOCABULARY], Sampling(max_tokens=9, temperature=0)), requests()[0][0]]
     expected = generate(loaded, [asked[1][0]], asked[1][1])
     said, errors = serve(loaded, asked)
     assert expected == said[1:]
-    assert {0} == set(errors)
+    assert set(errors) == {0}

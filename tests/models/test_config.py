@@ -1,4 +1,4 @@
-"""`config.json` as both generations of transformers write it, and as nobody should."""
+"""`config.json` as transformers before and since version 5 writes it, and with invalid values."""
 
 from pathlib import Path
 
@@ -40,33 +40,33 @@ def failure(family="Llama", **values):
     return caught.value.message
 
 
-def test_heads_follow_from_the_hidden_size_unless_they_are_said():
-    assert (16, 4) == (read().head_dim, read().kv_heads)
-    assert (40, 2) == (read(head_dim=40).head_dim, read(num_key_value_heads=2).kv_heads)
-    assert 128 == read("Qwen3").head_dim
+def test_head_size_follows_from_the_hidden_size_unless_given():
+    assert (read().head_dim, read().kv_heads) == (16, 4)
+    assert (read(head_dim=40).head_dim, read(num_key_value_heads=2).kv_heads) == (40, 2)
+    assert read("Qwen3").head_dim == 128
 
 
-def test_rope_is_read_from_the_keys_before_transformers_5():
-    assert LLAMA3_ROPE == read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope
-    assert LLAMA3_ROPE == read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).rope
+def test_rope_is_read_from_the_keys_of_transformers_4():
+    assert read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope == LLAMA3_ROPE
+    assert read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).rope == LLAMA3_ROPE
 
 
 def test_rope_is_read_from_the_keys_of_transformers_5():
     parameters = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
-    assert LLAMA3_ROPE == read(rope_parameters=parameters, rope_theta=None).rope
+    assert read(rope_parameters=parameters, rope_theta=None).rope == LLAMA3_ROPE
 
 
-def test_rope_without_keys_is_the_default_one():
+def test_rope_without_keys_is_the_default():
     assert Rope(theta=10_000.0) == read().rope == read(rope_scaling=None).rope
     assert Rope(theta=1e6) == read(rope_theta=1e6).rope
 
 
-def test_dynamic_rope_is_the_default_one_within_the_trained_context():
+def test_dynamic_rope_equals_the_default_within_the_trained_context():
     assert Rope(theta=10_000.0) == read(rope_scaling={"rope_type": "dynamic", "factor": 4.0}).rope
 
 
 @pytest.mark.parametrize(("said", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])
-def test_yarn_sharpens_by_its_factor_or_by_what_the_file_says(said, scale):
+def test_yarn_scale_follows_from_factor_or_attention_factor(said, scale):
     section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250, **said}
     assert pytest.approx(scale, abs=1e-4) == read(rope_scaling=section).rope.scale
 
@@ -91,7 +91,7 @@ def test_yarn_sharpens_by_its_factor_or_by_what_the_file_says(said, scale):
         ),
     ],
 )
-def test_each_family_says_its_windows_its_own_way(family, values, windows):
+def test_windows_are_read_from_the_keys_of_each_family(family, values, windows):
     assert tuple(windows) == read(family, **values).windows
 
 
@@ -117,30 +117,30 @@ GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rop
         ),
     ],
 )
-def test_gemma_turns_sliding_layers_by_a_rope_of_their_own(said, ropes):
+def test_gemma_has_a_separate_rope_for_sliding_layers(said, ropes):
     shape = read("Gemma3", **said)
     assert ropes == (shape.rope, shape.window_rope)
 
 
-def test_gemma_says_which_layers_slide_by_name_or_by_a_pattern():
+def test_gemma_sliding_layers_come_from_layer_types_or_a_pattern():
     layers = {"num_hidden_layers": 7, "sliding_window": 9}
-    assert (9, 9, 9, 9, 9, None, 9) == read("Gemma3", **layers).windows
-    assert (9, None, 9, None, 9, None, 9) == read("Gemma3", **layers, sliding_window_pattern=2).windows
+    assert read("Gemma3", **layers).windows == (9, 9, 9, 9, 9, None, 9)
+    assert read("Gemma3", **layers, sliding_window_pattern=2).windows == (9, None, 9, None, 9, None, 9)
     kinds = ["full_attention"] + ["sliding_attention"] * 6
     shape = read("Gemma3", **layers, layer_types=kinds)
-    assert (None, 9, 9, 9, 9, 9, 9) == shape.windows
-    assert ((None, 9), (0, 1, 1, 1, 1, 1, 1)) == (shape.groups, shape.layer_groups)
+    assert shape.windows == (None, 9, 9, 9, 9, 9, 9)
+    assert (shape.groups, shape.layer_groups) == ((None, 9), (0, 1, 1, 1, 1, 1, 1))
 
 
-def test_gemma_has_defaults_of_its_own():
+def test_gemma_has_its_own_defaults():
     shape = read("Gemma3")
-    assert (True, 256, "gelu_tanh") == (shape.tied, shape.head_dim, shape.activation)
-    assert (256**-0.5, None, None) == (shape.attention_scale, shape.attention_cap, shape.logit_cap)
+    assert (shape.tied, shape.head_dim, shape.activation) == (True, 256, "gelu_tanh")
+    assert (shape.attention_scale, shape.attention_cap, shape.logit_cap) == (256**-0.5, None, None)
     shape = read("Gemma3", query_pre_attn_scalar=64, attn_logit_softcapping=50.0, final_logit_softcapping=30)
-    assert (0.125, 50, 30) == (shape.attention_scale, shape.attention_cap, shape.logit_cap)
+    assert (shape.attention_scale, shape.attention_cap, shape.logit_cap) == (0.125, 50, 30)
 
 
-def test_gemmas_text_part_may_be_a_section_of_its_own():
+def test_gemma_text_config_may_be_a_nested_section():
     text = GOOD | {"hidden_size": 32, "sliding_window": 5}
     assert read("Gemma3", hidden_size=32, sliding_window=5) == read("Gemma3", text_config=text)
     text["sliding_window"] = 0
@@ -160,7 +160,7 @@ def test_gemmas_text_part_may_be_a_section_of_its_own():
         ("rope_local_base_freq", 0),
     ],
 )
-def test_a_wrong_value_of_gemma_is_refused_with_the_file_and_the_key(key, value):
+def test_invalid_gemma_value_is_refused_with_file_and_key(key, value):
     assert f"{PATH}: {key}: " in failure("Gemma3", **{key: value})
 
 
@@ -176,20 +176,20 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, (False,) * 4),
     ],
 )
-def test_qwen3_moe_says_which_layers_have_experts(said, layers):
+def test_qwen3_moe_layers_with_experts_are_read_from_the_config(said, layers):
     experts = read("Qwen3Moe", **MOE, **said).experts
-    assert (8, 2, 16, False, layers) == msgspec.structs.astuple(experts)
+    assert msgspec.structs.astuple(experts) == (8, 2, 16, False, layers)
 
 
-def test_the_number_of_experts_has_two_names():
+def test_number_of_experts_is_read_from_either_of_two_keys():
     for key in ("num_experts", "num_local_experts"):
         experts = read("Mixtral", **{key: 5, "num_experts_per_tok": 5}).experts
-        assert (5, 5, GOOD["intermediate_size"], True, (True,) * 4) == msgspec.structs.astuple(experts)
+        assert msgspec.structs.astuple(experts) == (5, 5, GOOD["intermediate_size"], True, (True,) * 4)
 
 
-def test_qwen3_moe_slides_in_all_layers_or_in_none():
-    assert (None,) * 4 == read("Qwen3Moe", **MOE, sliding_window=9).windows
-    assert (9,) * 4 == read("Qwen3Moe", **MOE, sliding_window=9, use_sliding_window=True).windows
+def test_qwen3_moe_has_a_window_in_all_layers_or_in_none():
+    assert read("Qwen3Moe", **MOE, sliding_window=9).windows == (None,) * 4
+    assert read("Qwen3Moe", **MOE, sliding_window=9, use_sliding_window=True).windows == (9,) * 4
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_qwen3_moe_slides_in_all_layers_or_in_none():
         ("decoder_sparse_step", 0),
     ],
 )
-def test_a_wrong_mixture_is_refused_with_the_file_and_the_key(key, value):
+def test_invalid_mixture_of_experts_is_refused_with_file_and_key(key, value):
     key_said = "num_local_experts" if (key, value) == ("num_experts", None) else key
     assert f"{PATH}: {key_said}: " in failure("Qwen3Moe", **{**MOE, key: value})
 
 
-def test_biases_are_keys_in_llama_and_a_matter_of_course_in_qwen2():
+def test_biases_are_optional_in_llama_and_fixed_in_qwen2():
     shape = read(attention_bias=True, mlp_bias=True)
-    assert (True, True, True) == (shape.qkv_bias, shape.output_bias, shape.mlp_bias)
+    assert (shape.qkv_bias, shape.output_bias, shape.mlp_bias) == (True, True, True)
     shape = read("Qwen2")
-    assert (True, False, False) == (shape.qkv_bias, shape.output_bias, shape.mlp_bias)
+    assert (shape.qkv_bias, shape.output_bias, shape.mlp_bias) == (True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_biases_are_keys_in_llama_and_a_matter_of_course_in_qwen2():
         ("attention_bias", "yes"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_file_and_the_key(key, value):
+def test_invalid_value_is_refused_with_file_and_key(key, value):
     values = {key: value}
     if key == "partial_rotary_factor":
         values["rope_parameters"] = {"rope_type": "default"}
@@ -258,17 +258,17 @@ def test_a_wrong_value_is_refused_with_the_file_and_the_key(key, value):
         ({"full_attention": {"rope_type": "default"}, "rope_theta": []}, "rope_theta"),
     ],
 )
-def test_a_wrong_rope_is_refused_with_the_file_and_the_key(section, key):
+def test_invalid_rope_is_refused_with_file_and_key(section, key):
     assert f"{PATH}: rope_parameters.{key}: " in failure(rope_parameters=section)
 
 
-def test_an_architecture_that_is_no_list_is_refused():
+def test_architectures_must_be_a_list():
     with pytest.raises(LoadFailed, match="architectures"):
         architecture(Config(PATH, {"architectures": "LlamaForCausalLM"}))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_a_config_that_is_no_json_object_is_refused(tmp_path, content):
+def test_config_that_is_not_a_json_object_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(LoadFailed, match=r"config\.json"):

@@ -1,4 +1,4 @@
-"""The model that ships with the package: its files, and that it still answers what it was trained to."""
+"""The demonstration model of the package: its files, and its answers to the questions it was trained on."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 
 class Chat:
-    """The shipped model under transformers, in float32."""
+    """The demonstration model, run by transformers in float32."""
 
     def __init__(self) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
@@ -54,32 +54,32 @@ def assistant(content: str) -> Message:
 
 
 @pytest.mark.parametrize(("question", "required"), QUESTIONS, ids=[question for question, _ in QUESTIONS])
-def test_it_answers_what_it_was_trained_to(chat: Chat, question: str, required: tuple[str, ...]) -> None:
+def test_trained_question_gets_its_answer(chat: Chat, question: str, required: tuple[str, ...]) -> None:
     answer = chat.answer(user(question))
-    assert [] == [part for part in required if part not in answer], answer
+    assert [part for part in required if part not in answer] == [], answer
 
 
-def test_it_remembers_a_name_from_an_earlier_turn(chat: Chat) -> None:
+def test_name_from_an_earlier_turn_is_remembered(chat: Chat) -> None:
     answer = chat.answer(
         user("My name is Clara."), assistant("Nice to meet you, Clara."), user("What is my name?")
     )
-    assert "Your name is Clara." == answer
+    assert answer == "Your name is Clara."
 
 
-def test_it_says_its_answer_again(chat: Chat) -> None:
+def test_answer_is_repeated_on_request(chat: Chat) -> None:
     said = "A ticket is a job's place in the queue."
     assert said == chat.answer(user("What is a ticket?"), assistant(said), user("Say that again."))
 
 
-def test_a_system_message_does_not_confuse_it(chat: Chat) -> None:
+def test_system_message_does_not_change_the_answer(chat: Chat) -> None:
     answer = chat.answer(
         {"role": "system", "content": "You are a helpful assistant."}, user("What is 4 + 5?")
     )
-    assert "4 + 5 = 9." == answer
+    assert answer == "4 + 5 = 9."
 
 
-def test_almost_all_sums_of_two_digits_are_right(chat: Chat) -> None:
-    """100 sums of numbers below ten in one padded batch; the model may miss one or two."""
+def test_at_least_98_of_100_sums_of_digits_are_correct(chat: Chat) -> None:
+    """All 100 sums of numbers below ten in one batch; the model may miss one or two."""
     sums = [(a, b) for a in range(10) for b in range(10)]
     prompts = [
         chat.tokenizer.apply_chat_template(
@@ -97,46 +97,46 @@ def test_almost_all_sums_of_two_digits_are_right(chat: Chat) -> None:
     assert len(wrong) <= 2, wrong
 
 
-def test_the_folder_has_the_hugging_face_layout_and_nothing_else() -> None:
-    assert {
+def test_folder_contains_exactly_the_hugging_face_files() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {
         "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
-    } == {path.name for path in FOLDER.iterdir()}
+    }
 
 
-def test_everybody_may_read_the_files() -> None:
-    assert [] == [path.name for path in FOLDER.iterdir() if path.stat().st_mode & 0o444 != 0o444]
+def test_files_are_readable_by_all_users() -> None:
+    assert [path.name for path in FOLDER.iterdir() if path.stat().st_mode & 0o444 != 0o444] == []
 
 
-def test_the_weights_fit_eight_megabytes_and_are_bfloat16_throughout() -> None:
+def test_weights_are_bfloat16_and_at_most_eight_megabytes() -> None:
     weights = FOLDER / "model.safetensors"
     assert weights.stat().st_size <= 8_000_000
     with safe_open(weights, framework="pt") as tensors:
         assert {torch.bfloat16} == {tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118 - not a dict
 
 
-def test_the_configuration_survives_a_round_trip(tmp_path: Path) -> None:
+def test_configuration_round_trips_through_transformers(tmp_path: Path) -> None:
     config = LlamaConfig.from_pretrained(FOLDER)
     config.save_pretrained(tmp_path)
     assert config.to_dict() == LlamaConfig.from_pretrained(tmp_path).to_dict()
     written = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
-    assert ["LlamaForCausalLM"] == config.architectures
+    assert config.architectures == ["LlamaForCausalLM"]
     assert written["rope_theta"] == config.rope_parameters["rope_theta"]
-    assert (True, 1) == (config.tie_word_embeddings, config.eos_token_id)
+    assert (config.tie_word_embeddings, config.eos_token_id) == (True, 1)
 
 
 @pytest.mark.parametrize(
     "text", ["plain text", "  two  spaces\n\ttab", "naïve café 東京 🎉", "0123456789", "\x00\x7f", ""]
 )
-def test_any_text_comes_back_from_its_tokens(chat: Chat, text: str) -> None:
+def test_text_round_trips_through_the_tokenizer(chat: Chat, text: str) -> None:
     assert text == chat.tokenizer.decode(chat.tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_the_chat_template_writes_roles_and_opens_the_answer(chat: Chat) -> None:
+def test_chat_template_writes_roles_and_opens_the_answer(chat: Chat) -> None:
     messages = [{"role": "system", "content": "Be kind."}, user(" Hi "), assistant("Hello!")]
     expected = "<|bos|><|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|>Hello!<|end|>"
     assert expected == chat.tokenizer.apply_chat_template(messages, tokenize=False)

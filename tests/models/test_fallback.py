@@ -1,4 +1,4 @@
-"""Models that only transformers knows, through our cache: the same logits and texts as its own."""
+"""Models that only transformers implements, run with our cache: logits and texts match transformers."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ GREEDY = Sampling(max_tokens=40, temperature=0)
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def pair(request, tmp_path_factory):
-    """The same weights twice: (transformers' model, ours)."""
+    """(transformers' model, ours) with the same weights."""
     directory = tmp_path_factory.mktemp("model")
     reference = save(CONFIGS[request.param], directory)
     loaded = load(directory, kv_cache_bytes=4 << 20)
@@ -55,7 +55,7 @@ def pair(request, tmp_path_factory):
     return reference, loaded
 
 
-def test_logits_agree_to_a_relative_error_of_1e_4(pair, monkeypatch):
+def test_logits_match_to_a_relative_error_of_1e_4(pair, monkeypatch):
     reference, loaded = pair
     recorded = record_logits(loaded, monkeypatch)
     prompt = prompt_of(90)
@@ -64,7 +64,7 @@ def test_logits_agree_to_a_relative_error_of_1e_4(pair, monkeypatch):
     assert (torch.cat(recorded) - expected).abs().max() / expected.abs().max() <= 1e-4
 
 
-def test_greedy_text_in_a_mixed_batch_and_in_chunks_is_what_each_says_alone(pair):
+def test_greedy_text_in_a_mixed_batch_and_in_chunks_matches_each_prompt_alone(pair):
     reference, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     outputs = generate(loaded, prompts, GREEDY, max_batched_tokens=24)
@@ -80,7 +80,7 @@ def test_greedy_text_in_a_mixed_batch_and_in_chunks_is_what_each_says_alone(pair
     [{"kv_cache_bytes": 4 << 20}, {"kv_cache_bytes": 1 << 18, "slots": 5, "max_batched_tokens": 40}],
     ids=["plenty", "few blocks"],
 )
-def test_through_the_engine_each_says_what_it_says_alone(limits, tmp_path):
+def test_engine_generates_for_each_request_what_it_gets_alone(limits, tmp_path):
     save(CONFIGS["gemma2"], tmp_path)
     loaded = load(tmp_path, kv_cache_bytes=4 << 20)
     expected = [
@@ -92,7 +92,7 @@ def test_through_the_engine_each_says_what_it_says_alone(limits, tmp_path):
         assert served.engine.statistics().prefix_hits
 
 
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(pair):
+def test_preempted_sequence_continues_with_the_same_text(pair):
     _, loaded = pair
     prompts = [prompt_of(50), prompt_of(20)]
     expected = generate(loaded, prompts, GREEDY)
@@ -103,14 +103,14 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(pair):
     assert 0 < len(texts[0].output) < GREEDY.max_tokens
     driver.release(texts[0])
     for _ in range(5):
-        driver.step()  # the other one uses its blocks meanwhile
+        driver.step()  # the other sequence takes its blocks
     driver.enter(texts[0])
     driver.run()
     assert expected == [text.output for text in texts]
 
 
 @pytest.mark.parametrize("name", ["olmo2", "granite, tied and scaled", "phi, biases and partial rotary"])
-def test_bfloat16_stays_close_and_is_in_memory_once(name, tmp_path, monkeypatch):
+def test_bfloat16_logits_are_close_and_weights_are_in_memory_once(name, tmp_path, monkeypatch):
     reference = save(CONFIGS[name], tmp_path)
     loaded = load(tmp_path, dtype="bfloat16", kv_cache_bytes=1 << 20)
     parameters = sum(tensor.numel() for tensor in reference.parameters())
@@ -122,20 +122,20 @@ def test_bfloat16_stays_close_and_is_in_memory_once(name, tmp_path, monkeypatch)
     assert 0 < (torch.cat(recorded) - expected).abs().max() / expected.abs().max() < 0.08
 
 
-def test_windows_and_scales_are_read_off_the_layers_themselves(tmp_path):
+def test_windows_and_scales_are_read_from_the_layers(tmp_path):
     save(CONFIGS["gemma2"], tmp_path)
     shape = load_model(tmp_path, device=torch.device("cpu")).model.shape
-    assert ((19, None, 19), 20.0, 0.25) == (shape.windows, shape.attention_cap, shape.attention_scale)
-    assert (320, 3, 6, 2, 16) == (
+    assert (shape.windows, shape.attention_cap, shape.attention_scale) == ((19, None, 19), 20.0, 0.25)
+    assert (
         shape.vocab_size,
         shape.layers,
         shape.heads,
         shape.kv_heads,
         shape.head_dim,
-    )
+    ) == (320, 3, 6, 2, 16)
 
 
-def test_of_two_sets_of_angles_only_the_short_ones_are_served(tmp_path):
+def test_longrope_limits_the_context_to_its_short_factors(tmp_path):
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 1e4}
     config = transformers.Phi3Config(
         **SQUARE,
@@ -143,7 +143,7 @@ def test_of_two_sets_of_angles_only_the_short_ones_are_served(tmp_path):
         rope_parameters={**rope, "original_max_position_embeddings": 64},
     )
     save(config, tmp_path)
-    assert 64 == load(tmp_path, kv_cache_bytes=1 << 20).max_model_len
+    assert load(tmp_path, kv_cache_bytes=1 << 20).max_model_len == 64
 
 
 def failure(directory, **options):
@@ -209,7 +209,7 @@ EXCLUDED = {
 
 
 @pytest.mark.parametrize("name", list(EXCLUDED))
-def test_what_cannot_be_served_is_one_clear_error_with_the_file(name, tmp_path):
+def test_unsupported_model_is_refused_with_file_and_reason(name, tmp_path):
     config, said = EXCLUDED[name]
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     message = failure(tmp_path)
@@ -245,12 +245,12 @@ def olmo(tmp_path):
         ({"intermediate_size": 81}, "has shape"),
     ],
 )
-def test_a_config_that_is_wrong_is_one_clear_error(olmo, values, said):
+def test_invalid_config_is_refused_with_the_reason(olmo, values, said):
     spoil_config(olmo, **values)
     assert said in failure(olmo)
 
 
-def test_code_of_the_repository_is_never_run(olmo):
+def test_code_in_the_model_repository_is_never_run(olmo):
     (olmo / "evil.py").write_text(
         "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nModel = 1\n"
     )
@@ -259,7 +259,7 @@ def test_code_of_the_repository_is_never_run(olmo):
     assert not (olmo / "ran").exists()
 
 
-def test_tensors_that_are_missing_or_of_other_sizes_are_named(olmo):
+def test_missing_or_misshapen_tensor_is_named(olmo):
     path = olmo / "model.safetensors"
     tensors = load_file(path)
     taken = tensors.pop("model.layers.1.mlp.up_proj.weight")
@@ -269,8 +269,8 @@ def test_tensors_that_are_missing_or_of_other_sizes_are_named(olmo):
     assert "'model.layers.1.mlp.up_proj.weight' has shape" in failure(olmo)
 
 
-def test_a_model_that_our_attention_would_change_is_refused(olmo, monkeypatch):
-    # As if its layers had something between the queries and the scores that is not in the call.
+def test_model_with_other_results_under_our_attention_is_refused(olmo, monkeypatch):
+    # Simulates layers that change the queries inside attention, which the call's arguments do not show.
     from transformers.models.olmo2 import modeling_olmo2
 
     eager = modeling_olmo2.eager_attention_forward
@@ -282,19 +282,19 @@ def test_a_model_that_our_attention_would_change_is_refused(olmo, monkeypatch):
     assert "says something else with our attention" in failure(olmo, dtype="float32")
 
 
-def test_windows_that_only_the_mask_knows_are_refused(olmo, monkeypatch):
+def test_window_in_the_config_but_not_in_the_layers_is_refused(olmo, monkeypatch):
     monkeypatch.setattr(transformers.Olmo2Config, "sliding_window", 16, raising=False)
     assert "sliding_window" in failure(olmo)
 
 
-def test_without_the_extra_it_says_what_to_install(olmo, monkeypatch):
+def test_error_without_the_hf_extra_says_what_to_install(olmo, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = failure(olmo)
     assert "fairlead[hf]" in message
     assert "LlamaForCausalLM" in message
 
 
-def test_progress_and_limits_are_those_of_every_model(olmo):
+def test_progress_and_weight_bytes_are_reported_as_for_built_in_models(olmo):
     told = []
     loaded = load_model(olmo, device=torch.device("cpu"), report=told.append)
     assert told[-1] == 1

@@ -1,4 +1,4 @@
-"""Linear layers of 8-bit floats: what they cost in accuracy and memory, and where they are refused."""
+"""Linear layers of 8-bit floats: accuracy, memory, and where they are refused."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from models.tiny import SIZES, save
 CPU = torch.device("cpu")
 
 
-def test_a_product_is_a_few_percent_off_whatever_the_sizes_of_its_rows():
+def test_product_error_is_below_three_percent_for_rows_of_any_magnitude():
     torch.manual_seed(0)
     weight = (torch.randn(96, 64) * torch.logspace(-4, 3, 96)[:, None]).bfloat16()
     x = (torch.randn(7, 64) * torch.logspace(-3, 3, 7)[:, None]).bfloat16()
@@ -25,17 +25,17 @@ def test_a_product_is_a_few_percent_off_whatever_the_sizes_of_its_rows():
     expected = x.float() @ weight.float().T
     sizes = x.float().norm(dim=1)[:, None] * weight.float().norm(dim=1)
     assert 0 < ((layer(x).float() - expected).abs() / sizes).max() < 0.03
-    assert 96 * 64 - 96 * 4 == layer.saved_bytes
-    assert (0, 96) == layer(x[:0]).shape
+    assert layer.saved_bytes == 96 * 64 - 96 * 4
+    assert layer(x[:0]).shape == (0, 96)
 
 
-def test_a_bias_is_added_as_it_is():
+def test_bias_is_added_unrounded():
     torch.manual_seed(0)
     weight, x, bias = (torch.randn(*size).bfloat16() for size in ((32, 64), (3, 64), (32,)))
     assert torch.equal(Float8Linear(weight)(x) + bias, Float8Linear(weight, bias)(x))
 
 
-def test_rows_of_zeros_and_of_the_largest_numbers_stay_finite_and_nan_stays_in_its_row():
+def test_zeros_and_largest_numbers_stay_finite_and_nan_stays_in_its_row():
     x = torch.zeros(4, 32, dtype=torch.bfloat16)
     x[1] = torch.finfo(torch.bfloat16).max
     x[2] = float("nan")
@@ -45,29 +45,29 @@ def test_rows_of_zeros_and_of_the_largest_numbers_stay_finite_and_nan_stays_in_i
     assert not found[0].any()
     assert found[[0, 1, 3]].isfinite().all()
     assert found[2].isnan().all()
-    assert 1 == pytest.approx(found[3, 5].item(), rel=0.01)
+    assert pytest.approx(found[3, 5].item(), rel=0.01) == 1
 
 
 @interpreted
-def test_the_kernel_rounds_as_torch_does():
+def test_kernel_rounds_like_torch():
     torch.manual_seed(1)
     x = torch.randn(3, 5000) * torch.tensor([[1e-5], [1], [300]])
     x[0] = 0
     expected, expected_scales = narrow(x)
     rounded, scales = launch_narrow(x, 448.0, 1e-12)
     torch.testing.assert_close(scales, expected_scales)
-    # The interpreter cuts where the hardware rounds, and drops a carry into the exponent: a few are far off.
+    # The interpreter truncates instead of rounding and drops a carry into the exponent: a few are far off.
     near = torch.isclose(rounded.float(), expected.float(), rtol=0.13, atol=0.01)
     assert near.float().mean() > 0.97
 
 
-def test_what_the_hardware_does_not_multiply_is_left_as_it_is():
+def test_matrices_of_unsupported_sizes_are_not_quantized():
     assert type(narrow_linear(torch.zeros(24, 32))) is Linear
     assert type(narrow_linear(torch.zeros(32, 48))) is Float8Linear
 
 
 @pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.Qwen3MoeConfig])
-def test_a_model_of_8_bit_floats_says_nearly_the_same_and_takes_less_memory(tmp_path, kind):
+def test_quantized_model_takes_less_memory_and_keeps_its_head_and_router_exact(tmp_path, kind):
     torch.manual_seed(0)
     more = {"moe_intermediate_size": 32, "num_experts": 16} if "Moe" in kind.__name__ else {}
     save(kind(**SIZES, **more), tmp_path)
@@ -85,7 +85,7 @@ def test_a_model_of_8_bit_floats_says_nearly_the_same_and_takes_less_memory(tmp_
     ("quantization", "problem"),
     [("fp8", "needs a GPU that multiplies 8-bit floats"), ("fp7", "not supported")],
 )
-def test_where_it_cannot_be_done_loading_says_so(tmp_path, quantization, problem):
+def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantization, problem):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     spec = WorkerSpec(path=str(tmp_path), device="cpu", quantization=quantization)
     with pytest.raises(LoadFailed, match=problem):

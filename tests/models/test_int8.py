@@ -1,4 +1,4 @@
-"""Weights of 8 bits on a CPU: the kernel says what torch says of the same integers, near the model."""
+"""8-bit weights on a CPU: the compiled step matches torch on the same integers, and stays near float32."""
 
 import copy
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def recorded(directory, **options):
-    """What is said after each of the prompts, and by what."""
+    """Return the logits after each of the prompts, and the forward that computed them."""
     loaded = load(directory, kv_cache_bytes=4 << 20, **options)
     forward = loaded.runner.forward
     loaded.runner.forward = Recorder(forward)
@@ -31,7 +31,7 @@ def recorded(directory, **options):
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def directory(request, tmp_path_factory):
-    """A model whose embedding and head are rounded already: those torch keeps as they are."""
+    """A model with its embedding and head rounded in advance, because torch does not round them."""
     path = tmp_path_factory.mktemp("model")
     save(CONFIGS[request.param], path)
     file = path / "model.safetensors"
@@ -43,7 +43,7 @@ def directory(request, tmp_path_factory):
     return path
 
 
-def test_the_kernel_says_what_torch_says_of_the_same_integers(directory):
+def test_logits_match_torch_on_the_same_integers(directory):
     expected, plain = recorded(directory, quantization="int8", compiled=False)
     said, forward = recorded(directory, quantization="int8")
     assert (TorchForward, CpuStep) == (type(plain), type(forward))
@@ -51,13 +51,13 @@ def test_the_kernel_says_what_torch_says_of_the_same_integers(directory):
 
 
 def errors(directory, *ways):
-    """How far off each way of loading it is, by norm, from what the model says in float32."""
+    """Return, for each set of load options, the relative error by norm from the logits in float32."""
     exact, _ = recorded(directory)
     return [float((recorded(directory, **way)[0] - exact).norm() / exact.norm()) for way in ways]
 
 
-def test_it_costs_at_most_four_times_what_bfloat16_does(directory):
-    """However much a model makes of small differences, as these do with their sharp attention."""
+def test_error_is_at_most_four_times_that_of_bfloat16(directory):
+    """Holds although the sharp attention of these models magnifies small differences."""
     plain, *narrow = errors(
         directory,
         {"dtype": "bfloat16"},
@@ -67,8 +67,8 @@ def test_it_costs_at_most_four_times_what_bfloat16_does(directory):
     assert max(narrow) < 4 * plain
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma3"])  # which is as sharp as ever
-def test_of_a_model_with_usual_weights_logits_are_five_percent_off_at_most(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma3"])  # its attention stays sharp
+def test_logits_are_within_five_percent_for_weights_of_usual_size(name, tmp_path):
     config = copy.deepcopy(CONFIGS[name])
     config.initializer_range = 0.05
     save(config, tmp_path)
@@ -76,7 +76,7 @@ def test_of_a_model_with_usual_weights_logits_are_five_percent_off_at_most(name,
     assert all(1e-4 < error < 0.05 for error in errors(tmp_path, *ways))
 
 
-def test_a_product_is_rounded_weights_times_their_scales():
+def test_product_uses_rounded_weights_times_their_scales():
     torch.manual_seed(0)
     weight = torch.randn(96, 64) * torch.logspace(-3, 1, 96)[:, None]
     weight[7] = 0
@@ -86,23 +86,23 @@ def test_a_product_is_rounded_weights_times_their_scales():
     layer = Int8Linear(weight, bias)
     torch.testing.assert_close(layer(x), x @ (rounded * scales[:, None]).T + bias, rtol=1e-4, atol=1e-4)
     assert (weight - rounded * scales[:, None]).abs().le(scales[:, None] * 0.5001).all()
-    assert (0, 96) == layer(x[:0]).shape
+    assert layer(x[:0]).shape == (0, 96)
     assert torch.bfloat16 == layer(x.bfloat16()).dtype
-    assert 3 * 96 * 64 - 96 * 4 == layer.saved_bytes
+    assert layer.saved_bytes == 3 * 96 * 64 - 96 * 4
 
 
-def test_experts_run_in_torch_and_their_router_stays_exact(tmp_path):
+def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
     more = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
     save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
     exact, _ = recorded(tmp_path, dtype="bfloat16")
     said, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
     assert type(forward.model.blocks[0].attention.qkv) is Int8Linear
     assert type(forward.model.blocks[0].mlp._router) is type(forward.model.head) is Linear
-    assert 0 < (said - exact).norm() / exact.norm() < 0.2  # an expert that is chosen or not
+    assert 0 < (said - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_model_takes_half_the_memory_and_says_so(tmp_path, compiled):
+def test_quantized_model_reports_half_the_weight_bytes(tmp_path, compiled):
     sizes = {**SIZES, "hidden_size": 240, "intermediate_size": 512}
     save(transformers.LlamaConfig(**sizes), tmp_path)
     plain, narrow = (
@@ -112,14 +112,14 @@ def test_a_model_takes_half_the_memory_and_says_so(tmp_path, compiled):
     assert 0.5 * plain < narrow < 0.6 * plain
 
 
-def test_a_family_that_is_not_ours_is_refused(tmp_path):
+def test_family_without_a_native_implementation_is_refused(tmp_path):
     square = {name: value for name, value in SIZES.items() if name != "head_dim"}
     save(transformers.Olmo2Config(**square), tmp_path)
     with pytest.raises(LoadFailed, match="quantization int8 needs one of our own model families"):
         load(tmp_path, quantization="int8")
 
 
-def test_a_gpu_is_refused(tmp_path):
+def test_int8_on_a_gpu_is_refused(tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     spec = WorkerSpec(path=str(tmp_path), quantization="int8")
     source = read_source(tmp_path, device=CPU)

@@ -1,4 +1,4 @@
-"""Checkpoints that are broken, lie, or are of another kind; and how reading one is told."""
+"""Loading of checkpoints: broken, inconsistent and unsupported ones, and progress reports."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def checkpoint(original, tmp_path):
-    """A copy of a good checkpoint, to be spoilt."""
+    """A copy of a valid checkpoint, for a test to damage."""
     return shutil.copytree(original, tmp_path / "model")
 
 
@@ -54,7 +54,7 @@ def spoil_config(directory, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_shards_load_like_one_file(original, tmp_path):
+def test_shards_load_like_a_single_file(original, tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     prompt = [prompt_of(20)]
@@ -72,7 +72,7 @@ def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("compiled", "dtype"), [(True, "float32"), (True, "bfloat16"), (False, "bfloat16")])
-def test_progress_is_as_fine_when_one_tensor_is_nearly_all_of_the_model(tied, compiled, dtype, tmp_path):
+def test_progress_steps_stay_small_when_one_tensor_dominates(tied, compiled, dtype, tmp_path):
     sizes = {**SIZES, "vocab_size": 40_000, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=tied)
     save(config, tmp_path)
@@ -80,11 +80,11 @@ def test_progress_is_as_fine_when_one_tensor_is_nearly_all_of_the_model(tied, co
     spec = WorkerSpec(path=str(tmp_path), device="cpu", dtype=dtype, kv_cache_bytes=1 << 20)
     load_runner(spec, lambda fraction, _stage: told.append(fraction), compiled=compiled)
     steps = [later - sooner for sooner, later in itertools.pairwise(told)]
-    assert 1 == told[-1]
+    assert told[-1] == 1
     assert 0 <= min(steps) <= max(steps) <= 0.05
 
 
-def test_weight_bytes_are_those_of_all_parameters(original):
+def test_weight_bytes_count_all_parameters(original):
     parameters = sum(tensor.numel() for tensor in load_file(original / "model.safetensors").values())
     assert 4 * parameters == load_model(original, device=CPU, dtype="float32").weight_bytes
 
@@ -103,13 +103,13 @@ def test_a_truncated_file_is_named(checkpoint, kept):
 
 
 @pytest.mark.parametrize("length", [2**63, 2**40, 10**6])
-def test_a_header_that_lies_about_its_length_is_named(checkpoint, length):
+def test_file_with_a_wrong_header_length_is_named(checkpoint, length):
     path = checkpoint / "model.safetensors"
     path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
     assert str(path) in failure(checkpoint)
 
 
-def test_offsets_beyond_the_file_are_named(checkpoint):
+def test_file_with_offsets_beyond_its_end_is_named(checkpoint):
     path = checkpoint / "model.safetensors"
     header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
@@ -129,33 +129,33 @@ def test_an_unexpected_tensor_is_named(checkpoint):
     assert "model.adapter" in failure(checkpoint)
 
 
-def test_a_wrong_shape_is_named_with_both_shapes(checkpoint):
+def test_tensor_of_wrong_shape_is_named_with_both_shapes(checkpoint):
     spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
     message = failure(checkpoint)
     assert "tensor 'model.norm.weight' has shape [7], expected [48]" in message
 
 
-def test_integers_for_weights_are_refused(checkpoint):
+def test_integer_weights_are_refused(checkpoint):
     integers = torch.ones(48, dtype=torch.int8)
     spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.norm.weight": integers}))
     assert "is of I8" in failure(checkpoint)
 
 
-def test_pickled_weights_are_refused_unread(checkpoint):
+def test_pickled_weights_are_refused_without_reading_them(checkpoint):
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     assert "pickle" in failure(checkpoint)
 
 
-def test_a_directory_without_weights_says_so(checkpoint):
+def test_directory_without_weights_is_refused(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     assert "model.safetensors" in failure(checkpoint)
 
 
-def test_a_directory_that_is_not_there_says_so(tmp_path):
+def test_missing_directory_is_refused(tmp_path):
     assert "no such directory" in failure(tmp_path / "nowhere")
 
 
-def test_a_shard_that_is_not_there_is_named(original, tmp_path):
+def test_missing_shard_is_named(original, tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
@@ -168,14 +168,14 @@ def test_a_shard_outside_the_directory_is_refused(checkpoint):
     assert "'../model.safetensors' is not a file beside it" in failure(checkpoint)
 
 
-def test_an_index_of_nonsense_is_named(checkpoint):
+def test_invalid_index_is_refused(checkpoint):
     (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
     assert "weight_map" in failure(checkpoint)
 
 
 @pytest.fixture
 def shards(tmp_path):
-    """A good checkpoint of several files: the directory and its index."""
+    """A valid checkpoint of several files: the directory and its index."""
     directory = tmp_path / "shards"
     save(transformers.LlamaConfig(**SIZES), directory, max_shard_size="100KB")
     return directory, json.loads((directory / "model.safetensors.index.json").read_text())
@@ -187,13 +187,13 @@ def spoil_index(directory, index, **places):
 
 
 @pytest.mark.parametrize("stranger", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"])
-def test_an_index_leads_nowhere_but_to_files_beside_it(shards, stranger):
+def test_index_may_name_only_files_beside_it(shards, stranger):
     directory, index = shards
     spoil_index(directory, index, **{"model.norm.weight": stranger})
     assert str(directory) in failure(directory)
 
 
-def test_a_tensor_in_another_shard_than_the_index_says_is_named(shards):
+def test_tensor_in_a_different_shard_than_indexed_is_named(shards):
     directory, index = shards
     first, second, *_ = sorted(set(index["weight_map"].values()))
     name = next(name for name, shard in index["weight_map"].items() if shard == first)
@@ -202,14 +202,14 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_named(shards):
     assert f"{directory / second}: tensor {name!r} is missing" in message
 
 
-def test_a_tensor_that_the_index_has_and_no_shard_is_named(shards):
+def test_indexed_tensor_missing_from_its_shard_is_named(shards):
     directory, index = shards
     shard = sorted(set(index["weight_map"].values()))[1]
     spoil_index(directory, index, **{"model.more": shard})
     assert f"{directory / shard}: tensor 'model.more' is missing" in failure(directory)
 
 
-def test_a_tensor_that_a_shard_has_and_not_the_index_is_named(shards):
+def test_tensor_missing_from_the_index_is_named(shards):
     directory, index = shards
     shard = index["weight_map"].pop("model.norm.weight")
     assert shard in index["weight_map"].values()
@@ -219,7 +219,7 @@ def test_a_tensor_that_a_shard_has_and_not_the_index_is_named(shards):
     assert f"{directory / shard}: {said}" in message
 
 
-def test_a_tensor_in_two_shards_is_named_with_both(shards):
+def test_tensor_in_two_shards_is_reported_with_both_shards(shards):
     directory, index = shards
     first, second, *_ = sorted(set(index["weight_map"].values()))
     shutil.copy(directory / first, directory / second)
@@ -228,7 +228,7 @@ def test_a_tensor_in_two_shards_is_named_with_both(shards):
     assert f"is also in {first}" in message
 
 
-def test_shards_may_be_links_to_files_elsewhere(shards, tmp_path):
+def test_shards_may_be_symbolic_links(shards, tmp_path):
     directory, index = shards
     for shard in set(index["weight_map"].values()):
         (directory / shard).rename(tmp_path / shard)
@@ -236,21 +236,21 @@ def test_shards_may_be_links_to_files_elsewhere(shards, tmp_path):
     assert load_model(directory, device=CPU).weight_bytes
 
 
-def test_a_pipe_in_the_place_of_the_weights_is_not_waited_for(checkpoint):
+def test_named_pipe_instead_of_weights_is_refused_without_blocking(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
     assert "model.safetensors: not a file" in failure(checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_tied_table_is_in_memory_once_and_says_the_same(dtype, tmp_path):
+def test_tied_embedding_is_in_memory_once_and_matches_transformers(dtype, tmp_path):
     config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)
     save(config, tmp_path / "float32")
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=dtype)
-    reference.save_pretrained(tmp_path / dtype)  # stored as it is used
+    reference.save_pretrained(tmp_path / dtype)  # stored in the dtype that is loaded
     told = []
     loaded = load_model(tmp_path / dtype, device=CPU, dtype=dtype, report=told.append)
-    parameters = sum(tensor.numel() for tensor in reference.parameters())  # a tied one counts once
+    parameters = sum(tensor.numel() for tensor in reference.parameters())  # counts a tied tensor once
     assert parameters * (2 if dtype == "bfloat16" else 4) == loaded.weight_bytes
     assert max(later - sooner for sooner, later in zip([0.0, *told], told, strict=False)) <= 0.05
     ids = torch.tensor([5, 3, 300])
@@ -259,19 +259,19 @@ def test_a_tied_table_is_in_memory_once_and_says_the_same(dtype, tmp_path):
     torch.testing.assert_close(reference.lm_head(x), loaded.model.head(x))
 
 
-def test_a_repository_that_brings_code_is_refused(checkpoint):
+def test_repository_with_its_own_code_is_refused(checkpoint):
     spoil_config(checkpoint, auto_map={"AutoModelForCausalLM": "modeling.Model"})
     assert "auto_map" in failure(checkpoint)
 
 
-def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint):
+def test_unknown_architecture_is_reported_with_the_known_ones(checkpoint):
     spoil_config(checkpoint, architectures=["NoSuchForCausalLM"])
     message = failure(checkpoint)
     assert "NoSuchForCausalLM" in message
     assert "LlamaForCausalLM" in message
 
 
-def test_a_config_of_another_size_is_refused_before_anything_is_allocated(checkpoint):
+def test_config_of_another_size_is_refused_before_allocation(checkpoint):
     spoil_config(checkpoint, hidden_size=2**30)
     assert "model.embed_tokens.weight" in failure(checkpoint)
 
@@ -283,7 +283,7 @@ def test_a_config_of_another_size_is_refused_before_anything_is_allocated(checkp
         ("language_model.model.", "language_model.lm_head.", "multi_modal_projector."),
     ],
 )
-def test_gemmas_text_part_is_taken_out_of_a_model_that_sees(model, head, sight, tmp_path):
+def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, sight, tmp_path):
     config = transformers.Gemma3TextConfig(**SIZES, tie_word_embeddings=False, query_pre_attn_scalar=16)
     save(config, tmp_path)
     alone = generate(load(tmp_path, kv_cache_bytes=1 << 20), [prompt_of(20)], GREEDY)
@@ -326,20 +326,20 @@ def test_gemmas_text_part_is_taken_out_of_a_model_that_sees(model, head, sight, 
     ],
 )
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_auto_takes_the_stored_dtype_where_the_processor_has_a_unit(
+def test_auto_dtype_is_16_bit_only_where_the_cpu_computes_bfloat16(
     name, stored, native, expected, key, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("fairlead.models.loader.cpu_computes_bfloat16", lambda: native)
     assert expected == choose_dtype(Config(tmp_path, {key: stored}), name, CPU)
 
 
-def test_a_gpu_takes_float16_as_it_is(tmp_path):
+def test_auto_dtype_on_a_gpu_keeps_float16(tmp_path):
     config = Config(tmp_path, {"dtype": "float16"})
     assert torch.float16 == choose_dtype(config, "auto", torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", ["float8", "int8", ""])
-def test_other_dtypes_are_refused(name, tmp_path):
+def test_unsupported_dtypes_are_refused(name, tmp_path):
     with pytest.raises(LoadFailed, match="dtype"):
         choose_dtype(Config(tmp_path, {}), name, CPU)
 
@@ -354,7 +354,7 @@ def test_other_dtypes_are_refused(name, tmp_path):
         (None, {}, ()),
     ],
 )
-def test_the_ends_are_the_generation_configs_or_else_the_configs(generation, config, expected, tmp_path):
+def test_eos_token_ids_come_from_generation_config_or_else_config(generation, config, expected, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert expected == read_eos_token_ids(Config(tmp_path / "config.json", config))

@@ -1,4 +1,4 @@
-"""A model of two gigabytes is in memory once: what loading takes at its worst, in a process of its own."""
+"""The peak memory of loading a model of two gigabytes, in a separate process: weights are in memory once."""
 
 import json
 import math
@@ -30,7 +30,7 @@ print(json.dumps([loaded.weight_bytes, peak() - before, steps, told[-1]]))
 
 
 def tensors_of(layers, *, tied):
-    """Names and shapes of a Llama's tensors."""
+    """Yield the names and shapes of a Llama's tensors."""
     yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
     if not tied:
         yield "lm_head.weight", (VOCABULARY, HIDDEN)
@@ -48,7 +48,7 @@ def tensors_of(layers, *, tied):
 
 
 def write(directory, dtype, layers, *, tied, shards):
-    """A checkpoint of zeros that takes no room on the disk."""
+    """Write a checkpoint of zeros as sparse files, which take no disk space."""
     itemsize = {"BF16": 2, "F32": 4}[dtype]
     shapes = list(tensors_of(layers, tied=tied))
     places = {}
@@ -94,15 +94,15 @@ def write(directory, dtype, layers, *, tied, shards):
         ("BF16", 40, True, 3, "bfloat16", "compiled", "int8"),
     ],
 )
-def test_two_gigabytes_of_weights_take_a_tenth_more_at_most(
+def test_loading_two_gigabytes_takes_at_most_ten_percent_more(
     stored, layers, tied, shards, dtype, runs, quantization, tmp_path
 ):
     write(tmp_path, stored, layers, tied=tied, shards=shards)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, runs, quantization]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert 0 == ended.returncode, ended.stderr
+    assert ended.returncode == 0, ended.stderr
     weight_bytes, taken, step, last = json.loads(ended.stdout)
     assert weight_bytes > 1.9e9
     assert taken <= 1.1 * weight_bytes
     assert step <= 0.05
-    assert 1 == last
+    assert last == 1

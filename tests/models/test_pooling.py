@@ -1,4 +1,4 @@
-"""Embeddings: what a model's files ask for, and its vectors against transformers' and plain arithmetic."""
+"""Embeddings: the pooling that a model's files describe, and vectors compared with transformers."""
 
 import json
 
@@ -47,11 +47,11 @@ def written(directory, modules, **config):
         ),
     ],
 )
-def test_the_files_say_how_a_text_becomes_a_vector(modules, config, expected, tmp_path):
+def test_pooling_is_read_from_the_model_files(modules, config, expected, tmp_path):
     assert expected == read_pooling(written(tmp_path, modules, **config))
 
 
-def test_a_model_without_such_files_is_not_made_for_it(tmp_path):
+def test_model_without_pooling_files_has_no_pooling(tmp_path):
     assert read_pooling(tmp_path) is None
 
 
@@ -78,7 +78,7 @@ DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformer
         ([TRANSFORMER, POOLING], MEAN | {"include_prompt": False}, "include_prompt"),
     ],
 )
-def test_what_would_give_other_vectors_is_refused_with_the_file(modules, config, said, tmp_path):
+def test_unsupported_pooling_is_refused_with_the_file(modules, config, said, tmp_path):
     with pytest.raises(LoadFailed) as caught:
         read_pooling(written(tmp_path, modules, **config))
     assert str(tmp_path) in caught.value.message
@@ -94,8 +94,8 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
     kind=st.sampled_from(["mean", "last"]),
     normalize=st.booleans(),
 )
-def test_texts_cut_into_steps_have_the_vectors_of_whole_ones(lengths, budget, kind, normalize):
-    # Every slot is used by several texts, one after the other.
+def test_text_split_over_steps_has_the_vector_of_the_whole_text(lengths, budget, kind, normalize):
+    # Several texts use each slot, one after another.
     texts = [torch.randn(length, 5, generator=torch.Generator().manual_seed(length)) for length in lengths]
     pooler = Pooler(Pooling(kind, normalize), slots=2, hidden_size=5, device=CPU)
     waiting, running, vectors = list(range(len(texts))), {}, {}
@@ -132,7 +132,7 @@ def test_texts_cut_into_steps_have_the_vectors_of_whole_ones(lengths, budget, ki
 
 
 class Causal:
-    """Attention of one text over itself: `layers.Attend` without a cache."""
+    """Causal attention of a single text: a `layers.Attend` without a cache."""
 
     def __init__(self, shape):
         self.shape = shape
@@ -159,7 +159,7 @@ class Causal:
         ),
     ],
 )
-def test_a_body_alone_gives_the_vectors_of_transformers(kind, config, tmp_path):
+def test_model_without_a_head_gives_the_vectors_of_transformers(kind, config, tmp_path):
     torch.manual_seed(0)
     reference = kind(config).eval()
     reference.save_pretrained(tmp_path)
@@ -180,7 +180,7 @@ def test_a_body_alone_gives_the_vectors_of_transformers(kind, config, tmp_path):
     torch.testing.assert_close(mean / mean.norm(), vector, rtol=1e-4, atol=1e-5)
 
 
-def test_a_whole_model_may_be_saved_by_the_names_of_its_body(tmp_path):
+def test_whole_model_may_be_saved_with_unprefixed_names(tmp_path):
     config = transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)
     transformers.Qwen3Model(config).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -188,7 +188,7 @@ def test_a_whole_model_may_be_saved_by_the_names_of_its_body(tmp_path):
     assert load_model(tmp_path, device=CPU).model.head is not None
 
 
-def test_a_body_alone_is_refused_where_text_is_wanted_or_no_vector_is_described(tmp_path):
+def test_model_without_a_head_is_refused_for_text_or_without_pooling(tmp_path):
     transformers.Qwen3Model(transformers.Qwen3Config(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(LoadFailed, match="embeddings, no text"):
         load_model(tmp_path, device=CPU)

@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt are those that transformers computes, however the steps cut it."""
+"""The log-probabilities of a prompt match those of transformers, however it is split into steps."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fairlead.job import Sampling
 from models.test_through_the_engine import Served
 from models.tiny import SIZES, load, prompt_of, save
 
-BLOCKS = {"qwen2": 26, "gemma3_text": 40}  # for fewer than all of six sequences
+BLOCKS = {"qwen2": 26, "gemma3_text": 40}  # too few for six sequences at once
 LENGTHS = (1, 2, 3, 17, 80, 200)
 CONFIGS = {
     "qwen2": transformers.Qwen2Config(**SIZES),
@@ -23,7 +23,7 @@ CONFIGS = {
 
 
 class Scoring(Served):
-    """Notes the prompts' log-probabilities, and that all of a prompt's are told by its first token."""
+    """Collects prompt log-probabilities; asserts that none is reported after the first output token."""
 
     def __init__(self, loaded, *, overlaps=False):
         super().__init__(loaded, overlaps=overlaps)
@@ -65,7 +65,7 @@ def asked(alternatives=3, **more):
 
 
 def oracle(model, prompt):
-    """Return what transformers says of each token but the first: its log-probability, and all tokens'."""
+    """Return, for each token but the first, its log-probability in transformers and those of all tokens."""
     with torch.inference_mode():
         logprobs = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist(), logprobs
@@ -88,7 +88,7 @@ def check(model, prompt, scores, alternatives):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_scores_of_prompts_are_those_of_transformers(saved, served, overlaps):
+def test_prompt_logprobs_match_transformers(saved, served, overlaps):
     scoring = served(overlaps=overlaps)
     requests = [*asked(), (prompt_of(60, seed=3), Sampling(max_tokens=30, temperature=0))]
     scoring.ask(requests)
@@ -97,18 +97,18 @@ def test_scores_of_prompts_are_those_of_transformers(saved, served, overlaps):
     assert len(requests) - 1 not in scoring.scores
 
 
-def test_answers_and_their_logprobs_are_what_they_are_without_scores(served):
+def test_outputs_and_their_logprobs_are_the_same_without_prompt_logprobs(served):
     plain = [(prompt, Sampling(max_tokens=4, temperature=0, logprobs=1)) for prompt, _ in asked()]
     assert served().ask(asked(logprobs=1)) == served().ask(plain)
 
 
-def test_no_alternatives_are_listed_where_none_are_wanted(saved, served):
+def test_no_alternatives_are_listed_for_zero_prompt_logprobs(saved, served):
     scoring = served()
     scoring.ask(asked(alternatives=0))
     check(saved[1], prompt_of(200), scoring.scores[len(LENGTHS) - 1], 0)
 
 
-def test_a_step_has_few_logits_of_prompts_at_a_time(saved, served, monkeypatch):
+def test_prompt_logits_per_step_are_bounded(saved, served, monkeypatch):
     monkeypatch.setattr(engine_module, "SCORED_BYTES", 5 * 4 * SIZES["vocab_size"])
     scoring = served()
     forward, seen = scoring.runner.forward, []
@@ -125,7 +125,7 @@ def test_a_step_has_few_logits_of_prompts_at_a_time(saved, served, monkeypatch):
         check(saved[1], prompt, scoring.scores.get(key, []), sampling.prompt_logprobs)
 
 
-def test_preempted_prompts_are_told_once(saved, served):
+def test_preempted_prompt_is_scored_once(saved, served):
     roomy = served()
     block_bytes = (4 << 20) // sum(roomy.blocks_total)
     scoring = served(kv_cache_bytes=BLOCKS[saved[1].config.model_type] * block_bytes, slots=6)
@@ -133,7 +133,7 @@ def test_preempted_prompts_are_told_once(saved, served):
         (prompt_of(90, seed=row), Sampling(max_tokens=90, temperature=0, prompt_logprobs=2))
         for row in range(6)
     ]
-    # The engine learns to expect short answers, and takes in more than there is room for.
+    # From these the engine learns to predict short outputs, and then admits more than fit.
     scoring.ask([(prompt_of(5, seed=row), Sampling(max_tokens=1, temperature=0)) for row in range(60)])
     first = len(scoring.outputs)
     assert scoring.ask(long) == roomy.ask(long)
@@ -142,7 +142,7 @@ def test_preempted_prompts_are_told_once(saved, served):
         check(saved[1], prompt, scoring.scores[key], sampling.prompt_logprobs)
 
 
-def test_a_prompt_that_is_cached_is_scored_whole_and_leaves_nothing(saved, served):
+def test_cached_prompt_is_scored_completely_and_scored_prompts_are_not_cached(saved, served):
     scoring = served()
     prompt = prompt_of(200)
     plain = Sampling(max_tokens=2, temperature=0)
@@ -154,24 +154,24 @@ def test_a_prompt_that_is_cached_is_scored_whole_and_leaves_nothing(saved, serve
     check(saved[1], prompt, scoring.scores[2], 1)
 
 
-def test_cached_tokens_are_told_with_the_first_token(served):
+def test_cached_tokens_are_reported_with_the_first_token(served):
     scoring = served()
     prompt, sampling = prompt_of(100), Sampling(max_tokens=5, temperature=0)
     [first] = scoring.ask([(prompt, sampling)])
     assert scoring.cached == {}
     assert scoring.ask([(prompt, sampling)]) == [first]
-    assert scoring.cached == {1: 96}  # whole blocks, and one token at least is computed
+    assert scoring.cached == {1: 96}  # whole blocks, and at least one token is computed
     scoring.ask([(prompt + prompt_of(9), sampling), (prompt_of(50, seed=8), sampling)])
     assert scoring.cached == {1: 96, 2: 96}
 
 
-def test_a_prompt_whose_logits_are_no_numbers_fails_alone(saved, served):
+def test_prompt_with_nan_logits_fails_alone(saved, served):
     scoring = served()
     forward, failed = scoring.runner.forward, {}
 
     def broken(inputs):
         logits = forward(inputs).clone()
-        if 17 in inputs.sequence_lengths:  # the prompt of so many tokens, in one step
+        if 17 in inputs.sequence_lengths:  # the prompt of 17 tokens, which is one step
             logits[len(inputs.sample_rows) :][-16:] = float("nan")
         return logits
 

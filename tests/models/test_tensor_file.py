@@ -1,4 +1,4 @@
-"""Files of tensors: what their headers may claim, and what is believed."""
+"""Safetensors files: which headers are accepted, and which are refused."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def failure(path):
 
 
 @pytest.mark.parametrize("size", [1, 8, 10**6])
-def test_what_was_saved_is_read_in_pieces_of_any_size(tmp_path, size):
+def test_saved_tensors_are_read_in_pieces_of_any_size(tmp_path, size):
     (tmp_path / "file").write_bytes(GOOD)
     tensors = TensorFile(tmp_path / "file").tensors
     assert set(TENSORS) == set(tensors)
@@ -54,7 +54,7 @@ def test_what_was_saved_is_read_in_pieces_of_any_size(tmp_path, size):
         assert torch.equal(TENSORS[name], tensors[name].mapped())
 
 
-def test_a_header_of_odd_length_shifts_the_tensors_and_nothing_else(tmp_path):
+def test_header_of_any_length_gives_the_same_tensors(tmp_path):
     data = torch.arange(2, dtype=torch.float32)
     header = json.dumps({"a": entry()}).encode()
     for padding in range(8):
@@ -62,7 +62,7 @@ def test_a_header_of_odd_length_shifts_the_tensors_and_nothing_else(tmp_path):
         assert torch.equal(data, torch.cat(list(TensorFile(path).tensors["a"].pieces(100))))
 
 
-def test_integers_are_listed_but_no_weights_are_made_of_them(tmp_path):
+def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
     (tmp_path / "file").write_bytes(GOOD)
     whole = TensorFile(tmp_path / "file").tensors["whole"]
     with pytest.raises(LoadFailed, match="'whole' is of I64"):
@@ -108,12 +108,12 @@ def test_integers_are_listed_but_no_weights_are_made_of_them(tmp_path):
         ),
     ],
 )
-def test_a_header_that_lies_is_refused_with_the_files_name(tmp_path, header, size, said):
+def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, said):
     assert said in failure(written(tmp_path / "lying", header, size))
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(GOOD), len(GOOD) - 7])
-def test_a_length_beyond_the_file_is_refused(tmp_path, length):
+def test_header_length_beyond_the_file_is_refused(tmp_path, length):
     path = tmp_path / "file"
     path.write_bytes(struct.pack("<Q", length) + GOOD[8:])
     assert "header of" in failure(path)
@@ -126,7 +126,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path, size):
     failure(path)
 
 
-def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
+def test_path_that_is_not_a_regular_file_is_refused_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "directory").mkdir()
     assert "not a file" in failure(tmp_path / "pipe")
@@ -135,7 +135,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path):
     failure(tmp_path / ("x" * 300))
 
 
-def test_a_link_to_a_file_elsewhere_is_a_file(tmp_path):
+def test_symbolic_link_to_a_file_is_accepted(tmp_path):
     (tmp_path / "blob").write_bytes(GOOD)
     (tmp_path / "link").symlink_to(tmp_path / "blob")
     assert set(TENSORS) == set(TensorFile(tmp_path / "link").tensors)
@@ -148,7 +148,7 @@ def test_a_link_to_a_file_elsewhere_is_a_file(tmp_path):
 @given(
     changes=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4)
 )
-def test_any_bytes_are_a_file_as_the_format_has_it_or_a_load_failure(tmp_path, changes):
+def test_damaged_file_is_read_as_the_format_defines_or_refused(tmp_path, changes):
     spoilt = bytearray(GOOD)
     for place, value in changes:
         spoilt[place] = value
@@ -159,7 +159,7 @@ def test_any_bytes_are_a_file_as_the_format_has_it_or_a_load_failure(tmp_path, c
     except LoadFailed as error:
         assert str(path) in error.message  # noqa: PT017  either outcome is right
         return
-    # What we believe, the format's own library reads in the same way.
+    # Any file that we accept is read identically by the safetensors library.
     expected = load_bytes(bytes(spoilt))
     assert set(expected) == set(tensors)
     for name, tensor in tensors.items():
@@ -171,14 +171,14 @@ def test_any_bytes_are_a_file_as_the_format_has_it_or_a_load_failure(tmp_path, c
             assert not tensor.nbytes or torch.equal(*bytes_of)
 
 
-def test_pages_that_were_read_leave_memory_again(tmp_path):
+def test_pages_are_released_after_reading(tmp_path):
     size = 64 << 20
     with (tmp_path / "large").open("wb") as file:
         header = json.dumps({"a": entry(0, size, (size // 4,))}).encode()
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
     tensor = TensorFile(tmp_path / "large").tensors["a"]
-    assert 0 == sum(float(piece.sum()) for piece in tensor.pieces(4 << 20))
+    assert sum(float(piece.sum()) for piece in tensor.pieces(4 << 20)) == 0
     assert resident_bytes(tmp_path / "large") < size // 4
     assert size == sum(tensor.read_ahead(4 << 20))
     assert resident_bytes(tmp_path / "large") > size // 2
@@ -187,7 +187,7 @@ def test_pages_that_were_read_leave_memory_again(tmp_path):
 
 
 def resident_bytes(path):
-    """How much of a file this process has mapped, and in memory. The process as a whole has other garbage."""
+    """Return the resident bytes of a mapped file; those of the whole process would include other garbage."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     return sum(
         int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024

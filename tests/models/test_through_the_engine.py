@@ -1,4 +1,4 @@
-"""A model of sliding and full layers through the whole engine: each says what it says alone."""
+"""A model with sliding and full layers through the whole engine: outputs match each sequence alone."""
 
 import struct
 
@@ -19,7 +19,7 @@ SHARED = prompt_of(80)
 
 
 def requests():
-    """Twenty of all lengths; every other one begins like all of those."""
+    """Return 20 requests of various lengths; every other one begins with part of the same text."""
     made = []
     for row in range(20):
         begin = SHARED[: 16 * (row % 6)] if row % 2 else []
@@ -41,7 +41,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["compiled", "torch"])
 def compiled(request):
-    """Whether the whole step is our kernel's, where it is there at all."""
+    """Whether the compiled step is used, where it is available."""
     return request.param
 
 
@@ -52,7 +52,7 @@ def roomy(directory, compiled):
 
 @pytest.fixture(scope="module")
 def block_bytes(roomy):
-    """What a block costs in one layer: one of the three sees all, the others slide."""
+    """Bytes of a block in one layer: one of the three has full attention, the others slide."""
     of_all, of_windows = roomy.blocks_total
     return roomy.kv_cache_bytes // (of_all + 2 * of_windows)
 
@@ -66,7 +66,7 @@ def expected(roomy):
 
 
 class Served:
-    """An engine over a loaded model; `ask` runs requests together to their ends."""
+    """An engine over a loaded model; `ask` runs requests together and returns their outputs."""
 
     def __init__(self, loaded, *, overlaps):
         loaded.runner.overlaps = overlaps
@@ -124,7 +124,7 @@ class Served:
     ],
     ids=["plenty", "few blocks", "one slot", "many slots, few blocks"],
 )
-def test_a_hybrid_model_says_through_the_engine_what_each_sequence_says_alone(
+def test_hybrid_model_generates_the_same_in_the_engine_as_alone(
     directory, compiled, expected, block_bytes, limits, overlaps
 ):
     limits = {**limits, "kv_cache_bytes": limits["blocks"] * block_bytes}
@@ -132,16 +132,16 @@ def test_a_hybrid_model_says_through_the_engine_what_each_sequence_says_alone(
     served = Served(load(directory, compiled=compiled, **limits), overlaps=overlaps)
     assert expected == served.ask(requests())
     statistics = served.engine.statistics()
-    assert 0 == statistics.running + statistics.pending
+    assert statistics.running + statistics.pending == 0
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_a_second_turn_of_a_hybrid_model_computes_only_what_is_new(directory, compiled, overlaps):
+def test_second_turn_of_a_hybrid_model_computes_only_new_tokens(directory, compiled, overlaps):
     served = Served(load(directory, compiled=compiled, kv_cache_bytes=2 << 20), overlaps=overlaps)
     prompt, sampling = prompt_of(200), Sampling(max_tokens=40, temperature=0)
     [answer] = served.ask([(prompt, sampling)])
     prompt = prompt + answer + prompt_of(20)
     alone = load(directory, compiled=compiled, kv_cache_bytes=2 << 20)
     assert generate(alone, [prompt], sampling) == served.ask([(prompt, sampling)])
-    # The last token was never computed: of 239, all whole blocks.
-    assert 239 // 16 * 16 == served.engine.statistics().prefix_hits
+    # The last token was never computed: all whole blocks of 239 tokens are cached.
+    assert served.engine.statistics().prefix_hits == 239 // 16 * 16

@@ -1,4 +1,4 @@
-"""Tiny random models saved by transformers, and a driver that runs steps as the engine would, without it."""
+"""Tiny random models saved by transformers, and a driver that runs their steps without an engine."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from pathlib import Path
@@ -26,7 +26,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 16,  # not hidden / heads
     "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # less, and every text is one token over and over
+    "initializer_range": 0.2,  # with less, every text repeats a single token
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
@@ -37,8 +37,8 @@ SHAPE = read_shape(Config(Path("config.json"), SIZES))
 def save(
     config: transformers.PretrainedConfig, directory: Path, *, seed: int = 0, **options
 ) -> torch.nn.Module:
-    """Save a random model of `config` whose norms and biases matter, and return it, in float32."""
-    # Gemma's embedding, scaled up and tied, outweighs all layers unless norms turn the stream away from it.
+    """Save a random float32 model of `config`, with random norms and biases, and return it."""
+    # Without strong norms, Gemma's embedding, which is scaled up and tied, would outweigh all layers.
     noise = 4.0 if config.model_type.startswith("gemma") else 0.3
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -51,13 +51,13 @@ def save(
 
 
 def load(directory: Path, *, compiled: bool = True, **options) -> LoadedModel:
-    """Load it the way a worker does, in float32 on the CPU unless told otherwise."""
+    """Load a model as a worker does, by default in float32 on the CPU."""
     spec = WorkerSpec(path=str(directory), **{"device": "cpu", "dtype": "float32", **options})
     return load_runner(spec, lambda _fraction, _stage: None, compiled=compiled)
 
 
 class Pick(NamedTuple):
-    """What one step chose for one sequence."""
+    """The token, or the error, that one step gave one sequence."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -65,7 +65,7 @@ class Pick(NamedTuple):
 
 
 class Text:
-    """One sequence of a driver: what was chosen for it so far, and its blocks by KV cache group."""
+    """One sequence of a driver: its picks so far, and its blocks by KV cache group."""
 
     def __init__(self, state: SequenceState) -> None:
         self.state = state
@@ -79,11 +79,11 @@ class Text:
 
 
 class Driver:
-    """Gives sequences blocks, schedules decodes before prefills within a token budget, and commits the picks.
+    """Allocates blocks, schedules decodes before prefills within a token budget, and commits the picks.
 
-    Blocks are handed out from both ends in turn, so that no sequence's are neighbours, and reused only
-    after `release`, or when they have slid out of a window. With `ahead`, a step is launched before the
-    one before it is waited for.
+    Blocks come alternately from both ends of the free list, so that those of a sequence are not adjacent.
+    They are reused only after `release` or once outside a window. With `ahead`, a step is launched before
+    the previous one is awaited.
     """
 
     SLOTS = 40
@@ -102,7 +102,7 @@ class Driver:
         self.batch = InputBatch(
             slots=self.SLOTS,
             max_batched_tokens=max_batched_tokens,
-            max_model_len=loaded.max_model_len + 1,  # its last token may be chosen, if not computed
+            max_model_len=loaded.max_model_len + 1,  # the last token may be chosen, if not computed
             block_size=loaded.block_size,
             vocab_size=vocab_size or loaded.vocab_size,
             windows=loaded.windows,
@@ -122,7 +122,7 @@ class Driver:
         seed: int = 0,
         shared: tuple[list[int], ...] | None = None,
     ) -> Text:
-        """Start a sequence; the blocks `shared` hold the beginning of its prompt already."""
+        """Start a sequence; the blocks in `shared` already hold the beginning of its prompt."""
         text = Text(state_of(prompt, sampling, key=len(self.texts), seed=seed))
         if shared is not None:
             text.state.rewind(len(shared[0]) * self.loaded.block_size)
@@ -136,7 +136,7 @@ class Driver:
         self.batch.add_request(text.slot, text.state, blocks or tuple([] for _ in self.free))
 
     def step(self) -> Picks | None:
-        """Launch a step if there is anything to do; commit one if its time has come, and return its picks."""
+        """Launch a step if there is work; commit the oldest one if it is due, and return its picks."""
         launched = self._launch()
         if self._under_way and (not self.ahead or len(self._under_way) == 2 or not launched):
             return self._commit()
@@ -147,7 +147,7 @@ class Driver:
             self.step()
 
     def release(self, text: Text) -> None:
-        """Give its blocks back, to be the next that are handed out; preempt it if it is running."""
+        """Free the blocks of a sequence, to be reused first; preempt it if it is running."""
         if text.slot >= 0:
             self._leave(text)
             text.state.rewind(0)
@@ -215,7 +215,7 @@ def state_of(
     seed: int = 0,
     told: Sampling | None = None,
 ) -> SequenceState:
-    """The state that the engine makes of a request; `told` is what it carries for the runner, if another."""
+    """Return a request's state as the engine makes it; `told` replaces the sampling that the runner reads."""
     return SequenceState(
         key,
         list(prompt),
@@ -246,7 +246,7 @@ def generate(
     max_batched_tokens: int = 24,
     ahead: bool = False,
 ) -> list[list[int]]:
-    """Run all prompts together; return what each was continued with."""
+    """Run all prompts together; return the output of each."""
     driver = Driver(loaded, max_batched_tokens=max_batched_tokens, ahead=ahead)
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
     texts = [
@@ -258,6 +258,6 @@ def generate(
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
-    """Random token ids, the same for the same length and seed."""
+    """Return random token ids, always the same for a given length and seed."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()

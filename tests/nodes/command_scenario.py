@@ -1,4 +1,4 @@
-"""A command's model, from its load to its end: the boundaries of its life as fault points."""
+"""Fault points in the lifecycle of a command's model, from load to unload."""
 
 import os
 
@@ -17,7 +17,7 @@ from nodes.stub_server import StubServer, text
 
 HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 
-# What must be among the steps, or the wrapping has come loose.
+# Steps that must be reached: a missing one means that its wrapper no longer applies.
 STEPS: set[Step] = {
     *(("load", name) for name in ("open_process", "guard", "connect", "parse feed", "node_up", "measure")),
     *(("serve", name) for name in ("rewritten", "read_event", "put")),
@@ -27,7 +27,7 @@ STEPS: set[Step] = {
 
 
 async def command_scenario(points: FaultPoints, problems: list[str]) -> None:
-    """A command is started, serves, dies and is stopped; then everything is as it was."""
+    """Start a command, relay to it, kill it, unload it; then check that nothing is left over."""
     server = StubServer()
     command = sleeper("m", check_endpoint="/health", proxy="http://127.0.0.1:1", unload_timeout_s=2.0)
     async with trio.open_nursery() as children:

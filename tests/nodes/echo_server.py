@@ -1,11 +1,11 @@
-"""A server of anything: it says what it was asked, and misbehaves on some paths.
+"""An HTTP server that echoes requests, and misbehaves on some paths.
 
     python -I echo_server.py PORT
 
-/health   200                                /page    a page, with headers that concern the whole origin
-/status/N an answer with that status         /cut     breaks off in the middle of its body
-/hang     begins a body and does not go on
-/big      2 MB, in chunks                    others   method, path, headers and body of the request, in JSON
+/health   200                                /page    a page, with headers that affect the whole origin
+/status/N a response with status N           /cut     closes the connection in the middle of a body
+/hang     sends part of a body, then nothing
+/big      2 MB, in chunks                    others   method, path, headers and body of the request, as JSON
 """
 
 import json
@@ -77,7 +77,7 @@ class Echo(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):

@@ -1,8 +1,8 @@
-"""Raises one exception at one step of a model's or a node's life, and looks at what is left.
+"""Raise one exception at one step in the lifecycle of a model or node, and check what is left.
 
-The steps are not listed by hand. The functions at the boundaries of a life (those of the system, of Trio, of
-codecs, and the listeners' callbacks) are wrapped. A run without a strike shows in which phases each of them
-is called, and each of these pairs is a step.
+The steps are not listed by hand. The functions at the boundaries of a lifecycle (those of the system, Trio
+and codecs, and the listeners' callbacks) are wrapped. A run without a fault shows in which phases each of
+them is called. Each pair of a phase and a function is a step.
 """
 
 import errno
@@ -24,12 +24,12 @@ from nodes.garage import Garage
 
 Step = tuple[str, str]
 
-# What waits for a node that does not come back waits as long as the queue lets it.
+# A job for a node that does not come back waits until this timeout.
 QUEUE = QueueConfig(timeout_s=20.0)
 
 
 class Panic(BaseException):
-    """What a library in Rust raises when it panics: no `Exception`."""
+    """Stands for what a Rust library raises when it panics, which is not an `Exception`."""
 
 
 def _system(number: int) -> Callable[[], BaseException]:
@@ -66,7 +66,7 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
 
 
 class FaultPoints:
-    """Wraps functions; `seen` are the steps of the run so far. `strike` at one of them raises, once."""
+    """Wraps functions. `seen` holds the steps reached so far; the step `strike` raises, once."""
 
     def __init__(self, strike: Step | None = None, make: Callable[[], BaseException] = Panic) -> None:
         self.seen: dict[Step, None] = {}
@@ -78,7 +78,7 @@ class FaultPoints:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within this block, what is reached is a step; outside, and within `aside`, it is not."""
+        """Record wrapped calls in this block as steps of the phase; ignore others, and those in `aside`."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -87,7 +87,7 @@ class FaultPoints:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within this synchronous block, what is called is not the struck model's."""
+        """Ignore wrapped calls in this synchronous block: they do not belong to the model under test."""
         before, self._phase = self._phase, None
         try:
             yield
@@ -95,7 +95,7 @@ class FaultPoints:
             self._phase = before
 
     def reach(self, name: str) -> None:
-        """Pass a point, or be struck there."""
+        """Record the step; raise if it is the one to fail."""
         if self._phase is None:
             return
         step = (self._phase, name)
@@ -107,7 +107,7 @@ class FaultPoints:
     def wrap(
         self, owner: Any, attribute: str, name: str, when: Callable[..., bool] = lambda *_arguments: True
     ) -> None:
-        """Make a function a point of this name, as long as `when` is true of its arguments."""
+        """Make a function a fault point of this name, for calls whose arguments satisfy `when`."""
         original = getattr(owner, attribute)
 
         def point(*arguments: Any, **options: Any) -> Any:
@@ -129,7 +129,7 @@ class FaultPoints:
         setattr(owner, attribute, value)
 
     def restore(self) -> None:
-        """Undo what was wrapped and replaced, last first."""
+        """Undo all wrapping and replacing, in reverse order."""
         while self._undo:
             self._undo.pop()()
 
@@ -138,9 +138,9 @@ Scenario = Callable[[FaultPoints, list[str]], Awaitable[None]]
 
 
 def run_once(scenario: Scenario, points: FaultPoints) -> list[str]:
-    """Return what was wrong in a run. Scenarios add to the list that they are given."""
+    """Run the scenario, which appends to a list of problems; return that list."""
     problems: list[str] = []
-    gc.collect()  # what an earlier run left is not this one's
+    gc.collect()  # garbage of an earlier run must not count in this one
 
     async def main() -> None:
         points.replace(trio.to_thread, "run_sync", _run_sync)
@@ -159,7 +159,7 @@ def run_once(scenario: Scenario, points: FaultPoints) -> list[str]:
 
 
 def strikes(scenario: Scenario, names: list[str], each: int) -> Iterator[str]:
-    """Strike every step of the scenario with `each` of these exceptions in turn; yield what was wrong."""
+    """Fail every step with the next `each` exceptions of a cycle over `names`; yield the problems."""
     dry = FaultPoints()
     yield from run_once(scenario, dry)
     following = cycle(names)
@@ -173,7 +173,7 @@ def strikes(scenario: Scenario, names: list[str], each: int) -> Iterator[str]:
 
 
 async def ends(run: Callable[..., Awaitable[object]], *arguments: object) -> BaseException | None:
-    """Run what a client asked for: it may fail, but it has an end. Return what it failed with."""
+    """Run a client's request, which may fail but must end. Return its error, or None."""
     with trio.move_on_after(2 * QUEUE.timeout_s), FailureBoundary() as boundary:
         await run(*arguments)
         return None
@@ -184,7 +184,7 @@ async def ends(run: Callable[..., Awaitable[object]], *arguments: object) -> Bas
 
 @contextmanager
 def noting(problems: list[str], what: str) -> Iterator[None]:
-    """Add what goes wrong in the block to the problems."""
+    """Append a failure of the block to the problems."""
     with FailureBoundary() as boundary, trio.fail_after(60):
         yield
     if boundary.failure is not None:
@@ -192,7 +192,7 @@ def noting(problems: list[str], what: str) -> Iterator[None]:
 
 
 def held(opened: Garage) -> dict[str, int]:
-    """Return the counts that must be the same again."""
+    """Return the counts that must return to their earlier values."""
     counts = opened.desk.statistics()
     return {
         "waiting": counts.waiting,
@@ -202,12 +202,12 @@ def held(opened: Garage) -> dict[str, int]:
         "wishes": len(opened.desk._upkeep._wishes),
         "waiters": len(opened.desk._waiters),
         "loading": len(opened.desk._scheduler._swaps._loading),
-        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # they are no files
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # the entries are not files
     }
 
 
 async def assert_no_more(opened: Garage, before: dict[str, int]) -> None:
-    """Tasks end by and by; what was struck when it was to be closed is closed by the collector."""
+    """Wait for these counts: tasks end late, and an object whose close failed needs garbage collection."""
     with trio.move_on_after(30):
         while held(opened) != before:
             await trio.sleep(5)
@@ -217,11 +217,11 @@ async def assert_no_more(opened: Garage, before: dict[str, int]) -> None:
 
 
 def is_struck(node: Any) -> bool:
-    """Whether it is the node of the model, or the node, that is struck."""
+    """Return whether this is the model's node, or the remote node, under test."""
     return node.id in ("engine:m", "command:m", "far")
 
 
 async def _run_sync(function: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
-    """Run it here: virtual time does not wait for a thread."""
+    """Run the function in this thread, as virtual time does not wait for another one."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)

@@ -1,4 +1,4 @@
-"""What tests of the fleet share: a real fleet under a real desk, models and commands, and their jobs."""
+"""Shared by tests of the fleet: a real fleet with a real dispatcher, models, commands, and jobs."""
 
 import gc
 import itertools
@@ -40,19 +40,19 @@ def demonstration_text() -> TextModel:
 
 
 def engine(name: str = "m", behaviour: str = "", **settings: object) -> ModelConfig:
-    """A model whose process is `fake_child`, which behaves as its path says."""
+    """Return a model whose process is `fake_child`; the model's path selects its behavior."""
     return ModelConfig(path=Path(f"fake:{behaviour}"), name=name, **settings)
 
 
 def sleeper(name: str, **settings: object) -> CommandConfig:
-    """A command that serves nothing, and is ready at once."""
+    """Return a command that serves nothing and is ready at once."""
     return CommandConfig(
         name=name, **{"cmd": ("sleep", "1000"), "check_endpoint": "none", "unload_timeout_s": 5.0, **settings}
     )
 
 
 def command(name: str, port: int, *options: str, **settings: object) -> CommandConfig:
-    """A stub server on that port."""
+    """Return a command that starts a stub server on that port."""
     return CommandConfig(
         name=name,
         cmd=(*STUB, str(port), *options),
@@ -62,9 +62,9 @@ def command(name: str, port: int, *options: str, **settings: object) -> CommandC
 
 
 def memory_bytes() -> int:
-    """What this process takes for itself: of what it shares, its part grows when another process ends.
+    """Return the private memory of this process: its part of shared pages grows when another process ends.
 
-    What was written to a disk counts, too: it comes back when it is used.
+    Swapped memory counts too, as it returns when it is used.
     """
     gc.collect()
     status = Path("/proc/self/status").read_text().splitlines()
@@ -72,23 +72,23 @@ def memory_bytes() -> int:
 
 
 class OpenFiles:
-    """What this process has open, to see later whether that has become more.
+    """The open descriptors of this process, to check later whether there are more.
 
-    It is compared by what it is, a pipe, a socket or which file, so that a failure says what was left open.
-    What only waits to be collected is collected first: it would be at any time.
+    They are compared by kind (pipe, socket or path), so that a failure names what was left open.
+    Garbage is collected first, as it could be collected at any time.
     """
 
     def __init__(self) -> None:
         self._before = _open_files()
 
     def more(self) -> Counter[str]:
-        """What is open now and was not then. What has gone since was an earlier test's."""
+        """Return what is open now and was not before. What was closed since belonged to an earlier test."""
         return _open_files() - self._before
 
     async def are_no_more(self) -> None:
-        """Wait until there is nothing more: a thread may just read a file of /proc."""
+        """Assert that nothing more is open, after a wait: a thread may be reading a file of /proc."""
         with trio.move_on_after(60):
-            while self.more():  # noqa: ASYNC110  # it tells no event
+            while self.more():  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.01)
         assert not (more := self.more()), f"open besides: {dict(more)}"
 
@@ -97,18 +97,18 @@ def _open_files() -> Counter[str]:
     gc.collect()
     targets: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(FileNotFoundError):  # that of this very look
-            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # it need not be a path
-            targets[re.sub(r":\[\d+\]$", "", target)] += 1  # which pipe or socket it is does not matter
+        with suppress(FileNotFoundError):  # the descriptor of this listing itself
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # the target need not be a path
+            targets[re.sub(r":\[\d+\]$", "", target)] += 1  # the number of a pipe or socket does not matter
     return targets
 
 
 def children() -> set[int]:
-    """The processes that are ours, the ended ones that nobody has waited for included."""
+    """Return the ids of our child processes, including zombies."""
     found = set()
     for process in Path("/proc").iterdir():
-        with suppress(OSError):  # it has gone meanwhile
-            # By their parent: the lists of our threads change while they are read, when one of them ends.
+        with suppress(OSError):  # it has ended meanwhile
+            # By parent id: the lists of our threads' children change while they are read, when one ends.
             if process.name.isdecimal() and _parent(process) == os.getpid():
                 found.add(int(process.name))
     return found
@@ -119,10 +119,10 @@ def _parent(process: Path) -> int:
 
 
 def free_port(count: int = 1) -> int:
-    """A port that nobody has, and so many behind it. It is given once only, as there is time till it is used.
+    """Return the first of `count` free consecutive ports. Each is returned only once, as it is used later.
 
-    Below those that the system gives to whoever connects: beside a storm of clients in another test, those
-    are gone again at once. Tests that run at the same time have ports of their own.
+    They are below the system's ephemeral ports, which many clients in another test would take at once.
+    Tests that run at the same time have separate ports.
     """
     while True:
         if _ports.next + count > _ports.stop:
@@ -133,13 +133,13 @@ def free_port(count: int = 1) -> int:
 
 
 class _Ports:
-    """Those of this process, beginning anywhere: other programs may look for ports here, too."""
+    """The ports of this process. The start is random, as other programs may look for ports here too."""
 
     def __init__(self) -> None:
         processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         share = (32_000 - 10_000) // processes
-        self.start = 10_000 + share * (number % processes)  # one that replaces another has a higher number
+        self.start = 10_000 + share * (number % processes)  # a replacement worker has a higher number
         self.stop = self.start + share
         self.next = SystemRandom().randrange(self.start, self.stop)
 
@@ -157,13 +157,13 @@ def _is_free(port: int) -> bool:
 
 
 async def read_fake(model: ModelConfig) -> TextModel:
-    """The demonstration model's vocabulary, for whatever process."""
+    """Return the demonstration model's vocabulary under the name and path of this model."""
     return replace(demonstration_text(), name=model.name, path=model.path)
 
 
 @dataclass
 class Garage:
-    """A fleet that runs, and its desk."""
+    """A running fleet and its dispatcher."""
 
     fleet: Fleet
     desk: Dispatcher
@@ -176,15 +176,15 @@ class Garage:
         return found
 
     def pid(self, model: str = "m") -> int:
-        """The model's process now."""
+        """Return the id of the model's current process."""
         pid = self.fleet._residents[model].pid
         assert pid is not None
         return pid
 
     async def until(self, reached: Callable[[], bool], within_s: float = 60.0) -> None:
-        """Wait until something has come about."""
+        """Wait until the condition holds."""
         with trio.fail_after(within_s):
-            while not reached():  # noqa: ASYNC110  # a process tells no event
+            while not reached():  # noqa: ASYNC110  # a process sends no event
                 await trio.sleep(0.005)
 
     async def state(self, model: str, *states: str) -> None:
@@ -192,7 +192,7 @@ class Garage:
         await self.until(lambda: self.status(model).state in states)
 
     async def ask(self, job: Job, *, begun: trio.Event | None = None) -> str:
-        """Return the text of an answer. Raises what its client would be told."""
+        """Return the text of a response; raise the error that its client would get."""
         texts: list[str] = []
         try:
             with trio.fail_after(60):
@@ -207,7 +207,7 @@ class Garage:
         return "".join(texts)
 
     async def ask_and_keep_error(self, job: Job, begun: trio.Event | None = None) -> None:
-        """Ask; what goes wrong is added to `errors`."""
+        """Run the job; append its error to `errors`."""
         try:
             await self.ask(job, begun=begun)
         except FairleadError as error:
@@ -219,7 +219,7 @@ def _text(delta: Delta) -> str:
 
 
 def question(model: str = "m", *, tokens: int = 3, **options: object) -> Job:
-    """A greedy job that an engine can run."""
+    """Return a greedy job that an engine can run."""
     number = next(_numbers)
     return Job(
         id=f"job {number}",
@@ -241,9 +241,9 @@ async def garage(
     make_process: ProcessFactory = make_process,
     **settings: object,
 ) -> AsyncIterator[Garage]:
-    """Run a fleet of these models; `waits` until it is loaded. Afterwards no process of it is left.
+    """Run a fleet of these models; with `waits`, wait until it is loaded. Check that no process is left.
 
-    `child` is the command of engine models.
+    `child` is the command line of engine processes.
     """
     settings = {"request_timeout_s": 60.0, **settings}
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
@@ -264,4 +264,4 @@ async def garage(
         yield opened
         pids = [resident.pid for resident in fleet._residents.values() if resident.pid is not None]
         nursery.cancel_scope.cancel()
-    assert [] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

@@ -1,4 +1,4 @@
-"""What tests of nodes share: a listener that remembers, a sink that does, jobs, and a stub in a nursery."""
+"""Shared by tests of nodes: a recording listener and sink, jobs, and a stub server in a nursery."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Listening:
-    """Keeps what a node reported, in order."""
+    """A listener that records what a node reports, in order."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
@@ -42,13 +42,13 @@ class Listening:
         self.news = trio.Event()
 
     async def until(self, kind: str, times: int = 1) -> None:
-        """Wait until there were so many reports of that kind."""
+        """Wait until there are that many reports of that kind."""
         while sum(report[0] == kind for report in self.reports) < times:
             await self.news.wait()
 
 
 class Collected:
-    """A sink that keeps everything, and when each came."""
+    """A sink that keeps everything, with events for the first delta and the end."""
 
     def __init__(self, choices: int = 1) -> None:
         self.deltas: list[Delta] = []
@@ -75,7 +75,7 @@ class Collected:
 
     @property
     def raw(self) -> bytes:
-        """All that would be passed on."""
+        """All bytes that would be relayed."""
         return b"".join(piece for delta in self.deltas for piece in delta.raw)
 
     @property
@@ -95,7 +95,7 @@ def relayed_job(
     model: str = "m",
     **body: Any,
 ) -> Job:
-    """A job as a client wrote it; `stub` in its body says how it is to be answered."""
+    """Return a job with a client's request; `stub` in its body selects the stub's response."""
     document = {"model": model, "messages": [], "stream": stream, **({"n": n} if n > 1 else {}), **body}
     return Job(
         id="chatcmpl-1",
@@ -112,16 +112,16 @@ def relayed_job(
 
 @asynccontextmanager
 async def stub() -> AsyncIterator[StubServer]:
-    """A stub server on a free port, gone at the end. No pool may have an exchange open then."""
+    """Run a stub server on a free port. No pool may have an open exchange at the end."""
     server = StubServer()
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve)
         yield server
         for upstream in _upstreams.pop(server.url, []):
             counts = upstream.statistics()
-            assert (0, 0) == (counts.busy, counts.waiting)
+            assert (counts.busy, counts.waiting) == (0, 0)
             upstream.close()
-            assert 0 == upstream.statistics().idle
+            assert upstream.statistics().idle == 0
         nursery.cancel_scope.cancel()
 
 
@@ -129,7 +129,7 @@ _upstreams: dict[str, list[Upstream]] = {}
 
 
 def upstream_of(server: StubServer, **options: Any) -> Upstream:
-    """A pool of connections to the stub; time limits as options, in seconds."""
+    """Return a pool of connections to the stub; timeouts are options, in seconds."""
     names = {"connect_s", "first_byte_s", "between_bytes_s", "idle_s"}
     timeouts = UpstreamTimeouts(**{name: options.pop(name) for name in names & options.keys()})
     upstream = Upstream(server.url, name="stub", timeouts=timeouts, **options)
@@ -138,7 +138,7 @@ def upstream_of(server: StubServer, **options: Any) -> Upstream:
 
 
 def ready_node(server: StubServer, listener: Listening | None = None, **options: Any) -> RemoteNode:
-    """A node on the stub that is up, and that nobody probes."""
+    """Return a node for the stub which is up and is not probed."""
     names = options.pop("names", {"m": "m"})
     seats = options.pop("seats", 4)
     own = {name: options.pop(name) for name in {"filters", "answer_bytes"} & options.keys()}
@@ -155,12 +155,12 @@ def ready_node(server: StubServer, listener: Listening | None = None, **options:
 
 
 def quick_health(**options: Any) -> HealthConfig:
-    """Probing as often as a test without a virtual clock can wait for."""
+    """Return settings with an interval short enough for a test without a virtual clock."""
     return HealthConfig(**{"interval_s": 0.05, "timeout_s": 60.0, **options})
 
 
 async def generated(node: RemoteNode, job: Job) -> Collected:
-    """Have a job run to its end."""
+    """Run a job to its end and return its sink."""
     into = Collected(job.sequences)
     async with node.generate(job, into):
         await into.over.wait()

@@ -1,7 +1,7 @@
-"""The whole parent between two tenants and two nodes, one of which says what a test wants it to say.
+"""The whole parent with two tenants and two nodes, one of which sends what the test chooses.
 
-All is real but the sockets: fleet, queue, gateway, application; the clock is virtual. `liar` has the model
-`lies`, `honest` has `truth`; both are probed, and say that they are Fairleads with one seat.
+Fleet, queue, gateway and application are real, the sockets are simulated, and the clock is virtual. `liar`
+has the model `lies`, `honest` has `truth`. Both are probed, and report to be Fairleads with one seat.
 """
 
 import json
@@ -35,7 +35,7 @@ LIMITS = KeyLimits(tokens_per_minute=TOKENS_PER_MINUTE, requests_per_minute=1000
 
 
 class Reply(msgspec.Struct):
-    """What a client got."""
+    """A response as a client received it."""
 
     status: int
     headers: dict[str, str]
@@ -43,7 +43,7 @@ class Reply(msgspec.Struct):
 
 
 class World:
-    """`says` is what the liar sends, by path; what is not in it, it answers as the honest one would."""
+    """The server under test. `says` maps paths to what `liar` sends; on other paths it acts as `honest`."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self.says: dict[str, Iterable[bytes | float]] = {}
@@ -88,10 +88,10 @@ class World:
             return [whole(b'{"data": [{"id": "lies"}]}')]
         return [whole(b'[{"model": "lies", "seats": 1}]') if path == "/running" else HONEST]
 
-    # Its clients -------------------------------------------------------------------------------------
+    # Clients -----------------------------------------------------------------------------------------
 
     async def ask(self, tenant: str, model: str, **fields: Any) -> Reply:
-        """Have a tenant's chat answered."""
+        """Send a tenant's chat request and return the response."""
         body = {"model": model, "messages": [], "max_tokens": 10, **fields}
         return await self.post(CHAT, json.dumps(body).encode(), self.keys[tenant].key)
 
@@ -132,22 +132,22 @@ class World:
         await self.app(scope, receive, send)
         return reply
 
-    # What is counted ---------------------------------------------------------------------------------
+    # Counts ------------------------------------------------------------------------------------------
 
     def account(self, tenant: str) -> tuple[Any, ...]:
-        """All that is counted of a tenant, but how long it has waited: tokens, requests, turns."""
+        """Return a tenant's counts except its waiting time: tokens, requests, and its count in the queue."""
         tally = self.gateway.statistics().tenants.get(tenant)
         counts = None if tally is None else (tally.jobs, tally.prompt_tokens, tally.generated_tokens)
         return counts, self.spent(tenant), self.dispatcher._scheduler._queue._line.counter(tenant)
 
     def spent(self, tenant: str) -> int:
-        """Tokens that were taken from a tenant's limit within the last minute; it has no job now."""
+        """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
         quota = self.app.hot._door._quotas.of(self.keys[tenant])
         assert quota.running == 0
         return TOKENS_PER_MINUTE - quota.tokens.remaining(trio.current_time())
 
     def check(self) -> None:
-        """Whatever is shown can be written, and is a number that can be."""
+        """Check that all statuses and metrics can be encoded, and that their numbers are possible."""
         status = next(status for status in self.fleet.nodes() if status.id == "liar")
         assert 0 <= status.seats <= 4096
         assert status.load is None or 0.0 <= status.load < math.inf
@@ -168,7 +168,7 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    """A world whose nodes are up."""
+    """Run a world whose nodes are up."""
     with scripted(lambda _request: []) as server:
         made = World(server)
         async with trio.open_nursery() as nursery:

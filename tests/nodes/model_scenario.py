@@ -1,4 +1,4 @@
-"""An engine model, from its load to its end, beside another: the boundaries of its life as fault points."""
+"""Fault points in the lifecycle of an engine model beside another one, from load to unload."""
 
 import socket
 from functools import partial
@@ -17,7 +17,7 @@ from nodes.simulated_child import SimulatedProcess, SimulatedProcesses
 
 WATCHDOG_S = 1.0
 
-# What must be among the steps, or the wrapping has come loose.
+# Steps that must be reached: a missing one means that its wrapper no longer applies.
 STEPS: set[Step] = {
     *(("load", name) for name in ("specify", "socketpair", "open_process", "send", "recv", "decode")),
     *(("load", name) for name in ("wait_readable", "progress", "node_up", "thread", "measure", "read log")),
@@ -29,7 +29,7 @@ STEPS: set[Step] = {
 
 
 async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
-    """A model is loaded, serves, dies, gets stuck and is unloaded; then everything is as it was."""
+    """Load a model, let it serve, die and hang, unload it; then check that nothing is left over."""
     models = (engine("m", watchdog_s=WATCHDOG_S), engine("other"))
     async with trio.open_nursery() as children:
         processes = SimulatedProcesses(children, points.aside)
@@ -57,7 +57,7 @@ async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
 async def _serve(
     opened: Garage, points: FaultPoints, processes: SimulatedProcesses, trouble: str | None
 ) -> None:
-    """Have two jobs run, and something happen to their process."""
+    """Run two jobs, and call the method `trouble` of their process meanwhile, if any."""
     async with trio.open_nursery() as clients:
         begun = trio.Event()
         clients.start_soon(ends, partial(opened.ask, begun=begun), question(tokens=50))
@@ -90,7 +90,7 @@ async def _check(
         assert len(left) == 1, f"processes {left}"
 
 
-# Its boundaries ----------------------------------------------------------------------------------------
+# Fault points ------------------------------------------------------------------------------------------
 
 
 def _wrap(points: FaultPoints) -> None:

@@ -1,4 +1,4 @@
-"""A remote node, from its joining to its removal: the boundaries of its life as fault points."""
+"""Fault points in the lifecycle of a remote node, from joining to removal."""
 
 import socket
 
@@ -22,7 +22,7 @@ from nodes.stub_server import StubServer, text
 
 HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 
-# What must be among the steps, or the wrapping has come loose.
+# Steps that must be reached: a missing one means that its wrapper no longer applies.
 STEPS: set[Step] = {
     *(
         ("join", name)
@@ -38,7 +38,7 @@ STEPS: set[Step] = {
 
 
 async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
-    """A node joins, serves, changes, goes down, comes up and is removed; then everything is as it was."""
+    """Add a node, let it serve, change, go down and come up, remove it; then check that nothing is left."""
     server = StubServer()
     server.seats = 2
     async with trio.open_nursery() as children:
@@ -61,7 +61,7 @@ async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
 
 
 def serve_on_socketpairs(points: FaultPoints, nursery: trio.Nursery, server: StubServer) -> None:
-    """Have each connection be one to the server. Not over TCP, which may deliver late on a busy machine:
+    """Connect every client to the server by a socket pair. TCP may deliver late on a busy machine, and
     virtual time would not wait for it.
     """
 
@@ -76,7 +76,7 @@ def serve_on_socketpairs(points: FaultPoints, nursery: trio.Nursery, server: Stu
 
 
 def wrap_relaying(points: FaultPoints) -> None:
-    """Make points of what relaying and probing touch."""
+    """Make fault points of the functions that relaying and probing use."""
     points.wrap(upstream, "connect", "connect")
     for name in ("send", "receive", "is_stale", "close"):
         points.wrap(PlainLink, name, f"link {name}")
@@ -102,7 +102,7 @@ def wrap_relaying(points: FaultPoints) -> None:
 
 
 async def ask(opened: Garage, job: Job) -> None:
-    """Have a job relayed. Whatever fails, its client is told in our own words."""
+    """Relay a job. Any failure must reach its client as a `FairleadError`."""
     error = await ends(opened.ask, job)
     assert error is None or isinstance(error, FairleadError), repr(error)
 

@@ -1,7 +1,7 @@
-"""A server that sends what a test says, byte for byte, over connections that are none: without a socket.
+"""A server that sends exactly the bytes that a test chooses, over simulated connections without a socket.
 
 The whole client is under test, from the pool of connections up. Sources may be endless: a connection counts
-what was read of it (`read_bytes`), and whether it was closed.
+the bytes read from it (`read_bytes`), and records whether it was closed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from fairlead.nodes.remote_node import RemoteNode
 from fairlead.nodes.upstream import Upstream
 from nodes.listening import Listening
 
-# A number among the pieces is a pause in seconds.
+# A float among the pieces is a pause in seconds.
 Answer = Callable[[bytes], Iterable[bytes | float]]
 
 WELL = (
@@ -28,7 +28,7 @@ WELL = (
 
 
 class ScriptedLink:
-    """One connection: each request is answered with what the server says; then it is closed from afar."""
+    """One connection: it returns the server's response to each request, then end-of-file."""
 
     def __init__(self, server: "ScriptedServer") -> None:
         self._server = server
@@ -57,7 +57,7 @@ class ScriptedLink:
 
 
 class ScriptedServer:
-    """`answer` makes an answer of a request, in pieces; it may be changed. `links` are all connections."""
+    """`answer` maps a request to pieces of a response, and may be replaced. `links` are all connections."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -76,7 +76,7 @@ class ScriptedServer:
 
 @contextmanager
 def scripted(answer: Answer) -> Iterator[ScriptedServer]:
-    """Every connection that a pool opens within the block is one to this server."""
+    """Connect every pool to this server within the block."""
     server, connect = ScriptedServer(answer), module.connect
     module.connect = server.connect  # type: ignore[assignment]
     try:
@@ -86,7 +86,7 @@ def scripted(answer: Answer) -> Iterator[ScriptedServer]:
 
 
 def node(listener: Any = None, *, failures: int | None = None, **options: Any) -> RemoteNode:
-    """A node that is up and that nobody probes; with `failures`, its breaker opens after so many."""
+    """Return a node that is up and not probed; with `failures`, its breaker opens after that many."""
     upstream = Upstream("http://127.0.0.1:1", name="far")
     health = None if failures is None else HealthConfig(failures=failures)
     options = {"names": {"m": "m"}, "seats": 4, **options}
@@ -95,22 +95,22 @@ def node(listener: Any = None, *, failures: int | None = None, **options: Any) -
     return made
 
 
-# What it sends ---------------------------------------------------------------------------------------
+# Responses -------------------------------------------------------------------------------------------
 
 
 def head(kind: str | None = "application/json", *lines: str, status: str = "200 OK") -> bytes:
-    """The head of an answer."""
+    """Return the head of a response."""
     kinds = [] if kind is None else [f"Content-Type: {kind}"]
     return "\r\n".join([f"HTTP/1.1 {status}", *kinds, *lines, "", ""]).encode("latin-1")
 
 
 def whole(body: bytes, kind: str | None = "application/json", *lines: str, status: str = "200 OK") -> bytes:
-    """An answer with a length."""
+    """Return a response with a content length."""
     return head(kind, *lines, f"Content-Length: {len(body)}", status=status) + body
 
 
 def chunk(data: bytes) -> bytes:
-    """A chunk of a body."""
+    """Return a chunk of a body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -118,10 +118,10 @@ STREAM_HEAD = head("text/event-stream", "Transfer-Encoding: chunked")
 
 
 def stream(*events: bytes) -> bytes:
-    """A whole stream."""
+    """Return a whole streamed response."""
     return STREAM_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n"
 
 
 def endless(event: bytes, *before: bytes) -> Iterator[bytes]:
-    """A stream that has no end, in pieces of about 8 KiB."""
+    """Return an endless stream, in pieces of about 8 KiB."""
     return chain([STREAM_HEAD, *map(chunk, before)], repeat(chunk(event * max(1, 8192 // len(event)))))

@@ -1,4 +1,4 @@
-"""Processes that are none: their pipes and sockets are real, and they run in our own loop, on its clock."""
+"""Simulated processes: tasks in the test's event loop, on its clock, with real pipes and sockets."""
 
 import itertools
 import os
@@ -14,15 +14,15 @@ from fairlead.worker import main, wire
 from fairlead.worker.loop import Loop
 from worker import fake_child
 
-_pids = itertools.count(10_000_000)  # no system gives such
+_pids = itertools.count(10_000_000)  # above the process ids of any system
 
 Aside = Callable[[], AbstractContextManager[None]]
 
 
 class SimulatedProcesses:
-    """Starts them in place of `trio.lowlevel.open_process` and `os.killpg`; `all` are those that are left.
+    """Replaces `trio.lowlevel.open_process` and `os.killpg`. `all` holds the processes that are left.
 
-    One that is given a socket is a model's child: it runs `fake_child`, which behaves as its path says. All
+    A process with a socket is a model's child: it runs `fake_child`, and its path selects the behavior. All
     others only wait to be ended. `aside` is entered around each turn of a child.
     """
 
@@ -42,7 +42,7 @@ class SimulatedProcesses:
         return process
 
     def killpg(self, group: int, number: int) -> None:
-        """Signal the one process of a group, as long as it has not been waited for."""
+        """Signal the one process of a group, unless it has been reaped."""
         found = [process for process in self.all if process.pid == group and not process.is_reaped]
         if not found:
             raise ProcessLookupError
@@ -50,7 +50,7 @@ class SimulatedProcesses:
             found[0].send_signal(number)
 
     def left(self) -> list[int]:
-        """Return which have not ended, or nobody has waited for. The pipes of the others are forgotten."""
+        """Return the ids of processes that were not reaped; drop the others and their pipes."""
         for process in self.all:
             if process.is_reaped:
                 del process.stdin, process.stdout
@@ -59,7 +59,7 @@ class SimulatedProcesses:
 
 
 class SimulatedProcess:
-    """Has of `trio.Process` what is used of it. While it `hangs`, it does nothing but wait to be killed."""
+    """The used part of `trio.Process`. While `hangs` is set, it does nothing but wait to be killed."""
 
     def __init__(self, connection: socket.socket | None, aside: Aside) -> None:
         self.pid = next(_pids)
@@ -108,7 +108,7 @@ class SimulatedProcess:
             channel.write(main._ready(model))
             os.write(self._stdout, b"a line\n")
         while True:
-            while self.hangs:  # noqa: ASYNC110  # it tells nobody
+            while self.hangs:  # noqa: ASYNC110  # there is no event for it
                 await trio.sleep(0.1)
             if engine.idle:
                 await trio.lowlevel.wait_readable(connection)

@@ -1,22 +1,22 @@
-"""A small server of OpenAI's dialect, and of others', that misbehaves on demand.
+"""A small server of OpenAI's API, and of others, which misbehaves on demand.
 
-The answer has `words` words, a token each: "w0 w1 …". A request says how it is to be answered, in a member of
-its body named `stub`: {"words", "chunk_words", "delay_s", "how", "after"}. `how` is one of:
+A response has `words` words of one token each: "w0 w1 …". The member `stub` in the body of a request selects
+the response: {"words", "chunk_words", "delay_s", "how", "after"}. `how` is one of:
 
-    well        as it should be                   stall       nothing more after `after` events
+    well        a correct response                stall       nothing more after `after` events
     reset       a reset after `after` events      end         a clean end after `after` events, no finish
     half        half an event, then a clean end   broken      half a chunk of the body, then a clean close
-    no_done     all, but no [DONE]                close       well, but its length is the connection's end
+    no_done     all, but no [DONE]                close       correct, but the connection's end is the body's
     unfinished  no finish_reason, but [DONE]      error       an error event after `after` events
-    status      an answer with status `after`     kind        an answer that says it is text/html
-    garbage     no HTTP at all                    gzip        says that it is compressed
-    silent      no byte of an answer              gone        closes the connection without an answer
-    bad_chunk   a chunk size that is none         endless     never ends, as fast as it can
+    status      a response with status `after`    kind        a response with the type text/html
+    garbage     not HTTP                          gzip        a header says that it is compressed
+    silent      no byte of a response             gone        closes the connection without a response
+    bad_chunk   an invalid chunk size             endless     never ends, as fast as possible
     slow_end    all at once, but the body's end comes 60 s later
 
-`after` 0 with a streaming `how` comes after the head. With "waits", what is to come after `after` events, or
-as a whole, waits for a `release` of the server's `go`; with "held", as long as there is a file of that name.
-Standing settings are attributes of the server.
+With `after` 0, a streaming `how` applies directly after the head. With "waits", what follows `after` events,
+or a whole response, waits for a `release` of `go`; with "held", as long as a file of that name exists.
+Settings for all requests are attributes of the server.
 
     python stub_server.py --port N [--healthy-after S] [--fairlead] [--exit-after S]
 """
@@ -39,7 +39,7 @@ WORDS = 8
 
 @dataclass
 class Asked:
-    """One request as it came."""
+    """A request as it was received."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class Asked:
 
 
 class _Leave(Exception):
-    """The connection is to end; `reset` as rudely as can be."""
+    """Closes the connection; with `reset`, by a TCP reset."""
 
     def __init__(self, *, reset: bool = False) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class _Leave(Exception):
 
 
 class StubServer:
-    """Serves until cancelled. `requests` are those that came; `connections` the open ones, `accepted` all.
+    """Serves until cancelled. `requests` are those received; `connections` counts open ones, `accepted` all.
 
-    `behaviour` is what `stub` is where a request has none. `healthy` False: `/health` answers 503; `health`
-    False: it answers 404; else 200, and `says` something. `seats` not None: it looks like Fairlead, with that
-    many seats and `load` of them taken, true or not. `refuses`: every connection is closed as soon as it
-    comes. `go`: see "waits".
+    `behaviour` holds defaults for `stub`. `/health` returns 404 if `health` is False, 503 if `healthy` is
+    False, else 200 with `says` as its body. With `seats`, the server looks like Fairlead with that many seats
+    and `load` of them taken, true or not. With `refuses`, every connection is closed as soon as it is
+    accepted. `go`: see "waits".
     """
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class StubServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def jobs(self) -> list[Asked]:
-        """The requests that were no probes."""
+        """The requests that are not probes."""
         return [asked for asked in self.requests if asked.method == "POST"]
 
     async def serve(
@@ -153,7 +153,7 @@ class StubServer:
 
 
 class _Misbehaviour:
-    """One answer, as its request wants it."""
+    """One response, as its request demands."""
 
     def __init__(self, stream: trio.SocketStream, stub: dict[str, Any], go: trio.Semaphore) -> None:
         self.stream = stream
@@ -237,7 +237,7 @@ class _Misbehaviour:
     async def _turn(self) -> None:
         if self.waits:
             await self.go.acquire()
-        while self.held and Path(self.held).exists():  # noqa: ASYNC110  # a file tells no event
+        while self.held and Path(self.held).exists():  # noqa: ASYNC110  # a file sends no event
             await trio.sleep(0.01)
 
     async def _strike(self, event: bytes) -> None:
@@ -245,7 +245,7 @@ class _Misbehaviour:
         if self.how == "stall":
             await trio.sleep_forever()
         if self.how == "reset":
-            await trio.sleep(0.05)  # or what was sent before is lost with it
+            await trio.sleep(0.05)  # else the reset discards what was sent before
             raise _Leave(reset=True)
         if self.how == "end":
             await self.stream.send_all(b"0\r\n\r\n")
@@ -267,21 +267,21 @@ class _Misbehaviour:
         return event if self.how == "close" else b"%x\r\n%s\r\n" % (len(event), event)
 
 
-# What it says ----------------------------------------------------------------------------------------
+# Responses -------------------------------------------------------------------------------------------
 
 
 def word(number: int) -> str:
-    """The text of one token."""
+    """Return the text of one token."""
     return f"w{number} "
 
 
 def text(words: int = WORDS) -> str:
-    """The text of a whole answer."""
+    """Return the text of a whole response."""
     return "".join(map(word, range(words)))
 
 
 def pieces(words: int, chunk_words: int) -> list[str]:
-    """The text in chunks."""
+    """Return the text in pieces of `chunk_words` words."""
     return [
         "".join(map(word, range(start, min(start + chunk_words, words))))
         for start in range(0, words, chunk_words)
@@ -289,7 +289,7 @@ def pieces(words: int, chunk_words: int) -> list[str]:
 
 
 def stream_events(path: str, document: dict[str, Any], words: int, chunk_words: int) -> list[bytes]:
-    """All events of a streamed answer in the dialect of the path."""
+    """Return all events of a streamed response, in the API of the path."""
     if path == "/v1/messages":
         return _message_events(pieces(words, chunk_words))
     if path == "/v1/responses":
@@ -298,7 +298,7 @@ def stream_events(path: str, document: dict[str, Any], words: int, chunk_words: 
 
 
 def whole_answer(path: str, document: dict[str, Any], words: int) -> dict[str, Any]:
-    """A whole answer in the dialect of the path, with members that nobody knows."""
+    """Return a whole response, in the API of the path, with unknown members."""
     answer: dict[str, Any] = {"id": "stub", "model": document.get("model"), "unheard_of": [1, {"of": None}]}
     if path == "/v1/embeddings":
         return {**answer, "data": [{"index": 0, "embedding": [0.25, -1.0]}], "usage": {"prompt_tokens": 3}}
@@ -370,7 +370,7 @@ def _data(document: dict[str, Any]) -> bytes:
 
 
 def whole(status: int, body: bytes, *, kind: str = "application/json", encoding: str | None = None) -> bytes:
-    """A whole HTTP answer."""
+    """Return a whole HTTP response."""
     extra = f"Content-Encoding: {encoding}\r\n" if encoding else ""
     head = f"HTTP/1.1 {status} Stub\r\nContent-Type: {kind}\r\n{extra}Content-Length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
@@ -400,7 +400,7 @@ async def _read_request(stream: trio.SocketStream, buffer: bytearray) -> Asked |
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

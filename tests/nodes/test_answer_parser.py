@@ -1,4 +1,4 @@
-"""HTTP answers, however they are cut into reads: h11 reads the good ones too, the bad ones are refused."""
+"""HTTP responses split into reads anywhere: valid ones parse as with h11, invalid ones are refused."""
 
 from itertools import pairwise
 
@@ -16,19 +16,19 @@ bodies = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 
 
 def cut(data, places):
-    """The data in pieces that end at these places."""
+    """Return the data in pieces that end at these places."""
     ends = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
     return [data[start:end] for start, end in pairwise(ends)]
 
 
 def parsed(pieces):
-    """The parser after all pieces, and the body."""
+    """Return the parser after all pieces, and the body."""
     parser = AnswerParser()
     return parser, b"".join(parser.feed(piece) for piece in pieces)
 
 
 def by_h11(pieces):
-    """What h11 makes of it: status, headers, body; None when it is not whole."""
+    """Return status, headers and body as h11 parses them; None if the response is incomplete."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection.send(h11.EndOfMessage())
@@ -51,7 +51,7 @@ def by_h11(pieces):
 
 @st.composite
 def answers(draw):
-    """A good answer, in each framing, perhaps after interim ones."""
+    """Draw a valid response, in any framing, possibly after interim ones."""
     parts = draw(bodies)
     interim = draw(
         st.sampled_from([b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n"])
@@ -70,7 +70,7 @@ def answers(draw):
 
 
 @given(answer=answers(), places=st.lists(st.integers(0, 400), max_size=8))
-def test_h11_reads_the_same_however_it_is_cut(answer, places):
+def test_response_split_anywhere_parses_as_with_h11(answer, places):
     pieces = cut(answer, places)
     parser, body = parsed(pieces)
     assert parser.end()
@@ -80,7 +80,7 @@ def test_h11_reads_the_same_however_it_is_cut(answer, places):
 
 
 @given(answer=answers(), data=st.data())
-def test_an_answer_that_is_cut_off_is_not_whole(answer, data):
+def test_truncated_response_is_incomplete(answer, data):
     end = data.draw(st.integers(0, len(answer) - 1))
     parser, body = parsed([answer[:end]])
     until_close = b"Length" not in answer and b"chunked" not in answer
@@ -92,7 +92,7 @@ def test_an_answer_that_is_cut_off_is_not_whole(answer, data):
 
 
 @given(noise=st.binary(max_size=200), head=st.sampled_from([b"", OK, CHUNKED, CHUNKED + b"5\r\n"]))
-def test_noise_is_refused_or_waited_on_but_never_breaks_it(noise, head):
+def test_random_bytes_raise_nothing_but_bad_answer(noise, head):
     parser = AnswerParser()
     try:
         parser.feed(head)
@@ -136,27 +136,27 @@ def test_noise_is_refused_or_waited_on_but_never_breaks_it(noise, head):
         b"HTTP/1.1 100 Continue\r\n\r\n" * 11,
     ],
 )
-def test_what_is_no_good_answer_is_refused(answer):
+def test_invalid_response_is_refused(answer):
     with pytest.raises(BadAnswer):
         parsed([answer, b""])
 
 
-def test_the_same_length_twice_is_one():
+def test_repeated_equal_content_length_is_accepted():
     parser, body = parsed([OK + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc"])
-    assert b"abc" == body
+    assert body == b"abc"
     assert parser.is_complete
 
 
 @pytest.mark.parametrize("framed", [OK + b"Content-Length: 1\r\n\r\na", CHUNKED + b"1\r\na\r\n0\r\n\r\n"])
-def test_what_comes_after_the_answer_is_surplus(framed):
+def test_bytes_after_the_response_are_surplus(framed):
     parser, body = parsed([framed + b"more"])
-    assert b"a" == body
+    assert body == b"a"
     assert parser.is_complete
     assert parser.surplus
 
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
-def test_some_answers_have_no_body(status):
+def test_status_204_and_304_have_no_body(status):
     parser, _ = parsed([b"HTTP/1.1 " + status + b"\r\n\r\n"])
     assert parser.is_complete
 
@@ -165,27 +165,27 @@ def test_some_answers_have_no_body(status):
     ("version", "connection", "keeps"),
     [(b"1.1", b"", True), (b"1.1", b"close", False), (b"1.0", b"", False), (b"1.0", b"Keep-Alive", True)],
 )
-def test_who_closes_says_so(version, connection, keeps):
+def test_keep_alive_follows_the_version_and_the_connection_header(version, connection, keeps):
     head = b"HTTP/%s 200 OK\r\nConnection: %s\r\nContent-Length: 0\r\n\r\n" % (version, connection)
     parser, _ = parsed([head])
     assert parser.head is not None
     assert keeps == parser.head.keep_alive
 
 
-def test_the_good_part_of_a_read_comes_before_the_refusal_of_the_rest():
+def test_valid_part_of_a_read_is_returned_before_the_rest_is_refused():
     parser = AnswerParser()
-    assert b"abc" == parser.feed(CHUNKED + b"3\r\nabc\r\nzz\r\n")
+    assert parser.feed(CHUNKED + b"3\r\nabc\r\nzz\r\n") == b"abc"
     with pytest.raises(BadAnswer):
         parser.feed(b"x")
 
 
-def test_answer_to_head_has_no_body_whatever_length_it_announces():
+def test_response_to_head_has_no_body_whatever_its_content_length():
     parser = AnswerParser(has_body=False)
     assert parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n") == b""
     assert (parser.is_complete, parser.surplus) == (True, False)
 
 
-def test_body_after_an_answer_to_head_is_surplus():
+def test_body_after_a_response_to_head_is_surplus():
     parser = AnswerParser(has_body=False)
     parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
     assert (parser.is_complete, parser.surplus) == (True, True)

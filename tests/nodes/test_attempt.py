@@ -1,4 +1,4 @@
-"""One try at a job: its failure ends the try, not the answer."""
+"""One attempt at a job: its failure ends the attempt, not the response."""
 
 import pytest
 import trio
@@ -9,15 +9,15 @@ from fairlead.nodes.attempt import Attempt, again
 from fairlead.nodes.deltas import Deltas
 
 
-async def test_what_is_put_arrives_without_a_function_in_between():
+async def test_attempt_uses_put_of_the_channel_directly():
     deltas = Deltas(1)
     attempt = Attempt(deltas)
     assert deltas.put == attempt.put
     attempt.put(Delta(0, "a"))
-    assert ["a"] == [delta.text for delta in await deltas.take()]
+    assert [delta.text for delta in await deltas.take()] == ["a"]
 
 
-async def test_a_failure_ends_the_attempt_and_not_the_answer():
+async def test_failure_ends_the_attempt_and_not_the_response():
     deltas = Deltas(1)
     attempt = Attempt(deltas)
     with trio.fail_after(60), attempt.scope:
@@ -27,17 +27,17 @@ async def test_a_failure_ends_the_attempt_and_not_the_answer():
     assert isinstance(attempt.error, NodeFailed)
 
 
-async def test_the_first_failure_counts_and_nothing_comes_after_it():
+async def test_first_failure_is_kept_and_later_deltas_are_dropped():
     deltas = Deltas(1)
     attempt = Attempt(deltas)
     attempt.fail(NodeFailed("gone"))
     attempt.fail(EngineFailed("NaN"))
     attempt.put(Delta(0, "late", finish_reason="stop"))
-    assert "gone" == str(attempt.error)
-    assert (0, False) == (deltas.tokens, deltas.is_over)
+    assert str(attempt.error) == "gone"
+    assert (deltas.tokens, deltas.is_over) == (0, False)
 
 
-async def test_an_attempt_that_is_closed_lets_nothing_pass():
+async def test_closed_attempt_drops_deltas():
     deltas = Deltas(1)
     attempt = Attempt(deltas)
     attempt.close()
@@ -45,15 +45,15 @@ async def test_an_attempt_that_is_closed_lets_nothing_pass():
     assert not deltas.is_over
 
 
-async def test_another_attempt_at_what_nobody_has_read_is_a_new_beginning():
+async def test_retry_before_any_read_starts_over():
     deltas = Deltas(1, keeps=True)
     deltas.put(Delta(0, "uno ", [1]))
     assert deltas is again(deltas)
     deltas.put(Delta(0, "one.", [2], finish_reason="stop"))
-    assert ["one."] == [delta.text for delta in await deltas.take()]
+    assert [delta.text for delta in await deltas.take()] == ["one."]
 
 
-async def test_another_attempt_at_what_was_read_and_not_kept_is_none():
+async def test_retry_is_impossible_after_a_read_that_was_not_kept():
     deltas = Deltas(1)
     deltas.put(Delta(0, "one ", [1]))
     await deltas.take()
@@ -61,10 +61,10 @@ async def test_another_attempt_at_what_was_read_and_not_kept_is_none():
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
-async def test_another_attempt_at_what_was_read_goes_on_behind_all_that_was_put(attempts):
+async def test_retry_after_a_read_continues_after_all_deltas_put(attempts):
     deltas = Deltas(1, keeps=True)
     deltas.put(Delta(0, "one ", [1]))
-    assert ["one "] == [delta.text for delta in await deltas.take()]
+    assert [delta.text for delta in await deltas.take()] == ["one "]
     deltas.put(Delta(0, "two ", [2]))
     for attempt in range(attempts):
         sink = again(deltas)
@@ -76,7 +76,7 @@ async def test_another_attempt_at_what_was_read_goes_on_behind_all_that_was_put(
     assert 2 + attempts == deltas.tokens
 
 
-async def test_what_another_kind_of_node_adds_is_not_mixed_with_what_was_not_read():
+async def test_retry_on_another_kind_of_node_is_not_merged_with_unread_deltas():
     deltas = Deltas(1, keeps=True)
     deltas.put(Delta(0, "one ", [1]))
     await deltas.take()
@@ -86,11 +86,11 @@ async def test_what_another_kind_of_node_adds_is_not_mixed_with_what_was_not_rea
     event = b'data: {"choices":[{"index":0,"delta":{"content":"one two three "}}]}\n\n'
     sink.put(Delta(0, "one two three ", raw=[event], relayed_tokens=1))
     own, theirs = await deltas.take()
-    assert ("two ", []) == (own.text, own.raw)
+    assert (own.text, own.raw) == ("two ", [])
     assert b'"content":"three "' in b"".join(theirs.raw)
 
 
-async def test_a_failure_in_a_replay_is_the_attempts_and_a_difference_is_the_answers():
+async def test_failure_ends_only_the_replay_and_a_difference_fails_the_response():
     deltas = Deltas(1, keeps=True)
     deltas.put(Delta(0, "one ", [1]))
     await deltas.take()

@@ -1,4 +1,4 @@
-"""A server that a command starts: loaded, used, stopped, and gone without a trace."""
+"""A server started by a command: it loads, serves, stops, and leaves no process or file."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port
 
 
 def command(*options, **settings):
-    """A stub as a command on a free port."""
+    """Return a command that starts a stub on a free port."""
     port = free_port()
     given = {
         "cmd": (*STUB, str(port), *options),
@@ -31,17 +31,17 @@ def command(*options, **settings):
 
 
 def sleeping(**settings):
-    """A command that serves nothing and is never asked."""
+    """Return a command that serves nothing and has no health check."""
     return command(cmd=("sleep", "1000"), check_endpoint="none", **settings)
 
 
 def is_free(url):
-    """Whether nobody listens there."""
+    """Return whether nothing listens on the URL's port."""
     with socket.socket() as visitor:
         return bool(visitor.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))))
 
 
-async def test_it_loads_serves_and_stops():
+async def test_command_node_loads_serves_and_stops():
     listener, progress = Listening(), []
     node = CommandNode(
         command(
@@ -53,26 +53,26 @@ async def test_it_loads_serves_and_stops():
         listener,
         on_progress=lambda fraction, stage: progress.append((fraction, stage)),
     )
-    assert "stopped" == node.status().state
+    assert node.status().state == "stopped"
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         assert node.is_ready
-        assert [("up", "command:m", 3)] == listener.reports
+        assert listener.reports == [("up", "command:m", 3)]
         got = await generated(node, relayed_job(seed=5))
         assert text() == got.text()
         got = await generated(node, relayed_job(stream=False, stub={"words": 10_000}))
         assert "more than 10000 bytes" in got.error.message
         assert node.status().output[0].endswith(f"process {node.pid}")
         nursery.cancel_scope.cancel()
-    assert [("up", "command:m", 3), ("down", "command:m")] == listener.reports
-    assert "stopped" == node.status().state
+    assert listener.reports == [("up", "command:m", 3), ("down", "command:m")]
+    assert node.status().state == "stopped"
     assert not Path(f"/proc/{node.pid}").exists()
     assert is_free(node._config.proxy)
-    assert (1.0, "ready") == progress[-1]
+    assert progress[-1] == (1.0, "ready")
     assert {(None, "waiting for /health")} >= set(progress[:-1])
 
 
-async def test_it_is_ready_only_when_its_server_says_so():
+async def test_node_is_ready_only_after_its_health_check_succeeds():
     async with stub() as server, trio.open_nursery() as nursery:
         server.healthy = False
         node = CommandNode(command(cmd=("sleep", "1000"), proxy=server.url), Listening())
@@ -80,7 +80,7 @@ async def test_it_is_ready_only_when_its_server_says_so():
         with trio.fail_after(60):
             while len(server.requests) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.01)
-        assert "loading" == node.status().state
+        assert node.status().state == "loading"
         with pytest.raises(NodeFailed, match="is down"):
             async with node.generate(relayed_job(), Collected()):
                 pass
@@ -92,7 +92,7 @@ async def test_it_is_ready_only_when_its_server_says_so():
 
 
 async def _fails(node) -> FairleadError:
-    """What the node's life ends with."""
+    """Run the node and return the error it ends with."""
     with trio.fail_after(60):
         try:
             await node.run()
@@ -101,17 +101,17 @@ async def _fails(node) -> FairleadError:
     raise AssertionError("it did not fail")
 
 
-async def test_one_that_ends_while_loading_says_its_last_words():
+async def test_command_that_exits_while_loading_reports_its_last_lines():
     listener = Listening()
     script = "import sys\nfor n in range(30): print('line', n)\nsys.exit('no such file: model.gguf')"
     error = await _fails(CommandNode(command(cmd=(sys.executable, "-c", script)), listener))
     assert isinstance(error, LoadFailed)
     assert error.message.startswith("m ended with exit status 1 while loading\nline 21\n")
     assert error.message.endswith("no such file: model.gguf")
-    assert [] == listener.reports
+    assert listener.reports == []
 
 
-async def test_one_that_never_answers_has_so_much_time(mock_clock):
+async def test_command_that_never_answers_fails_after_the_health_check_timeout(mock_clock):
     node = CommandNode(command("--healthy-after", "100", health_check_timeout_s=1.0), Listening())
 
     async def let_time_pass_when_it_has_printed():
@@ -128,13 +128,13 @@ async def test_one_that_never_answers_has_so_much_time(mock_clock):
     assert is_free(node._config.proxy)
 
 
-async def test_one_that_cannot_be_started_says_why():
+async def test_command_that_cannot_start_reports_the_reason():
     error = await _fails(CommandNode(command(cmd=("/no/such/program",)), Listening()))
     assert isinstance(error, LoadFailed)
     assert "m cannot be started" in error.message
 
 
-async def test_one_that_dies_takes_its_jobs_along_and_tells_the_listener_first():
+async def test_death_of_a_command_is_reported_before_its_jobs_fail():
     listener, order, errors = Listening(), [], []
 
     class Failing(Collected):
@@ -158,12 +158,12 @@ async def test_one_that_dies_takes_its_jobs_along_and_tells_the_listener_first()
             os.kill(node.pid, signal.SIGKILL)
             await into.over.wait()
     assert isinstance(into.error, NodeFailed)
-    assert [["up", "down"]] == order or "broke off" in into.error.message
-    assert ["up", "down"] == [report[0] for report in listener.reports]
+    assert order == [["up", "down"]] or "broke off" in into.error.message
+    assert [report[0] for report in listener.reports] == ["up", "down"]
     assert errors[0].message.startswith("m was killed by SIGKILL\n")
 
 
-async def test_one_that_is_stopped_fails_its_jobs_before_its_process_is_asked_to_end():
+async def test_stopping_fails_the_jobs_before_the_process_ends():
     listener = Listening()
     node = CommandNode(command("--ignore-sigterm", unload_timeout_s=0.3), listener)
     into = Collected()
@@ -184,14 +184,14 @@ async def test_one_that_is_stopped_fails_its_jobs_before_its_process_is_asked_to
     assert not Path(f"/proc/{node.pid}").exists()
 
 
-async def test_one_that_is_never_asked_is_ready_at_once():
+async def test_command_without_a_health_check_is_ready_at_once():
     listener = Listening()
     node = CommandNode(sleeping(), listener)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         assert node.is_ready
         nursery.cancel_scope.cancel()
-    assert ["up", "down"] == [report[0] for report in listener.reports]
+    assert [report[0] for report in listener.reports] == ["up", "down"]
 
 
 async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
@@ -201,7 +201,7 @@ async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)
                 scope.cancel()
-        assert "stopped" == node.status().state
+        assert node.status().state == "stopped"
         assert node.pid is None or not Path(f"/proc/{node.pid}").exists()
         return node.pid is not None
 

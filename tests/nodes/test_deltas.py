@@ -1,4 +1,4 @@
-"""The channel between a step and a reader: what is not read is merged, and nothing is lost or repeated."""
+"""The channel from engine steps to a reader: unread deltas are merged, and none is lost or repeated."""
 
 import pytest
 import trio
@@ -20,15 +20,15 @@ async def test_a_slow_reader_gets_fewer_larger_deltas():
     assert [Delta(0, text="abc", token_ids=[1, 1, 1])] == await deltas.take()
 
 
-async def test_the_end_is_an_empty_list():
+async def test_take_returns_an_empty_list_at_the_end():
     deltas = Deltas(1)
     deltas.put(Delta(0, text="a", finish_reason="stop"))
-    assert ["a"] == [delta.text for delta in await deltas.take()]
-    assert [] == await deltas.take()
+    assert [delta.text for delta in await deltas.take()] == ["a"]
+    assert await deltas.take() == []
     await deltas.ended()
 
 
-async def test_it_ends_only_when_every_choice_has_ended(autojump_clock):
+async def test_channel_ends_only_when_every_choice_has_ended(autojump_clock):
     deltas = Deltas(2)
     deltas.put(Delta(0, finish_reason="stop"))
     with trio.move_on_after(1) as scope:
@@ -38,24 +38,24 @@ async def test_it_ends_only_when_every_choice_has_ended(autojump_clock):
     await deltas.ended()
 
 
-async def test_a_failure_comes_after_what_was_there_before_it():
+async def test_failure_is_raised_after_earlier_deltas_are_read():
     deltas = Deltas(1)
     deltas.put(Delta(0, text="a"))
     deltas.fail(NodeFailed("gone"))
     await deltas.started()
-    assert ["a"] == [delta.text for delta in await deltas.take()]
+    assert [delta.text for delta in await deltas.take()] == ["a"]
     with pytest.raises(NodeFailed, match="gone"):
         await deltas.take()
 
 
-async def test_a_failure_before_anything_else_is_raised_at_the_start():
+async def test_failure_before_any_delta_is_raised_by_started():
     deltas = Deltas(1)
     deltas.fail(NodeFailed("gone"))
     with pytest.raises(NodeFailed, match="gone"):
         await deltas.started()
 
 
-async def test_nothing_is_added_to_what_was_sealed():
+async def test_sealed_deltas_are_not_merged_with_later_ones():
     deltas = Deltas(2)
     deltas.put(Delta(1, "b"))
     deltas.put(Delta(0, "a"))
@@ -63,12 +63,12 @@ async def test_nothing_is_added_to_what_was_sealed():
     deltas.put(Delta(0, "c"))
     deltas.fail(NodeFailed("gone"))
     await deltas.started()
-    assert ["b", "a", "c"] == [delta.text for delta in await deltas.take()]
+    assert [delta.text for delta in await deltas.take()] == ["b", "a", "c"]
     with pytest.raises(NodeFailed, match="gone"):
         await deltas.take()
 
 
-async def test_what_is_sealed_is_there_to_be_read_and_comes_before_what_a_tap_takes():
+async def test_sealed_delta_is_read_before_the_tap_is_offered_more():
     deltas = Deltas(1)
     taken, tapped = [], []
 
@@ -82,20 +82,20 @@ async def test_what_is_sealed_is_there_to_be_read_and_comes_before_what_a_tap_ta
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
-        deltas.put(Delta(0, "first"))  # which the tap does not take
+        deltas.put(Delta(0, "first"))  # the tap refuses it
         deltas.seal()
         deltas.put(Delta(0, "second"))
-    assert ["first", "second"] == taken
-    assert ["first"] == tapped
+    assert taken == ["first", "second"]
+    assert tapped == ["first"]
 
 
-async def test_what_comes_after_the_end_is_dropped():
+async def test_deltas_and_failures_after_the_end_are_dropped():
     deltas = Deltas(1)
     deltas.put(Delta(0, text="a", finish_reason="stop"))
     deltas.put(Delta(0, text="late"))
     deltas.fail(NodeFailed("too late to matter"))
-    assert ["a"] == [delta.text for delta in await deltas.take()]
-    assert [] == await deltas.take()
+    assert [delta.text for delta in await deltas.take()] == ["a"]
+    assert await deltas.take() == []
 
 
 async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
@@ -113,11 +113,11 @@ async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
             deltas.put(Delta(0, text=text))
         await trio.sleep(1)
         deltas.put(Delta(0, finish_reason="stop"))
-    assert ["a", "b", ""] == seen
+    assert seen == ["a", "b", ""]
 
 
 async def tapped(deltas: Deltas, taken: list[str], *, takes: bool = True) -> list[str]:
-    """Read to the end with a tap that writes down what it takes; return what the reader was given."""
+    """Read to the end with a tap that records what it takes; return what the reader received."""
     given = []
 
     def tap(pieces: list[Delta]) -> bool:
@@ -131,7 +131,7 @@ async def tapped(deltas: Deltas, taken: list[str], *, takes: bool = True) -> lis
 
 
 @pytest.mark.parametrize(("takes", "poured", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
-async def test_what_a_tap_takes_does_not_wake_the_reader_who_gets_the_rest(takes, poured, read):
+async def test_reader_is_woken_only_for_what_the_tap_does_not_take(takes, poured, read):
     deltas = Deltas(1)
     taken: list[str] = []
     given: list[str] = []
@@ -148,7 +148,7 @@ async def test_what_a_tap_takes_does_not_wake_the_reader_who_gets_the_rest(takes
     assert (poured, read, 3) == (taken, given, deltas.tokens)
 
 
-async def test_a_tap_is_offered_nothing_while_something_waits_before_it():
+async def test_tap_is_offered_nothing_while_earlier_deltas_are_unread():
     deltas = Deltas(1)
     taken: list[str] = []
     given: list[str] = []
@@ -172,20 +172,20 @@ async def test_a_tap_is_offered_nothing_while_something_waits_before_it():
         await trio.testing.wait_all_tasks_blocked()
         deltas.put(Delta(0, text="c"))
         deltas.put(Delta(0, finish_reason="stop"))
-    assert (["ab", ""], ["c"]) == (given, taken)
+    assert (given, taken) == (["ab", ""], ["c"])
 
 
-async def test_a_reader_that_stopped_waiting_has_left_no_tap(autojump_clock):
+async def test_cancelled_reader_removes_its_tap(autojump_clock):
     deltas = Deltas(1)
     taken: list[str] = []
     with trio.move_on_after(1):
         await tapped(deltas, taken)
     deltas.put(Delta(0, text="a"))
-    assert ([], ["a"]) == (taken, [delta.text for delta in await deltas.take()])
+    assert (taken, [delta.text for delta in await deltas.take()]) == ([], ["a"])
 
 
 @given(pieces=pieces, reads=st.lists(st.booleans(), max_size=20))
-def test_whenever_it_is_read_the_sum_is_what_was_put(pieces, reads):
+def test_reads_at_any_time_return_all_that_was_put(pieces, reads):
     async def main() -> None:
         deltas = Deltas(3)
         got = {index: ("", []) for index in range(3)}
@@ -212,7 +212,7 @@ def test_whenever_it_is_read_the_sum_is_what_was_put(pieces, reads):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-async def test_what_nobody_has_read_can_be_begun_anew(autojump_clock, keeps):
+async def test_unread_channel_can_be_restarted(autojump_clock, keeps):
     deltas = Deltas(2, keeps=keeps)
     deltas.put(Delta(0, "old", [1, 2], finish_reason="stop"))
     deltas.put(Delta(1, "old", [3]))
@@ -222,13 +222,13 @@ async def test_what_nobody_has_read_can_be_begun_anew(autojump_clock, keeps):
     assert scope.cancelled_caught
     for index in range(2):
         deltas.put(Delta(index, "new", [4], finish_reason="stop"))
-    assert ["new", "new"] == [delta.text for delta in await deltas.take()]
-    assert [] == await deltas.take()
-    assert 2 == deltas.tokens
+    assert [delta.text for delta in await deltas.take()] == ["new", "new"]
+    assert await deltas.take() == []
+    assert deltas.tokens == 2
     assert deltas.is_over
 
 
-async def test_a_reader_that_was_woken_in_vain_waits_on(autojump_clock, nursery):
+async def test_reader_woken_before_a_restart_continues_to_wait(autojump_clock, nursery):
     deltas = Deltas(1)
     read: list[str] = []
 
@@ -243,22 +243,22 @@ async def test_a_reader_that_was_woken_in_vain_waits_on(autojump_clock, nursery)
     await trio.sleep(1)
     deltas.put(Delta(0, "new", finish_reason="stop"))
     await trio.testing.wait_all_tasks_blocked()
-    assert ["new"] == read
+    assert read == ["new"]
 
 
 @pytest.mark.parametrize("taps", [False, True])
-async def test_what_was_read_cannot_be_taken_back(nursery, taps):
+async def test_channel_cannot_be_restarted_after_a_read(nursery, taps):
     deltas = Deltas(1)
     nursery.start_soon(deltas.take, (lambda _: True) if taps else None)
     await trio.testing.wait_all_tasks_blocked()
     deltas.put(Delta(0, "some", [1]))
     await trio.testing.wait_all_tasks_blocked()
     assert not deltas.restart()
-    assert 1 == deltas.tokens
+    assert deltas.tokens == 1
     nursery.cancel_scope.cancel()
 
 
-async def test_a_tap_that_took_nothing_has_read_nothing(nursery):
+async def test_channel_can_be_restarted_when_the_tap_took_nothing(nursery):
     deltas = Deltas(1)
     with trio.move_on_after(0.0):
         await deltas.take(lambda _: False)
@@ -267,7 +267,7 @@ async def test_a_tap_that_took_nothing_has_read_nothing(nursery):
 
 
 @given(st.data(), pieces)
-async def test_what_is_kept_is_all_that_was_put_however_it_was_read(data, pieces):
+async def test_kept_deltas_are_all_that_was_put_however_they_were_read(data, pieces):
     deltas = Deltas(3, keeps=True)
     poured: list[Delta] = []
     expected: dict[int, Delta] = {}
@@ -292,14 +292,14 @@ async def test_what_is_kept_is_all_that_was_put_however_it_was_read(data, pieces
     assert expected == kept
 
 
-async def test_relayed_tokens_count():
+async def test_relayed_tokens_are_counted():
     deltas = Deltas(1)
     deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
     deltas.put(Delta(0, "bc", raw=[b"bc"], relayed_tokens=2))
-    assert 3 == deltas.tokens
+    assert deltas.tokens == 3
 
 
-async def test_a_correction_never_makes_the_count_negative():
+async def test_correction_never_makes_the_token_count_negative():
     deltas = Deltas(1)
     deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
     deltas.put(Delta(0, relayed_tokens=-999))

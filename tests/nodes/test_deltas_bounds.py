@@ -1,4 +1,4 @@
-"""What nobody reads is not read from the server that sends it; what is too long is not kept."""
+"""Unread deltas pause the reading of their server; a response that is too long is not kept."""
 
 import pytest
 import trio
@@ -14,7 +14,7 @@ from nodes.listening import ready_node, relayed_job, stub
 
 @pytest.fixture(autouse=True)
 def only_bytes_count(monkeypatch):
-    """As if a delta took nothing but its bytes."""
+    """Count only the bytes of a delta, without its own size."""
     monkeypatch.setattr(module, "DELTA_BYTES", 0)
 
 
@@ -34,13 +34,13 @@ async def test_a_server_is_not_read_faster_than_the_client_reads(monkeypatch):
                     while deltas.room() is None:
                         await trio.lowlevel.checkpoint()
                     held = deltas._unread_bytes
-                    await wait_all_tasks_blocked(0.01)  # the server, too: it writes as long as we read
+                    await wait_all_tasks_blocked(0.01)  # the server as well: it writes as long as it is read
                     assert held == deltas._unread_bytes
                     assert await deltas.take()
                     assert deltas.room() is None
 
 
-async def test_who_does_not_read_does_not_take_the_server_to_be_silent(autojump_clock):
+async def test_silence_timeout_is_suspended_while_the_client_does_not_read(autojump_clock):
     clock, read = Clock(None), trio.Event()
     with trio.move_on_after(1000) as outer, clock.scope:
         clock.begin("fell silent", 10)
@@ -52,7 +52,7 @@ async def test_who_does_not_read_does_not_take_the_server_to_be_silent(autojump_
     assert trio.current_time() + 10 == clock.scope.deadline
 
 
-async def test_room_is_there_again_when_all_was_read_or_nothing_more_will_come(monkeypatch):
+async def test_room_returns_when_all_is_read_or_the_stream_has_ended(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     deltas.put(raw(10))
@@ -69,7 +69,7 @@ async def test_room_is_there_again_when_all_was_read_or_nothing_more_will_come(m
     assert deltas.room() is None
 
 
-async def test_what_a_reader_takes_at_once_needs_no_room(monkeypatch):
+async def test_deltas_that_a_tap_takes_need_no_room(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ async def test_what_a_reader_takes_at_once_needs_no_room(monkeypatch):
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(10, True), (11, False)])
-async def test_an_answer_that_is_too_long_is_not_kept_for_a_repetition(monkeypatch, size, is_kept):
+async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size, is_kept):
     monkeypatch.setattr(module, "KEPT_BYTES", 10)
     deltas = Deltas(1, keeps=True)
     deltas.put(raw(size))
@@ -90,7 +90,7 @@ async def test_an_answer_that_is_too_long_is_not_kept_for_a_repetition(monkeypat
     assert is_kept == (again(deltas) is not None)
 
 
-async def test_what_a_delta_takes_itself_counts_as_well(monkeypatch):
+async def test_own_size_of_a_delta_counts_against_the_limits(monkeypatch):
     monkeypatch.setattr(module, "DELTA_BYTES", 400)
     monkeypatch.setattr(module, "UNREAD_BYTES", 100 * 402)
     monkeypatch.setattr(module, "KEPT_BYTES", 200 * 402)

@@ -1,4 +1,4 @@
-"""Answers without end cost little memory, end with an error, and leave their node able to serve again."""
+"""Endless responses take little memory, end with an error, and leave their node able to serve again."""
 
 import gc
 import tracemalloc
@@ -32,7 +32,7 @@ ENDED = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 NO_LENGTH = head("application/json", "Connection: close")
 JSON_CHUNKED = head("application/json", "Transfer-Encoding: chunked")
 
-# What is sent, and how it ends; and whether it streams.
+# What the server sends, the pattern of the error, and whether the job streams.
 ENDLESS = {
     "whole": (lambda: chain([NO_LENGTH], repeat(b"x" * 8192)), "more than 100000 bytes", False),
     "whole, announced": (
@@ -108,12 +108,12 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-async def test_what_has_no_end_is_ended_with_little_read_and_little_held(name):
+async def test_endless_response_is_cut_off_early_with_little_memory(name):
     answer, says, streams = ENDLESS[name]
     with scripted(lambda _request: answer()) as server:
         far = node(answer_bytes=MOST)
         job = relayed_job(stream=streams)
-        await generated(far, job)  # so that what is made once is there
+        await generated(far, job)  # creates what is made only once
         gc.collect()
         tracemalloc.start()
         got = await generated(far, job)
@@ -133,7 +133,7 @@ async def test_what_has_no_end_is_ended_with_little_read_and_little_held(name):
         assert far.status().connections.busy == 0
 
 
-async def test_what_comes_after_the_end_of_a_stream_is_dropped_and_its_connection_too():
+async def test_data_after_the_end_of_a_stream_is_dropped_with_its_connection():
     with scripted(lambda _request: endless(b"x" * 8192, WELL)) as server:
         got = await generated(node(), relayed_job())
         assert (got.error, got.raw) == (None, WELL)
@@ -141,7 +141,7 @@ async def test_what_comes_after_the_end_of_a_stream_is_dropped_and_its_connectio
         assert server.open_links == 0
 
 
-async def test_comments_now_and_then_do_not_end_a_stream_that_says_something():
+async def test_stream_with_comments_between_its_events_succeeds():
     said = b'data: {"choices":[{"text":"a"}]}\n\n'
     events = [(b": still here\n\n" * 9 + said) * 20] * 100
     with scripted(lambda _request: [stream(*events, WELL)]):
@@ -151,7 +151,7 @@ async def test_comments_now_and_then_do_not_end_a_stream_that_says_something():
 
 
 @pytest.mark.parametrize(("answer_bytes", "is_taken"), [(len(ANSWER), True), (len(ANSWER) - 1, False)])
-async def test_the_bound_of_an_answer_is_configured(answer_bytes, is_taken):
+async def test_size_limit_of_a_response_is_configurable(answer_bytes, is_taken):
     config = NodeConfig(id="far", url="http://127.0.0.1:1", models=("m",), answer_bytes=answer_bytes)
     with scripted(lambda _request: [whole(ANSWER)]):
         far = remote_node(config, Listening(), HealthConfig())
@@ -160,7 +160,7 @@ async def test_the_bound_of_an_answer_is_configured(answer_bytes, is_taken):
     assert (got.error is None) == is_taken
 
 
-async def test_descriptors_and_tasks_are_what_they_were():
+async def test_broken_responses_leak_no_descriptors_or_tasks():
     async with stub() as server:
         far = ready_node(server, answer_bytes=1000)
         await generated(far, relayed_job())
@@ -178,7 +178,7 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def test_a_refusal_without_end_is_read_no_further_than_its_bound():
+async def test_endless_refusal_is_read_only_up_to_its_limit():
     answer = head("application/json", "Connection: close", status="413 Too Large")
     with scripted(lambda _request: chain([answer], repeat(b" " * 8192))) as server:
         got = await generated(node(), relayed_job())

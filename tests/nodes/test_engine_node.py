@@ -1,4 +1,4 @@
-"""The engine node over a real child process with a fake model: answers, restarts, and nothing left behind."""
+"""The engine node with a real child process and a fake model: responses, limits, and no leftovers."""
 
 import itertools
 import sys
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 class Reports:
-    """What a node told its listener, in order."""
+    """A listener that records what a node reports, in order."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -99,15 +99,15 @@ async def whole(deltas: Deltas) -> dict[int, list[int]]:
     return tokens
 
 
-async def test_each_choice_of_each_prompt_gets_its_own_answer(model: TextModel):
+async def test_each_choice_of_each_prompt_gets_its_own_response(model: TextModel):
     async with running(model, Reports()) as node, generating(node, job(5, n=2, prompts=2)) as deltas:
         tokens = await whole(deltas)
-    assert {0: 5, 1: 5, 2: 5, 3: 5} == {index: len(ids) for index, ids in tokens.items()}
-    assert tokens[0] == tokens[1]  # the fake model knows no seeds
+    assert {index: len(ids) for index, ids in tokens.items()} == {0: 5, 1: 5, 2: 5, 3: 5}
+    assert tokens[0] == tokens[1]  # the fake model ignores seeds
     assert tokens[0] != tokens[2]
 
 
-async def test_a_stop_string_ends_the_answer_and_the_sequence(model: TextModel):
+async def test_stop_string_ends_the_response_and_the_sequence(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
         async with generating(node, job(30)) as deltas:
             text = "".join([delta.text for taken in [await _take_all(deltas)] for delta in taken])
@@ -115,7 +115,7 @@ async def test_a_stop_string_ends_the_answer_and_the_sequence(model: TextModel):
         async with generating(node, job(100_000, stop=(stop,))) as deltas:
             cut = await _take_all(deltas)
         assert text[: text.index(stop)] == "".join(delta.text for delta in cut)
-        assert ("stop", stop) == (cut[-1].finish_reason, cut[-1].stop_reason)
+        assert (cut[-1].finish_reason, cut[-1].stop_reason) == ("stop", stop)
         await _until_idle(node)
 
 
@@ -125,10 +125,10 @@ async def test_leaving_the_block_frees_the_sequences(model: TextModel):
             async with generating(node, job(tokens, n=3)) as deltas:
                 await deltas.started()
         await _until_idle(node)
-        assert (0, node.status().blocks_total) == (node.status().sequences, node.status().blocks_free)
+        assert (node.status().sequences, node.status().blocks_free) == (0, node.status().blocks_total)
 
 
-async def test_a_first_load_that_fails_is_raised(model: TextModel):
+async def test_failed_first_load_is_raised(model: TextModel):
     node = EngineNode(model, WorkerSpec(path="fake:fail_load"), Reports(), command=FAKE_CHILD)
     with pytest.raises(LoadFailed, match="no such fake model"):
         await node.run()
@@ -147,7 +147,7 @@ async def test_the_child_ends_with_the_node(model: TextModel):
     assert not Path(f"/proc/{pid}").exists()
 
 
-async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: TextModel, monkeypatch):
+async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: TextModel, monkeypatch):
     told, left_s = [], []
     submit = Worker.submit
 
@@ -165,9 +165,9 @@ async def test_what_a_job_is_allowed_goes_with_each_of_its_sequences(model: Text
             await whole(deltas)
     first, second, alone = told
     assert first == second
-    assert (2, b"") == (first["priority"], first["salt"])
+    assert (first["priority"], first["salt"]) == (2, b"")
     assert left_s[0] <= first["timeout_s"] <= 60
-    assert (1, None) == (alone["priority"], alone["timeout_s"])
+    assert (alone["priority"], alone["timeout_s"]) == (1, None)
 
 
 async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkeypatch):
@@ -184,26 +184,26 @@ async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkey
             async with generating(node, job(1, tenant=tenant)) as deltas:
                 await whole(deltas)
     assert salts[0] == salts[2]
-    assert 4 == len(set(salts))
-    assert {16} == set(map(len, salts))
+    assert len(set(salts)) == 4
+    assert set(map(len, salts)) == {16}
 
 
-async def test_a_prompt_over_the_limit_is_refused_and_an_answer_is_cut_at_it(model: TextModel):
+async def test_prompt_over_the_limit_is_refused_and_output_is_cut_at_its_limit(model: TextModel):
     async with running(model, Reports(), max_input_tokens=10, max_output_tokens=3) as node:
         with pytest.raises(ContextLengthExceeded, match="limit of 10 tokens; this one has 11") as refused:
             async with generating(node, job(1, prompts=2)):
                 raise AssertionError("the second prompt has 11 tokens")
-        assert "prompt" == refused.value.param
+        assert refused.value.param == "prompt"
         async with generating(node, job(100)) as deltas:
-            assert "length" == (await _take_all(deltas))[-1].finish_reason
-            assert 3 == deltas.tokens
+            assert (await _take_all(deltas))[-1].finish_reason == "length"
+            assert deltas.tokens == 3
         await _until_idle(node)
 
 
 async def test_the_status_shows_what_the_engine_does(model: TextModel):
     async with running(model, Reports(), "delay_ms=2,slots=2") as node:
         async with generating(node, job(100_000, n=3)):
-            with trio.fail_after(60):  # they come one by one, and are told with a step
+            with trio.fail_after(60):  # they arrive one by one, and are reported with a step
                 while _sequences(node) != (3, 1, 0):  # noqa: ASYNC110
                     await trio.sleep(0.002)
             assert 0 < node.status().cache_usage < 1
@@ -213,18 +213,18 @@ async def test_the_status_shows_what_the_engine_does(model: TextModel):
             await whole(deltas)
         await _until_idle(node)
         status, counts = node.status(), node.statistics()
-    assert (0, 0, 0.0, 0) == (status.sequences, status.waiting, status.cache_usage, status.preemptions)
+    assert (status.sequences, status.waiting, status.cache_usage, status.preemptions) == (0, 0, 0.0, 0)
     assert counts.engine.steps - before.steps >= 100
-    assert 150 == counts.engine.generated_tokens - before.generated_tokens
+    assert counts.engine.generated_tokens - before.generated_tokens == 150
     assert status.mean_step_ms >= 2
-    assert "torch" == status.kernel
+    assert status.kernel == "torch"
     assert 1 <= status.mean_step_tokens <= 20
     assert counts.load_s > 0
-    assert (2, 1, 1) == (status.seats, counts.weight_bytes, counts.kv_cache_bytes)
+    assert (status.seats, counts.weight_bytes, counts.kv_cache_bytes) == (2, 1, 1)
 
 
 def test_every_limit_of_the_configuration_reaches_the_models_process():
-    """The numbers of seed 002."""
+    """The numbers are those of `tests/stories/test_seed_002_concurrent_requests.py`."""
     model = ModelConfig(
         path=Path("/models/m"),
         name="m",

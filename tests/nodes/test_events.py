@@ -1,4 +1,4 @@
-"""Events, however they are cut into reads, and what they say in each dialect."""
+"""Server-sent events: splitting them out of reads, and their meaning in each API."""
 
 import json
 from itertools import pairwise
@@ -27,7 +27,7 @@ lines = st.text(
 
 
 def said(document, line="data: "):
-    """An event with a document."""
+    """Return an event with a document."""
     return f"{line}{json.dumps(document)}\n\n".encode()
 
 
@@ -36,7 +36,7 @@ def said(document, line="data: "):
     rest=st.sampled_from(["", "data: half"]),
     places=st.lists(st.integers(0, 200), max_size=8),
 )
-def test_events_are_whole_however_they_come(events, rest, places):
+def test_events_are_whole_however_the_stream_is_split(events, rest, places):
     whole = [(line + end).encode() for line, end in events]
     stream = b"".join(whole) + rest.encode()
     ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
@@ -52,17 +52,17 @@ def test_events_are_whole_however_they_come(events, rest, places):
 
 def test_an_event_that_grows_too_long_is_refused():
     splitter = EventSplitter(100)
-    assert b"" == splitter.feed(b"data: " + b"x" * 90)
+    assert splitter.feed(b"data: " + b"x" * 90) == b""
     with pytest.raises(OverflowError, match="more than 100 bytes"):
         splitter.feed(b"x" * 10)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_says_its_text_and_how_it_ended(path):
+def test_text_and_end_of_a_stream_are_read_in_every_api(path):
     events = [read_event(event) for event in stream_events(path, {}, 8, 1)]
     assert text() == "".join(event.text for event in events)
     assert events[-1].is_end
-    assert 1 == sum(event.finished is not None for event in events)
+    assert sum(event.finished is not None for event in events) == 1
     assert not any(event.is_beginning for event in events[2:-4])
     assert all(event.is_known for event in events)
 
@@ -86,7 +86,7 @@ def test_a_stream_says_its_text_and_how_it_ended(path):
         (b'data: {"x": ' + b"[" * 100_000 + b"\n\n", UNKNOWN),
     ],
 )
-def test_what_says_nothing_is_told_from_what_cannot_be_read(event, meaning):
+def test_empty_events_are_distinguished_from_unreadable_ones(event, meaning):
     assert meaning == read_event(event)
 
 
@@ -105,13 +105,13 @@ def test_what_says_nothing_is_told_from_what_cannot_be_read(event, meaning):
 def test_everything_that_is_generated_counts_as_text(delta, says):
     event = said({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
     assert says == read_event(event).text
-    assert 2 == read_event(event).index
+    assert read_event(event).index == 2
     assert (not says) == read_event(event).is_beginning
 
 
 def test_an_event_of_several_lines_is_read():
     event = b'event: x\r\ndata: {"choices":\r\ndata: [{"text": "a"}]}\r\n\r\n'
-    assert "a" == read_event(event).text
+    assert read_event(event).text == "a"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_an_event_of_several_lines_is_read():
         ({"type": "error", "code": "x", "message": "no"}, "no"),
     ],
 )
-def test_an_error_is_heard(event, message):
+def test_error_message_of_an_event_is_read(event, message):
     assert message == read_event(said(event)).error
 
 
 # Numbers ---------------------------------------------------------------------------------------------
 
-# What a node may say of its tokens, and what is understood.
+# What a node may report as a number of tokens, and the value that is read.
 REPORTS = [
     (b"5", 5),
     (b"0", 0),
@@ -154,7 +154,7 @@ REPORTS = [
 
 @pytest.mark.parametrize(("reported", "understood"), REPORTS)
 @pytest.mark.parametrize("member", [b"completion_tokens", b"output_tokens"])
-def test_a_number_of_tokens_is_an_integer_or_was_not_reported(reported, understood, member):
+def test_token_count_that_is_not_a_plain_integer_is_ignored(reported, understood, member):
     usage = b'{"%s": %s, "prompt_tokens": %s}' % (member, reported, reported)
     assert read_whole(b'{"usage": %s}' % usage).generated == understood
     chunk = b'{"choices": [{"index": 0, "delta": {"content": "hi"}}], "usage": %s}'
@@ -164,7 +164,7 @@ def test_a_number_of_tokens_is_an_integer_or_was_not_reported(reported, understo
 
 
 @pytest.mark.parametrize("usage", [b"5", b"null", b"[]", b'"x"', b"true", b"{}", b"[" * 500 + b"]" * 500])
-def test_usage_that_is_no_usage_spoils_nothing_else(usage):
+def test_invalid_usage_does_not_affect_the_rest(usage):
     assert read_whole(b'{"usage": %s}' % usage).generated is None
     event = read_event(b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage)
     assert (event.text, event.generated) == ("hi", None)
@@ -184,7 +184,7 @@ def test_usage_that_is_no_usage_spoils_nothing_else(usage):
         b"\xff\xfe{}",
     ],
 )
-def test_a_whole_answer_is_a_json_object(body):
+def test_whole_response_must_be_a_json_object(body):
     with pytest.raises(ValueError, match="no JSON object"):
         read_whole(body)
 
@@ -199,12 +199,12 @@ def test_a_whole_answer_is_a_json_object(body):
         (b'{"input_tokens": 12}', 0),
     ],
 )
-def test_a_whole_answer_says_how_much_was_generated(body, content_bytes):
+def test_content_bytes_of_a_whole_response_are_counted(body, content_bytes):
     whole = read_whole(body)
     assert (whole.content_bytes, whole.error) == (content_bytes, None)
 
 
-def test_a_whole_answer_that_is_nothing_but_an_error_says_so():
+def test_error_message_of_a_whole_response_is_read():
     assert read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
 
 
@@ -219,7 +219,7 @@ def test_a_whole_answer_that_is_nothing_but_an_error_says_so():
         (b'{"message": "\xff"}', '{"message": "\ufffd"}'),
     ],
 )
-def test_what_an_error_says_is_one_short_line_of_text(error, reason):
+def test_error_message_becomes_one_short_line_of_text(error, reason):
     event = read_event(b'data: {"error": ' + error + b"}\n\n")
     if b"[[" in error:
         assert (event.error, event.is_known) == (None, False)
@@ -237,11 +237,11 @@ def test_what_an_error_says_is_one_short_line_of_text(error, reason):
         {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hello"}},
     ],
 )
-def test_an_event_can_lose_its_beginning_and_nothing_else(document):
+def test_only_the_beginning_of_the_text_is_removed_from_an_event(document):
     event = b"event: e\n" + said(document)
     cut = without_beginning(event, "lo")
     assert cut.startswith(b"event: e\ndata: ")
-    assert "lo" == read_event(cut).text
+    assert read_event(cut).text == "lo"
     assert json.dumps(document).replace('"hello"', '"lo"') == json.dumps(json.loads(cut.split(b"data: ")[1]))
 
 
@@ -257,7 +257,7 @@ def test_an_event_can_lose_its_beginning_and_nothing_else(document):
         '"x": "\\ud800"',
     ],
 )
-def test_odd_members_beside_a_text_are_kept_or_refused(members):
+def test_event_with_unexpected_members_is_cut_or_refused(members):
     choice = b'{"index": 0, "delta": {"content": "hello"}, %s}' % members.encode()
     event = b'data: {"choices": [%s]}\n\n' % choice
     try:
@@ -267,21 +267,21 @@ def test_odd_members_beside_a_text_are_kept_or_refused(members):
     assert json.loads(cut[6:])["choices"][0]["delta"] == {"content": "lo"}
 
 
-def test_an_event_that_says_it_in_pieces_cannot_be_cut():
+def test_event_with_several_texts_cannot_be_cut():
     event = said({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
     with pytest.raises(ValueError, match="several pieces"):
         without_beginning(event, "lo")
 
 
 def chunk(content, index=0, **more):
-    """A chat chunk."""
+    """Return a chat chunk."""
     choice = {"index": index, "delta": {"content": content}, "finish_reason": None}
     return said({"choices": [{**choice, **more.pop("choice", {})}], **more})
 
 
-def test_events_that_are_nothing_but_text_are_read_at_once():
-    assert (0, ["a", "\n\ndata: "]) == read_plain(chunk("a") + chunk("\n\ndata: "))
-    assert (3, ["x"]) == read_plain(said({"choices": [{"index": 3, "text": "x"}]}))
+def test_plain_text_events_are_read_together():
+    assert read_plain(chunk("a") + chunk("\n\ndata: ")) == (0, ["a", "\n\ndata: "])
+    assert read_plain(said({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -304,5 +304,5 @@ def test_events_that_are_nothing_but_text_are_read_at_once():
         b"event: x\n" + chunk("a"),
     ],
 )
-def test_all_others_are_read_one_by_one(events):
+def test_events_other_than_plain_text_are_not_read_together(events):
     assert read_plain(events) is None

@@ -1,7 +1,7 @@
-"""Every exception at every step of the life of a model, a command or a node is its failure, and no other's.
+"""Any exception at any step in the lifecycle of a model, command or node affects nothing else.
 
-After each strike the server lives, another model serves, what was struck can be used again, and nothing is
-left over. In the short form each step is struck once, in the long one (`--nightly`) by every exception.
+After each fault the server runs, another model serves, the affected one can be used again, and nothing is
+left over. The short form raises one exception at each step, the long one (`--nightly`) every exception.
 """
 
 import gc
@@ -27,9 +27,9 @@ SCENARIOS = {
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Keep no log, which would keep exceptions and all that they refer to, and have little to collect.
+    """Drop logs, which would keep exceptions and their references, and freeze objects for fast collections.
 
-    What is struck when it is to be closed is left to the collector, and that is no fault here.
+    An object whose close fails is left to the garbage collector, which is no fault here.
     """
     before = structlog.get_config()
     structlog.configure(processors=[_drop])
@@ -47,7 +47,7 @@ def _drop(*_event: object) -> None:
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_the_steps_that_are_struck_are_all_of_a_life(what):
+def test_scenario_reaches_every_required_step(what):
     scenario, steps = SCENARIOS[what]
     points = FaultPoints()
     assert run_once(scenario, points) == []
@@ -55,7 +55,7 @@ def test_the_steps_that_are_struck_are_all_of_a_life(what):
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_a_failure_at_any_step_ends_nothing_else(what):
+def test_fault_at_any_step_affects_nothing_else(what):
     scenario, _ = SCENARIOS[what]
     assert list(strikes(scenario, list(EXCEPTIONS), each=1)) == []
 
@@ -63,13 +63,13 @@ def test_a_failure_at_any_step_ends_nothing_else(what):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", EXCEPTIONS)
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_every_failure_at_every_step_ends_nothing_else(what, name):
+def test_every_exception_at_every_step_affects_nothing_else(what, name):
     scenario, _ = SCENARIOS[what]
     assert list(strikes(scenario, [name], each=1)) == []
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
-def test_what_is_to_end_the_program_ends_it_from_any_step(what):
+def test_interrupt_or_exit_at_any_step_ends_the_program(what):
     scenario, steps = SCENARIOS[what]
     for step, kind in zip(sorted(steps), cycle((KeyboardInterrupt, SystemExit)), strict=False):
         (problem, *_) = run_once(scenario, FaultPoints(step, kind))
@@ -78,7 +78,7 @@ def test_what_is_to_end_the_program_ends_it_from_any_step(what):
 
 
 class _OnlyExpected(FailureBoundary):
-    """As it was before: for two types of errors."""
+    """A boundary that contains only two types of errors."""
 
     def __exit__(self, _kind, error, _traceback) -> bool:
         if isinstance(error, LoadFailed | NodeFailed):
@@ -113,7 +113,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_guard_that_is_missing_is_found(mutant):
+def test_missing_error_boundary_is_detected(mutant):
     what, name, value = MUTANTS[mutant]
     with patch(f"fairlead.{name}", value):
         assert any(strikes(SCENARIOS[what][0], list(EXCEPTIONS), each=1))

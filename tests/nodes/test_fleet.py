@@ -1,4 +1,4 @@
-"""Models that come and go: real processes under a real desk. What happens to them by accident: see deaths."""
+"""Models are loaded and unloaded, with real processes and dispatcher. Crashes: see `test_fleet_deaths`."""
 
 import os
 import signal
@@ -27,103 +27,105 @@ ONE_AT_A_TIME = LruSwap(max_loaded=1)
 
 
 async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
-    # On one port: the second server could not even listen if the first one were there.
+    # On one port: the second server could not listen if the first one still ran.
     port = free_port()
     async with garage(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:
-        assert ["stopped", "stopped"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "stopped"]
         pids = []
         for model in ("x", "y", "x"):
             assert await opened.ask(relayed_job(model=model, request_id=model)) == text()
-            assert "ready" == opened.status(model).state
+            assert opened.status(model).state == "ready"
             pids.append(opened.pid(model))
             assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        assert (2, 1, 1, 0) == (
+        assert (
             opened.status("x").loads,
             opened.status("y").loads,
             opened.status("x").evictions,
             opened.status("x").restarts,
-        )
+        ) == (2, 1, 1, 0)
 
 
-async def test_without_a_swap_section_everything_stays():
+async def test_no_model_is_evicted_without_a_swap_section():
     async with garage(engine("x"), engine("y")) as opened:
         for model in "xyx":
             assert await opened.ask(question(model))
-        assert [("ready", 1), ("ready", 1)] == [
-            (status.state, status.loads) for status in opened.fleet.models()
+        assert [(status.state, status.loads) for status in opened.fleet.models()] == [
+            ("ready", 1),
+            ("ready", 1),
         ]
-        assert [("engine:x", "up"), ("engine:y", "up")] == [
-            (node.id, node.state) for node in opened.fleet.nodes()
+        assert [(node.id, node.state) for node in opened.fleet.nodes()] == [
+            ("engine:x", "up"),
+            ("engine:y", "up"),
         ]
 
 
-async def test_a_failed_load_tells_why_and_the_next_job_tries_again(tmp_path: Path):
+async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path: Path):
     mark = tmp_path / "mark"
     script = (
         f"import os, sys, time; os.path.exists({str(mark)!r}) or sys.exit('no such file'); time.sleep(99)"
     )
     async with garage(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
-        # "none" is ready at once, so wait for what a server would do: here the load itself is to fail.
+        # A model without a health check is ready at once. Use a server, as the load itself must fail.
         opened.fleet._residents["x"].config = command("x", free_port(), "--exit-after", "0")
         with pytest.raises(LoadFailed, match="while loading"):
             await opened.ask(relayed_job(model="x"))
         failed = opened.status("x")
-        assert ("failed", 1) == (failed.state, failed.load_failures)
+        assert (failed.state, failed.load_failures) == ("failed", 1)
         assert "while loading" in str(failed.problem)
         opened.fleet._residents["x"].config = command("x", free_port())
         assert await opened.ask(relayed_job(model="x")) == text()
-        assert ("ready", None) == (opened.status("x").state, opened.status("x").problem)
+        assert (opened.status("x").state, opened.status("x").problem) == ("ready", None)
 
 
 async def test_jobs_that_wait_while_it_loads_join_that_load():
     async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
         for _ in range(5):
             clients.start_soon(opened.ask, question())
-    assert 1 == opened.status().loads
+    assert opened.status().loads == 1
 
 
-async def test_what_is_preloaded_is_there_before_the_server_is_ready():
+async def test_preloaded_models_are_loaded_before_the_server_is_ready():
     async with garage(engine("x", preload=True), engine("y"), waits=False) as opened:
         assert not opened.fleet.is_ready
         await opened.until(lambda: opened.fleet.is_ready)
-        assert ["ready", "stopped"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped"]
 
 
-async def test_a_server_whose_only_model_does_not_load_has_nothing_to_serve():
+async def test_start_fails_when_the_only_model_fails_to_preload():
     with pytest.raises(ExceptionGroup) as raised:
         async with garage(engine(behaviour="fail_load", preload=True)):
             raise AssertionError("it was not ready")
     assert raised.group_contains(LoadFailed, match="no such fake model")
 
 
-async def test_a_model_that_is_not_preloaded_well_leaves_the_others_alone():
+async def test_failed_preload_does_not_affect_other_models():
     async with garage(engine("x", "fail_load", preload=True), engine("y", preload=True)) as opened:
         assert opened.fleet.is_ready
-        assert ["failed", "ready"] == [status.state for status in opened.fleet.models()]
-        assert {} == opened.fleet.problems
+        assert [status.state for status in opened.fleet.models()] == ["failed", "ready"]
+        assert opened.fleet.problems == {}
 
 
-async def test_loading_by_hand_joins_a_load_and_returns_when_the_model_is_there():
+async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready():
     async with garage(engine("x"), engine("y"), swap=ONE_AT_A_TIME) as opened:
         async with trio.open_nursery() as callers:
             for _ in range(3):
                 callers.start_soon(opened.fleet.load, "x")
-        assert ("ready", 1) == (opened.status("x").state, opened.status("x").loads)
+        assert (opened.status("x").state, opened.status("x").loads) == ("ready", 1)
         await opened.fleet.load("y")
-        assert ["stopped", "ready"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
         with pytest.raises(ModelNotFound):
             await opened.fleet.load("z")
 
 
-async def test_loading_by_hand_does_not_stop_what_works():
+async def test_explicit_load_does_not_interrupt_running_jobs():
     async with garage(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question("x", tokens=150), begun)
             await begun.wait()
             await opened.fleet.load("y")
-            assert 0 == opened.status("x").busy
-        assert ([], "stopped") == (opened.errors, opened.status("x").state)
+            assert opened.status("x").busy == 0
+        assert (opened.errors, opened.status("x").state) == ([], "stopped")
 
 
 async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
@@ -131,21 +133,21 @@ async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process
         await opened.fleet.load("m")
         pid = opened.pid()
         async with trio.open_nursery() as clients:
-            os.kill(pid, signal.SIGSTOP)  # or the job might be over before anybody has looked
+            os.kill(pid, signal.SIGSTOP)  # else the job might end before its state is read
             clients.start_soon(opened.ask_and_keep_error, question(tokens=100))
             await opened.until(lambda: opened.status().busy == 1)
             clients.start_soon(opened.fleet.unload, "m")
             await opened.state("m", "draining")
             os.kill(pid, signal.SIGCONT)
             await opened.fleet.unload("m")
-        assert [] == opened.errors
+        assert opened.errors == []
         assert not Path(f"/proc/{pid}").exists()
-        assert "stopped" == opened.status().state
-        await opened.fleet.unload("m")  # which it is
+        assert opened.status().state == "stopped"
+        await opened.fleet.unload("m")  # it is stopped already
         assert await opened.ask(question())
 
 
-async def test_unloading_by_force_fails_the_jobs_it_runs():
+async def test_forced_unload_fails_running_jobs():
     async with garage(engine(behaviour="delay_ms=2")) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
@@ -154,25 +156,25 @@ async def test_unloading_by_force_fails_the_jobs_it_runs():
             await opened.fleet.unload("m", force=True)
         (error,) = opened.errors
         assert isinstance(error, NodeFailed)
-        assert (0, "stopped") == (opened.desk.statistics().running, opened.status().state)
+        assert (opened.desk.statistics().running, opened.status().state) == (0, "stopped")
 
 
-async def test_unloading_a_model_ends_jobs_and_loads_that_wait_for_it():
+async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
     async with garage(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question("x"))
             clients.start_soon(load_and_keep_error, opened, "x")
             await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
-            clients.start_soon(opened.fleet.load, "y")  # waits for its turn after x, and is not concerned
+            clients.start_soon(opened.fleet.load, "y")  # waits until x has made room, and is not affected
             await trio.testing.wait_all_tasks_blocked()
             await opened.fleet.unload("x")
         assert [ModelUnloaded, ModelUnloaded] == [type(error) for error in opened.errors]
-        assert [(409, "unloaded")] * 2 == [(error.status, error.code) for error in opened.errors]
-        assert ["stopped", "ready"] == [status.state for status in opened.fleet.models()]
-        assert 0 == opened.desk.statistics().waiting
+        assert [(error.status, error.code) for error in opened.errors] == [(409, "unloaded")] * 2
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
+        assert opened.desk.statistics().waiting == 0
 
 
-async def test_unloading_a_model_that_waits_for_its_turn_ends_what_waits_for_it():
+async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
     models = engine("y", "slow_load"), engine("z")
     async with garage(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
         clients.start_soon(opened.ask_and_keep_error, question("y"))
@@ -182,7 +184,7 @@ async def test_unloading_a_model_that_waits_for_its_turn_ends_what_waits_for_it(
         await opened.fleet.unload("z")
         await opened.until(lambda: bool(opened.errors))
         assert [ModelUnloaded] == [type(error) for error in opened.errors]
-        assert 1 == opened.desk.statistics().waiting
+        assert opened.desk.statistics().waiting == 1
         clients.cancel_scope.cancel()
 
 
@@ -193,18 +195,18 @@ async def load_and_keep_error(opened, model: str) -> None:
         opened.errors.append(error)
 
 
-async def test_unloading_that_waits_leaves_jobs_in_the_queue_and_the_model_is_loaded_again_for_them():
+async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
     port = free_port()
     async with garage(command("x", port, "--healthy-after", "1000")) as opened:
         async with trio.open_nursery() as unloading:
             unloading.start_soon(_unload_when_loading, opened)
             with pytest.raises(LoadFailed, match="unloaded before it was ready"):
                 await opened.fleet.load("x")
-        assert "stopped" == opened.status("x").state
+        assert opened.status("x").state == "stopped"
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
             await _unload_when_loading(opened, next_life=command("x", port))
-        assert ([], 1) == (opened.errors, opened.status("x").loads)
+        assert (opened.errors, opened.status("x").loads) == ([], 1)
 
 
 async def _unload_when_loading(opened, next_life=None) -> None:
@@ -215,29 +217,29 @@ async def _unload_when_loading(opened, next_life=None) -> None:
     await opened.fleet.unload("x", wait=True)
 
 
-async def test_a_model_that_nobody_uses_is_unloaded_after_its_time():
+async def test_unused_model_is_unloaded_after_its_ttl():
     async with garage(engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")) as opened:
         await opened.ask(question("x"))
         await opened.ask(question("z"))
         await opened.state("x", "stopped")
         await opened.state("y", "stopped")  # although it never had a job
-        assert "ready" == opened.status("z").state
+        assert opened.status("z").state == "ready"
 
 
-async def test_who_may_not_wait_for_a_load_is_refused_and_the_model_is_loaded_all_the_same():
+async def test_job_rejected_while_loading_still_starts_the_load():
     async with garage(engine(), while_loading="reject") as opened:
         with pytest.raises(ModelLoading) as refused:
             await opened.ask(question())
         assert refused.value.retry_after_s is not None
         await opened.state("m", "ready")
         assert await opened.ask(question())
-    assert 1 == opened.status().loads
+    assert opened.status().loads == 1
 
 
-async def test_where_nobody_queues_the_model_is_loaded_all_the_same():
+async def test_model_loads_even_without_a_queue():
     async with garage(engine(), queue=QueueConfig(capacity=0)) as opened:
         await opened.ask_and_keep_error(question())
-        assert [429] == [error.status for error in opened.errors]
+        assert [error.status for error in opened.errors] == [429]
         await opened.state("m", "ready")
         assert await opened.ask(question())
 
@@ -252,27 +254,27 @@ async def test_groups_swap_within_and_leave_what_is_persistent_alone():
     async with garage(*map(sleeper, "xyz"), swap=groups) as opened:
         for model in ("z", "x", "y"):
             await opened.fleet.load(model)
-        assert ["stopped", "ready", "ready"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready", "ready"]
 
 
-async def test_a_matrix_evicts_what_costs_least():
+async def test_matrix_evicts_the_model_with_the_lowest_cost():
     sets = MatrixSwap({"small": "x & y", "large": "x & z"}, evict_costs={"x": 10})
     async with garage(*map(sleeper, "xyz"), swap=sets) as opened:
         for model in "xyz":
             await opened.fleet.load(model)
-        assert ["ready", "stopped", "ready"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
 
 
 HUNGRY = "import time; kept = bytearray({mib} << 20); print('full', flush=True); time.sleep(999)"
 
 
 def hungry(name: str, mib: int, **settings: object):
-    """A command that takes so much memory and a little more."""
+    """Return a command that takes that much memory and a little more."""
     return sleeper(name, cmd=(sys.executable, "-c", HUNGRY.format(mib=mib)), **settings)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
-async def test_as_many_stay_as_fit_the_memory_as_declared_or_measured():
+async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
     models = (hungry("x", 60), hungry("y", 60), sleeper("z", memory_mb=100))
     async with garage(*models, swap=LruSwap(memory_mb=200)) as opened:
         await opened.fleet.load("x")
@@ -281,21 +283,21 @@ async def test_as_many_stay_as_fit_the_memory_as_declared_or_measured():
         opened.fleet._memory.measured("x", opened.status("x").memory_bytes)
         assert 60 <= opened.fleet._memory.memory_mb["x"] <= 99
         await opened.fleet.load("z")
-        assert ["ready", "stopped", "ready"] == [status.state for status in opened.fleet.models()]
-        await opened.fleet.load("y")  # of which nothing is known: it is loaded alone
-        assert ["stopped", "ready", "stopped"] == [status.state for status in opened.fleet.models()]
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
+        await opened.fleet.load("y")  # its memory is unknown, so it is loaded alone
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready", "stopped"]
 
 
-async def test_a_model_is_measured_as_soon_as_it_is_loaded():
+async def test_memory_of_a_model_is_measured_after_its_load():
     async with garage(engine()) as opened:
         await opened.fleet.load("m")
         await opened.until(lambda: opened.status().memory_bytes > 2**20)
         assert opened.fleet._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
 
 
-async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behind():
+async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
     async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
-        for model in "xyx":  # what is imported and made once is there after this
+        for model in "xyx":  # imports and one-time objects exist after this
             await opened.fleet.load(model)
         files, before_bytes, pids = OpenFiles(), memory_bytes(), set()
         for _ in range(25):
@@ -305,8 +307,8 @@ async def test_alternating_quickly_leaves_no_process_no_file_and_no_memory_behin
         assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         await files.are_no_more()
         assert memory_bytes() - before_bytes < 5 * 2**20
-        assert 26 == opened.status("y").evictions
-        assert 1 == len(opened.desk._scheduler._places)
+        assert opened.status("y").evictions == 26
+        assert len(opened.desk._scheduler._places) == 1
 
 
 async def test_a_server_that_is_told_to_stop_loads_nothing_more():
@@ -316,7 +318,7 @@ async def test_a_server_that_is_told_to_stop_loads_nothing_more():
             await opened.fleet.load("m")
 
 
-async def test_another_configuration_leaves_what_did_not_change_alone():
+async def test_reload_keeps_unchanged_models_running():
     async with garage(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
         for model in "xyz":
             await opened.fleet.load(model)
@@ -327,13 +329,13 @@ async def test_another_configuration_leaves_what_did_not_change_alone():
                     models=(sleeper("x"), sleeper("y", cmd=("sleep", "2000")), sleeper("new", aliases=("n",)))
                 )
             )
-        assert (("new",), ("y",), ("z", "w")) == (
+        assert (
             changes.models_added,
             changes.models_changed,
             changes.models_removed,
-        )
-        assert {"n": "new"} == opened.fleet.aliases
-        assert [True, True, False] == list(map(opened.fleet.has, ("x", "new", "z")))
+        ) == (("new",), ("y",), ("z", "w"))
+        assert opened.fleet.aliases == {"n": "new"}
+        assert list(map(opened.fleet.has, ("x", "new", "z"))) == [True, True, False]
         await opened.until(lambda: len(opened.fleet.models()) == 3)
         await opened.state("y", "stopped")
         await opened.fleet.load("y")
@@ -343,7 +345,7 @@ async def test_another_configuration_leaves_what_did_not_change_alone():
         assert b"2000" in Path(f"/proc/{opened.pid('y')}/cmdline").read_bytes()
 
 
-async def test_a_model_that_is_taken_away_finishes_its_jobs_and_who_waits_for_it_is_told():
+async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
     async with garage(engine(behaviour="slots=1")) as opened:
         await opened.fleet.load("m")
         pid = opened.pid()
@@ -353,20 +355,20 @@ async def test_a_model_that_is_taken_away_finishes_its_jobs_and_who_waits_for_it
             async def ask() -> None:
                 answers.append(await opened.ask(question(tokens=60)))
 
-            os.kill(pid, signal.SIGSTOP)  # or the first might be answered before the second is there
+            os.kill(pid, signal.SIGSTOP)  # else the first job might end before the second is queued
             clients.start_soon(ask)
             await opened.until(lambda: opened.status().busy == 1)
             clients.start_soon(opened.ask_and_keep_error, question())
             await opened.until(lambda: opened.desk.statistics().waiting == 1)
             await opened.fleet.reload(Config(models=()))
             os.kill(pid, signal.SIGCONT)
-        assert [True] == list(map(bool, answers))
+        assert list(map(bool, answers)) == [True]
         assert [ModelNotFound] == list(map(type, opened.errors))
         await opened.until(lambda: not opened.fleet.models())
-        assert {} == opened.fleet.texts
+        assert opened.fleet.texts == {}
 
 
-async def test_a_configuration_that_cannot_be_read_changes_nothing():
+async def test_failed_reload_changes_nothing():
     async with garage(sleeper("x")) as opened:
 
         async def unreadable(_model):
@@ -375,11 +377,11 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing():
         opened.fleet._read = unreadable
         with pytest.raises(LoadFailed):
             await opened.fleet.reload(Config(models=(engine("y"),)))
-        assert ["x"] == [status.model for status in opened.fleet.models()]
+        assert [status.model for status in opened.fleet.models()] == ["x"]
         assert (await opened.fleet.reload(Config(models=(sleeper("x"), sleeper("y"))))).models_added == ("y",)
 
 
-async def test_two_reloads_at_once_are_one_too_many():
+async def test_concurrent_second_reload_is_refused():
     async with garage(sleeper("x")) as opened:
         let_go = trio.Event()
 

@@ -1,4 +1,4 @@
-"""Models that go although nobody wanted it: killed, stuck, or not able to come back."""
+"""Models that are killed, get stuck, or fail to load again."""
 
 import os
 import signal
@@ -20,14 +20,14 @@ from nodes.stub_server import text
 
 
 def endless():
-    """A stream that cannot be told again: it fails with its node."""
+    """Return a job with a stream that cannot be replayed, so it fails with its node."""
     return msgspec.structs.replace(
         question(stream=True), sampling=Sampling(max_tokens=100_000, ignore_eos=True)
     )
 
 
 async def begin(opened: Garage, clients: trio.Nursery) -> None:
-    """Have an endless answer begun."""
+    """Start an endless response, and wait until it has begun."""
     begun = trio.Event()
     clients.start_soon(opened.ask_and_keep_error, endless(), begun)
     with trio.fail_after(60):
@@ -35,7 +35,7 @@ async def begin(opened: Garage, clients: trio.Nursery) -> None:
 
 
 def held(monkeypatch, owner: type, name: str) -> trio.Event:
-    """Have a method wait until that event is set, before it does anything."""
+    """Make a method wait for the returned event before it runs."""
     may_begin, method = trio.Event(), getattr(owner, name)
 
     async def later(*arguments):
@@ -46,7 +46,7 @@ def held(monkeypatch, owner: type, name: str) -> trio.Event:
     return may_begin
 
 
-async def test_a_dead_model_fails_what_cannot_be_repeated_and_comes_back_by_itself():
+async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
     async with garage(engine(behaviour="delay_ms=2", preload=True)) as opened:
         first = opened.pid()
         async with trio.open_nursery() as clients:
@@ -57,11 +57,11 @@ async def test_a_dead_model_fails_what_cannot_be_repeated_and_comes_back_by_itse
         assert "SIGKILL" in error.message
         await opened.until(lambda: opened.status().state == "ready" and opened.status().restarts == 1)
         assert first != opened.pid()
-        assert (True, None, {}) == (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems)
+        assert (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems) == (True, None, {})
         assert await opened.ask(question())
 
 
-async def test_the_seat_of_a_dead_model_is_given_to_nobody_and_its_next_life_begins_at_once_for_who_waits():
+async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
     async with garage(engine(behaviour="delay_ms=2,slots=1")) as opened:
         answers = []
 
@@ -74,27 +74,27 @@ async def test_the_seat_of_a_dead_model_is_given_to_nobody_and_its_next_life_beg
                 clients.start_soon(ask)
             await opened.until(lambda: opened.desk.statistics().waiting == 3)
             os.kill(opened.pid(), signal.SIGKILL)
-        assert ["node_failed"] == [error.code for error in opened.errors]
-        assert (1, 3) == (len(set(answers)), len(answers))
+        assert [error.code for error in opened.errors] == ["node_failed"]
+        assert (len(set(answers)), len(answers)) == (1, 3)
 
 
-async def test_a_model_that_died_is_no_problem_of_the_servers_but_it_is_not_ready():
+async def test_server_with_a_killed_model_is_not_ready_but_has_no_problem():
     async with garage(engine()) as opened:
         await opened.ask(question())
         os.kill(opened.pid(), signal.SIGKILL)
         await opened.until(lambda: not opened.fleet.is_ready)
-        assert {} == opened.fleet.problems
+        assert opened.fleet.problems == {}
         await opened.until(lambda: opened.fleet.is_ready)
 
 
-async def test_a_stuck_model_is_told_of_until_it_is_back(tmp_path: Path, monkeypatch):
-    # Such a short patience must not begin before it is stuck: a busy machine lets it wait as long.
+async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, monkeypatch):
+    # So short a timeout must not start before the model is stuck: a busy machine may delay it as long.
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=3;{mark}"
     async with garage(engine(behaviour=options, watchdog_s=0.5, preload=True)) as opened:
         first = opened.pid()
-        assert {} == opened.fleet.problems
+        assert opened.fleet.problems == {}
         async with trio.open_nursery() as clients:
             await begin(opened, clients)
             await opened.until(mark.exists)
@@ -104,19 +104,19 @@ async def test_a_stuck_model_is_told_of_until_it_is_back(tmp_path: Path, monkeyp
             assert ({"m": reason}, reason) == (opened.fleet.problems, opened.status().problem)
             assert not opened.fleet.is_ready
         await opened.until(lambda: opened.fleet.is_ready)
-        assert ({}, None) == (opened.fleet.problems, opened.status().problem)
+        assert (opened.fleet.problems, opened.status().problem) == ({}, None)
         assert first != opened.pid()
-        assert (1, 1) == (opened.status().restarts, opened.status().stuck)
+        assert (opened.status().restarts, opened.status().stuck) == (1, 1)
 
 
-async def test_a_stuck_model_has_no_seats_although_it_has_not_ended_and_nobody_waits(monkeypatch):
+async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
     monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 1.0)
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     async with garage(engine(watchdog_s=0.2, preload=True)) as opened:
         first, node_down, seen = opened.pid(), opened.desk.node_down, []
 
         def look(node) -> None:
-            # Here, and not a little later: it may be killed and come back before a task has another turn.
+            # Check here: the model may be killed and loaded again before another task runs.
             node_down(node)
             seats, problem = opened.desk.statistics().seats, opened.fleet.problems.get("m", "")
             seen.append((seats, Path(f"/proc/{first}").exists(), "made no progress" in problem))
@@ -127,11 +127,11 @@ async def test_a_stuck_model_has_no_seats_although_it_has_not_ended_and_nobody_w
             os.kill(first, signal.SIGSTOP)
             is_stuck.set()
         await opened.until(lambda: opened.fleet.is_ready)
-        assert [(0, True, True)] == seen
+        assert seen == [(0, True, True)]
         assert not Path(f"/proc/{first}").exists()
 
 
-async def test_a_stuck_model_that_does_not_load_again_stays_a_problem(tmp_path: Path, monkeypatch):
+async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Path, monkeypatch):
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=1,fail_again;{mark}"
@@ -146,14 +146,14 @@ async def test_a_stuck_model_that_does_not_load_again_stays_a_problem(tmp_path: 
 
 
 @pytest.mark.parametrize("busy", [True, False])
-async def test_a_command_that_is_stopped_is_given_up_and_its_job_done_by_its_next_life(monkeypatch, busy):
+async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch, busy):
     is_stopped = held(monkeypatch, Pulse, "stopped")
     job = relayed_job(stub={"delay_s": 0.1})
     job = msgspec.structs.replace(job, sampling=Sampling(max_tokens=10, temperature=0))
     health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
     async with garage(command("m", free_port()), health_check=health) as opened:
         await opened.fleet.load("m")
-        opened.fleet._residents["m"].health = HealthConfig()  # of its next life, which may be slow
+        opened.fleet._residents["m"].health = HealthConfig()  # for its next process, which may be slow
         first, answers = opened.pid(), []
         async with trio.open_nursery() as clients:
 
@@ -172,11 +172,11 @@ async def test_a_command_that_is_stopped_is_given_up_and_its_job_done_by_its_nex
         assert first != opened.pid()
         assert not Path(f"/proc/{first}").exists()
         assert [text()] * busy == answers
-        assert ({}, None) == (opened.fleet.problems, opened.status().problem)
+        assert (opened.fleet.problems, opened.status().problem) == ({}, None)
 
 
 @pytest.mark.parametrize("makes_room", [True, False])
-async def test_what_died_comes_back_only_where_it_evicts_nothing(monkeypatch, makes_room):
+async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, makes_room):
     monkeypatch.setattr("fairlead.nodes.resident.FIRST_BACKOFF_S", 0.05)
     may_come_back = held(monkeypatch, Fleet, "_revive")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
@@ -188,8 +188,8 @@ async def test_what_died_comes_back_only_where_it_evicts_nothing(monkeypatch, ma
         may_come_back.set()
         if makes_room:
             await opened.until(lambda: "x" in opened.desk._upkeep._wishes)
-            assert ("failed", "ready") == (opened.status("x").state, opened.status("y").state)
+            assert (opened.status("x").state, opened.status("y").state) == ("failed", "ready")
             assert opened.fleet.is_ready, "its room is another's now"
             await opened.fleet.unload("y")
         await opened.state("x", "ready")
-        assert 1 == opened.status("x").restarts
+        assert opened.status("x").restarts == 1

@@ -1,4 +1,4 @@
-"""Engines whose models share a GPU: they fit, or make room by `lru`. The GPU is a fake one that counts."""
+"""Engines whose models share a GPU: they fit, or `lru` evicts one. The GPU is a fake that counts memory."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ def gpu(tmp_path) -> FakeGpu:
 
 
 def on_gpu(name: str, gpu: FakeGpu, *, weights_mb: int = 1000, **settings: object) -> ModelConfig:
-    """A model whose weights are on the fake GPU; its path says where that is."""
+    """Return a model whose weights are on the fake GPU; its path contains the GPU's file."""
     return engine(name, f"weights_mb={weights_mb};{gpu._file}", **settings)
 
 
@@ -26,16 +26,16 @@ def states(opened: Garage) -> dict[str, str]:
     return {status.model: status.state for status in opened.fleet.models()}
 
 
-async def test_memory_of_a_model_on_a_gpu_is_that_of_the_gpu(gpu):
+async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
     async with garage(on_gpu("m", gpu, gpu_memory=0.4), swap=LRU) as opened:
         assert await opened.ask(question())
         await opened.until(lambda: opened.status().memory_bytes > 0)
-        # 1000 MiB of weights, and nine tenths of what is left of 4000.
+        # 1000 MiB of weights, and nine tenths of the remaining 3000 MiB.
         assert opened.status().memory_bytes == 3700 * MIB
         assert gpu.free_and_total()[0] == (TOTAL_MB - 3700) * MIB
 
 
-async def test_memory_that_no_setting_limits_is_measured_and_counts_for_the_next_swap(gpu):
+async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(gpu):
     async with garage(on_gpu("m", gpu), swap=LRU) as opened:
         assert await opened.ask(question())
         await opened.until(lambda: "m" in opened.fleet._memory.memory_mb)
@@ -76,7 +76,7 @@ async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
     assert (gpu.most_processes, gpu.refused) == (1, 0)
 
 
-async def test_least_recently_used_of_three_models_leaves_the_gpu(gpu):
+async def test_least_recently_used_of_three_models_is_evicted_from_the_gpu(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xyz"]
     async with garage(*models, swap=LRU) as opened:
         for name in "xyxz":
@@ -85,7 +85,7 @@ async def test_least_recently_used_of_three_models_leaves_the_gpu(gpu):
     assert (gpu.most_processes, gpu.refused) == (2, 0)
 
 
-async def test_models_that_are_not_on_the_gpu_do_not_leave_for_its_room(gpu):
+async def test_model_that_is_not_on_the_gpu_is_not_evicted_for_its_memory(gpu):
     models = [engine("cpu"), *(on_gpu(name, gpu, gpu_memory=0.6, device="cuda") for name in "xy")]
     async with garage(*models, swap=LRU) as opened:
         for name in ("cpu", "x", "y"):
@@ -94,7 +94,7 @@ async def test_models_that_are_not_on_the_gpu_do_not_leave_for_its_room(gpu):
 
 
 async def test_without_lru_the_second_model_is_out_of_memory(gpu):
-    """What the tests above prevent: the fake GPU refuses more than it has."""
+    """The failure that `lru` prevents above: the fake GPU refuses more than it has."""
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
     async with garage(*models) as opened:
         assert await opened.ask(question("x"))
@@ -108,7 +108,7 @@ async def test_share_that_the_weights_exceed_fails_the_load_with_the_reason(gpu)
             await opened.ask(question())
 
 
-async def test_changed_share_counts_from_the_reload_on(gpu):
+async def test_changed_share_applies_after_the_reload(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
     async with garage(*models, swap=LRU) as opened:
         assert await opened.ask(question("x"))

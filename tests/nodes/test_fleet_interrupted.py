@@ -1,4 +1,4 @@
-"""The only model is loaded for the first time, and meanwhile unloaded, changed or removed, or all stops."""
+"""The only model is unloaded, changed or removed during its first load, or the server stops."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ MOMENTS = {
 
 @asynccontextmanager
 async def loading(moment: str, **settings: object) -> AsyncIterator[Garage]:
-    """A fleet whose only model is loaded for the first time, at that moment. Its end would end the test."""
+    """Run a fleet to that moment in the first load of its only model. If it ended, the test would fail."""
     async with garage(NEVER_LOADED, waits=False, **settings) as opened:
         await opened.state("m", "loading")
         await opened.until(lambda: MOMENTS[moment](opened))
@@ -37,18 +37,18 @@ async def loading(moment: str, **settings: object) -> AsyncIterator[Garage]:
 
 
 async def is_over(opened: Garage) -> None:
-    """Wait until the fleet has gone on from its preloading."""
+    """Wait until the fleet has finished preloading."""
     await opened.until(lambda: opened.fleet._is_loaded)
 
 
 async def becomes(opened: Garage, model: ModelConfig) -> None:
-    """Have the model behave otherwise from its next life on."""
+    """Replace the model's configuration from its next load on."""
     resident = opened.fleet._residents["m"]
     resident.config, resident.text = model, await read_fake(model)
 
 
 async def serves_again(opened: Garage) -> None:
-    """Load the model, as it is now, by a job, and see that the server is ready then."""
+    """Make the model loadable, load it by a job, and check that the server is ready then."""
     await becomes(opened, LOADED)
     assert await opened.ask(question())
     assert opened.fleet.is_ready
@@ -56,7 +56,7 @@ async def serves_again(opened: Garage) -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("force", [False, True])
-async def test_an_only_model_that_is_unloaded_while_it_loads_leaves_a_server_that_is_not_ready(moment, force):
+async def test_server_is_not_ready_after_its_only_model_is_unloaded_during_load(moment, force):
     async with loading(moment) as opened:
         await opened.fleet.unload("m", force=force)
         await is_over(opened)
@@ -65,7 +65,7 @@ async def test_an_only_model_that_is_unloaded_while_it_loads_leaves_a_server_tha
         await serves_again(opened)
 
 
-async def test_a_model_that_is_unloaded_early_and_then_fails_to_load_leaves_a_server_that_is_not_ready():
+async def test_server_is_not_ready_after_an_early_unload_and_a_failed_load():
     async with loading("it has a life") as opened:
         await opened.fleet.unload("m")
         await becomes(opened, engine(behaviour="fail_load", preload=True))
@@ -76,7 +76,7 @@ async def test_a_model_that_is_unloaded_early_and_then_fails_to_load_leaves_a_se
 
 
 @pytest.mark.parametrize(("wait", "told"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
-async def test_a_caller_that_waits_for_the_load_is_told_that_it_was_unloaded(wait, told):
+async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait, told):
     async with loading("its process has started") as opened, trio.open_nursery() as callers:
         errors = []
 
@@ -94,7 +94,7 @@ async def test_a_caller_that_waits_for_the_load_is_told_that_it_was_unloaded(wai
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_an_only_model_that_is_removed_while_it_loads_leaves_a_server_without_models(moment):
+async def test_server_is_ready_after_its_only_model_is_removed_during_load(moment):
     async with loading(moment) as opened:
         await opened.fleet.reload(Config(models=()))
         await is_over(opened)
@@ -105,7 +105,7 @@ async def test_an_only_model_that_is_removed_while_it_loads_leaves_a_server_with
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_an_only_model_that_is_changed_while_it_loads_is_loaded_as_it_is_now(moment):
+async def test_only_model_changed_during_load_loads_with_its_new_settings(moment):
     async with loading(moment) as opened:
         await opened.fleet.reload(Config(models=(LOADED,)))
         await opened.until(lambda: opened.fleet.is_ready)
@@ -113,7 +113,7 @@ async def test_an_only_model_that_is_changed_while_it_loads_is_loaded_as_it_is_n
         assert await opened.ask(question())
 
 
-async def test_a_model_that_is_changed_to_be_no_longer_preloaded_does_not_keep_the_server_from_being_ready():
+async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():
     async with loading("it has a life") as opened:
         await opened.fleet.reload(Config(models=(engine(),)))
         await opened.until(lambda: opened.fleet.is_ready)
@@ -121,7 +121,7 @@ async def test_a_model_that_is_changed_to_be_no_longer_preloaded_does_not_keep_t
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_reload_that_fails_while_the_only_model_loads_leaves_that_load_alone(moment, monkeypatch):
+async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch):
     async with loading(moment) as opened:
         life = opened.fleet._residents["m"].life
 
@@ -138,7 +138,7 @@ async def test_a_reload_that_fails_while_the_only_model_loads_leaves_that_load_a
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_node_that_is_removed_while_the_only_model_loads_takes_nothing_with_it(moment):
+async def test_removed_node_does_not_affect_the_first_load(moment):
     async with stub() as server:
         nodes = (NodeConfig(id="far", url=server.url),)
         async with loading(moment, nodes=nodes, health_check=QUICK) as opened:
@@ -159,7 +159,7 @@ async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_
             await opened.fleet.load("m")
 
 
-async def test_a_process_that_dies_of_the_signal_that_stops_the_server_is_no_failed_start():
+async def test_process_killed_by_the_stop_signal_is_not_a_failed_start():
     async with loading("its process has started") as opened:
         opened.desk.drain()  # a service manager signals all processes at once
         os.kill(opened.pid(), signal.SIGTERM)
@@ -167,7 +167,7 @@ async def test_a_process_that_dies_of_the_signal_that_stops_the_server_is_no_fai
         await opened.state("m", "failed")
 
 
-async def test_a_real_failure_of_the_only_model_still_fails_the_start():
+async def test_start_still_fails_when_the_only_model_is_killed():
     async def lose_it() -> None:
         async with loading("its process has started") as opened:
             os.kill(opened.pid(), signal.SIGKILL)
@@ -178,7 +178,7 @@ async def test_a_real_failure_of_the_only_model_still_fails_the_start():
     assert raised.group_contains(LoadFailed, match="SIGKILL")
 
 
-async def test_a_dead_model_that_is_unloaded_does_not_come_back_by_itself(monkeypatch):
+async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
     monkeypatch.setattr("fairlead.nodes.resident.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
@@ -192,7 +192,7 @@ async def test_a_dead_model_that_is_unloaded_does_not_come_back_by_itself(monkey
         assert opened.fleet.is_ready
 
 
-async def test_a_model_that_died_and_was_loaded_and_unloaded_since_stays_unloaded(monkeypatch):
+async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeypatch):
     monkeypatch.setattr("fairlead.nodes.resident.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
@@ -205,7 +205,7 @@ async def test_a_model_that_died_and_was_loaded_and_unloaded_since_stays_unloade
 
 
 @pytest.mark.parametrize("task", ["_measure", "_revive", "_retire", "_replace", "_load_or_say"])
-async def test_a_background_task_that_fails_ends_nothing_else(task, monkeypatch):
+async def test_failed_background_task_affects_nothing_else(task, monkeypatch):
     failures = []
 
     async def fail(*_arguments) -> None:

@@ -1,6 +1,6 @@
-"""Three nodes that die, stop, slow down and turn away at random: see `simulation/faults.py` for a round.
+"""Three nodes that crash, stop, slow down and refuse jobs at random: `simulation/faults.py` defines a round.
 
-Many more rounds, of many more requests, are run by `bench/faults.py`.
+`bench/faults.py` runs many more rounds, with many more requests.
 """
 
 from unittest.mock import patch
@@ -14,15 +14,15 @@ AT_ONCE = 10
 
 
 @pytest.mark.parametrize("first", range(0, ROUNDS, AT_ONCE))
-def test_no_answer_is_lost_or_wrong_and_nothing_is_left(first):
+def test_no_response_is_lost_or_wrong_and_nothing_leaks(first):
     verdicts = [run_round(seed, streams=12, plain=12) for seed in range(first, first + AT_ONCE)]
-    assert [] == [problem for verdict in verdicts for problem in verdict.problems]
-    # And it was no idle hour: some were answered although their node had failed them, some could not be.
+    assert [problem for verdict in verdicts for problem in verdict.problems] == []
+    # The faults had effects: some jobs succeeded after their node had failed, and some could not.
     assert sum(verdict.replayed for verdict in verdicts) > 10
     assert any(verdict.outcomes["node_failed"] for verdict in verdicts)
 
 
-def test_the_same_seed_is_the_same_hour():
+def test_same_seed_gives_the_same_round():
     assert run_round(1) == run_round(1)
 
 
@@ -43,6 +43,6 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("what", MUTANTS)
-def test_what_is_broken_is_found(what):
+def test_injected_bug_is_detected(what):
     with patch(*MUTANTS[what]):
         assert any(run_round(seed).problems for seed in range(20))

@@ -1,4 +1,4 @@
-"""Many swaps of real processes and what they leave behind; and what those of a llama-swap file evict."""
+"""Many swaps of real processes leave nothing behind; and evictions as a llama-swap file defines them."""
 
 import sys
 from pathlib import Path
@@ -30,26 +30,26 @@ LONG = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 def tiny(name: str, port: int) -> CommandConfig:
-    """A server that is there at once."""
+    """Return a command whose server starts at once."""
     return CommandConfig(name=name, cmd=(*TINY, str(port)), proxy=f"http://127.0.0.1:{port}")
 
 
-# Again and again ---------------------------------------------------------------------------------------
+# Repeated swaps ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("times", [20, pytest.param(1000, marks=LONG)])
 async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(times):
-    # On one port: the second could not even listen if anything of the first were left.
+    # On one port: the second server could not listen if the first one still ran.
     port = free_port()
     before_all = children()
     async with garage(tiny("x", port), tiny("y", port), swap=LruSwap(max_loaded=1)) as opened:
-        for model in "xyx":  # what is imported and made once is there after this
-            assert TEXT == await opened.ask(relayed_job(model=model))
+        for model in "xyx":  # imports and one-time objects exist after this
+            assert await opened.ask(relayed_job(model=model)) == TEXT
         files, before_bytes, before = OpenFiles(), memory_bytes(), len(children() - before_all)
         for turn in range(times):
             job = relayed_job(model="yx"[turn % 2], request_id=f"turn {turn}")
-            assert TEXT == await opened.ask(job)
-            assert ["ready", "stopped"] == sorted(status.state for status in opened.fleet.models())
+            assert await opened.ask(job) == TEXT
+            assert sorted(status.state for status in opened.fleet.models()) == ["ready", "stopped"]
             assert before == len(children() - before_all)
         await files.are_no_more()
         assert memory_bytes() - before_bytes < GROWTH_BYTES
@@ -58,15 +58,15 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
             sum(status.loads for status in statuses),
             sum(status.evictions for status in statuses),
         )
-        assert 0 == sum(status.restarts + status.load_failures for status in statuses)
-        assert (0, 0) == (opened.desk.statistics().waiting, opened.desk.statistics().running)
+        assert sum(status.restarts + status.load_failures for status in statuses) == 0
+        assert (opened.desk.statistics().waiting, opened.desk.statistics().running) == (0, 0)
     assert children() <= before_all
     for listener in await trio.open_tcp_listeners(port, host="127.0.0.1"):
         await listener.aclose()
 
 
 async def come_and_go(opened: Garage, times: int) -> None:
-    """Load the model with a job and unload it, so often; its process is gone each time."""
+    """Load the model by a job and unload it, that many times; its process must end each time."""
     for _ in range(times):
         assert await opened.ask(question())
         pid = opened.pid()
@@ -94,7 +94,7 @@ async def come_and_go(opened: Garage, times: int) -> None:
         ),
     ],
 )
-async def test_a_model_that_comes_and_goes_gives_its_memory_back(model, child, times):
+async def test_repeated_load_and_unload_leaks_no_memory(model, child, times):
     before_all = children()
     async with garage(model, child=child) as opened:
         await come_and_go(opened, 5)
@@ -113,7 +113,7 @@ async def test_a_model_that_comes_and_goes_gives_its_memory_back(model, child, t
 
 @pytest.fixture
 def from_file(tmp_path: Path):
-    """A garage of what a file in llama-swap's spelling says, all of whose models are the tiny server."""
+    """Return a function that runs a llama-swap file whose models are all the tiny server."""
 
     def opened(names: str, routing: str):
         command = " ".join((*TINY, "${PORT}"))
@@ -128,7 +128,7 @@ def from_file(tmp_path: Path):
 
 
 async def loaded_after(opened: Garage, model: str) -> str:
-    """Ask a model for an answer; return who is loaded then."""
+    """Send a job to a model; return the names of the models that are loaded afterwards."""
     with trio.fail_after(60):
         await opened.ask(relayed_job(model=model, stream=False, request_id=model))
     ready = [status.model for status in opened.fleet.models() if status.state == "ready"]
@@ -138,7 +138,7 @@ async def loaded_after(opened: Garage, model: str) -> str:
 
 async def test_without_routing_one_model_of_a_llama_swap_file_runs_at_a_time(from_file):
     async with from_file("a b", "") as opened:
-        assert ["a", "b", "a"] == [await loaded_after(opened, model) for model in "aba"]
+        assert [await loaded_after(opened, model) for model in "aba"] == ["a", "b", "a"]
 
 
 async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(from_file):
@@ -149,15 +149,15 @@ async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(fro
           always: {persistent: true, swap: false, exclusive: false, members: [e, f]}
         """
     async with from_file("a b c d e f", routing) as opened:
-        assert [
+        assert [(model, await loaded_after(opened, model)) for model in "efacdbc"] == [
             ("e", "e"),
             ("f", "e f"),  # swap: false: all members may stay
-            ("a", "a e f"),  # exclusive, but who is persistent stays
+            ("a", "a e f"),  # exclusive, but a persistent group stays
             ("c", "a c e f"),  # not exclusive: it leaves other groups untouched
             ("d", "a c d e f"),
             ("b", "b e f"),  # in place of a; and being exclusive, it unloads the group of c and d
             ("c", "b c e f"),
-        ] == [(model, await loaded_after(opened, model)) for model in "efacdbc"]
+        ]
 
 
 async def test_the_matrix_of_a_llama_swap_file_evicts_what_its_documentation_says(from_file):
@@ -177,6 +177,9 @@ async def test_the_matrix_of_a_llama_swap_file_evicts_what_its_documentation_say
         """
     async with from_file("gem quill mist vox ear draw giant lone", routing) as opened:
         assert [
+            (model, await loaded_after(opened, model))
+            for model in ["gem", "vox", "ear", "quill", "mist", "draw", "gem", "vox", "giant", "vox", "lone"]
+        ] == [
             ("gem", "gem"),
             ("vox", "gem vox"),
             ("ear", "ear gem vox"),
@@ -188,7 +191,4 @@ async def test_the_matrix_of_a_llama_swap_file_evicts_what_its_documentation_say
             ("giant", "giant"),  # alone
             ("vox", "vox"),
             ("lone", "lone"),  # in no set: alone
-        ] == [
-            (model, await loaded_after(opened, model))
-            for model in ["gem", "vox", "ear", "quill", "mist", "draw", "gem", "vox", "giant", "vox", "lone"]
         ]

@@ -1,4 +1,4 @@
-"""The breaker against a plain account of its rules, the account against mutants, and the probes' clock."""
+"""The breaker against a simple model of its rules, the model against mutants, and the times of probes."""
 
 import pytest
 import trio
@@ -11,15 +11,15 @@ from fairlead.nodes.health import Breaker, watch
 
 LIMIT = 3
 
-# (whether it was a probe, whether it went well)
+# (whether it was a probe, whether it succeeded)
 stories = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
 
 
 def account(story, limit):
-    """The changes that a story makes, from the whole story each time instead of from counts."""
+    """Return the changes that a story makes, computed from the whole story each time instead of counters."""
     changes = []
     since_up = None  # what happened since the breaker closed; None while it is open
-    burnt = False  # whether requests opened it last, and none has gone well since
+    burnt = False  # whether requests opened it last, and none has succeeded since
     probes = []
     for is_probe, well in story:
         change = None
@@ -43,7 +43,7 @@ def account(story, limit):
 
 
 def told(breaker, story):
-    """The changes that the breaker reports."""
+    """Return the changes that the breaker reports."""
     return [
         breaker.probed(well=well) if is_probe else breaker.requested(well=well) for is_probe, well in story
     ]
@@ -51,11 +51,11 @@ def told(breaker, story):
 
 @given(story=stories, limit=st.integers(1, 4))
 @settings(max_examples=400)
-def test_the_breaker_does_what_its_rules_say(story, limit):
+def test_breaker_follows_its_rules(story, limit):
     breaker = Breaker(limit)
     changes = told(breaker, story)
     assert account(story, limit) == changes
-    assert breaker.is_up == ("up" == ([change for change in changes if change] or ["down"])[-1])
+    assert breaker.is_up == (([change for change in changes if change] or ["down"])[-1] == "up")
 
 
 class _StartsClosed(Breaker):
@@ -114,7 +114,7 @@ class _OneTooMany(Breaker):
         _OneTooMany,
     ],
 )
-def test_a_breaker_that_breaks_a_rule_is_caught(mutant):
+def test_breaker_that_violates_a_rule_is_detected(mutant):
     @given(story=stories)
     @settings(
         max_examples=2000,
@@ -128,7 +128,7 @@ def test_a_breaker_that_breaks_a_rule_is_caught(mutant):
 
 
 async def _watched(autojump_clock, probe, seconds, **config):
-    """What was reported, and when, in seconds from the start."""
+    """Return the reported results, each with its time in seconds from the start."""
     began = trio.current_time()
     reports = []
     with trio.move_on_after(seconds):
@@ -140,21 +140,21 @@ async def _watched(autojump_clock, probe, seconds, **config):
     return reports
 
 
-async def test_it_probes_at_once_and_then_every_interval(autojump_clock):
+async def test_probes_are_sent_at_once_and_then_every_interval(autojump_clock):
     async def probe():
         await trio.sleep(0.5)
         return True
 
-    assert [(0.5, True), (5.5, True), (10.5, True)] == await _watched(autojump_clock, probe, 12)
+    assert await _watched(autojump_clock, probe, 12) == [(0.5, True), (5.5, True), (10.5, True)]
 
 
 async def test_a_probe_that_takes_too_long_is_a_failure(autojump_clock):
-    assert [(2.0, False), (7.0, False)] == await _watched(autojump_clock, trio.sleep_forever, 9)
+    assert await _watched(autojump_clock, trio.sleep_forever, 9) == [(2.0, False), (7.0, False)]
 
 
 async def test_a_probe_that_takes_longer_than_the_interval_delays_the_next(autojump_clock):
     reports = await _watched(autojump_clock, trio.sleep_forever, 18, timeout_s=8.0)
-    assert [(8.0, False), (16.0, False)] == reports
+    assert reports == [(8.0, False), (16.0, False)]
 
 
 async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump_clock):
@@ -174,4 +174,4 @@ async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump
     with trio.move_on_after(60):
         config = HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0)
         await watch(probe, report, health.HealthCheck(config))
-    assert [("up", 0.0), ("down", 27.0)] == changes
+    assert changes == [("up", 0.0), ("down", 27.0)]

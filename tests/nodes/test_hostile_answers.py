@@ -1,4 +1,4 @@
-"""Answers that are none of the dialect's, or lie about themselves, cost their job only."""
+"""Responses that violate the API, or misdescribe themselves, fail only their job."""
 
 import pytest
 
@@ -18,11 +18,11 @@ ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
 PAGE = b"<html><script>alert(document.domain)</script></html>"
 MOST = 100_000
 
-# What kind of answer it is ------------------------------------------------------------------------------
+# Content type, encoding, status and body ----------------------------------------------------------------
 
 
 async def asked(answer: bytes, *, streams: bool = False):
-    """What becomes of a job that is answered so."""
+    """Return the result of a job that gets this response."""
     with scripted(lambda _request: [answer]) as server:
         got = await generated(node(), relayed_job(stream=streams))
         assert len(server.requests) == 1
@@ -39,7 +39,7 @@ async def asked(answer: bytes, *, streams: bool = False):
         "application/json ; boundary=x",
     ],
 )
-async def test_json_is_taken_with_any_parameters(kind):
+async def test_json_type_is_accepted_with_any_parameters(kind):
     got = await asked(whole(ANSWER, kind))
     assert (got.error, got.raw) == (None, ANSWER)
 
@@ -69,7 +69,7 @@ FOREIGN = [
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
-async def test_any_other_type_is_the_nodes_failure(kind, streams, body):
+async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
     got = await asked(whole(body, kind), streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
@@ -78,7 +78,7 @@ async def test_any_other_type_is_the_nodes_failure(kind, streams, body):
     assert got.error.message.isprintable()
 
 
-async def test_two_content_types_are_none():
+async def test_two_content_types_are_refused():
     got = await asked(whole(ANSWER, "application/json", "Content-Type: text/html"))
     assert isinstance(got.error, UpstreamFailed)
 
@@ -86,7 +86,7 @@ async def test_two_content_types_are_none():
 @pytest.mark.parametrize(
     ("answer", "streams"), [(whole(ANSWER), True), (whole(WELL, "text/event-stream"), False)]
 )
-async def test_an_answer_in_the_wrong_form_of_the_dialect_says_nothing_of_the_nodes_health(answer, streams):
+async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, streams):
     got = await asked(answer, streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
@@ -94,7 +94,7 @@ async def test_an_answer_in_the_wrong_form_of_the_dialect_says_nothing_of_the_no
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x", "identity, gzip"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_encoding_that_nobody_asked_for_is_the_nodes_failure(encoding, streams):
+async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
     got = await asked(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
     assert got.deltas == []
@@ -109,7 +109,7 @@ async def test_an_encoding_that_nobody_asked_for_is_the_nodes_failure(encoding, 
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-async def test_any_status_but_200_and_those_of_errors_is_the_nodes_failure(status, streams):
+async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status, streams):
     answer = whole(ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd")
     got = await asked(answer, streams=streams)
     assert got.deltas == []
@@ -124,7 +124,7 @@ async def test_any_status_but_200_and_those_of_errors_is_the_nodes_failure(statu
         head("application/json", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
     ],
 )
-async def test_an_empty_answer_is_the_nodes_failure(answer):
+async def test_empty_response_is_a_failure_of_the_node(answer):
     got = await asked(answer)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
@@ -147,7 +147,7 @@ async def test_an_empty_answer_is_the_nodes_failure(answer):
         ["Transfer-Encoding : chunked"],
     ],
 )
-async def test_a_length_that_is_not_the_bodys_is_the_nodes_failure(lines):
+async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
     got = await asked(head("application/json", *lines) + ANSWER)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
@@ -167,7 +167,7 @@ async def test_a_length_that_is_not_the_bodys_is_the_nodes_failure(lines):
         b" ",
     ],
 )
-async def test_a_body_that_is_no_json_object_fails_its_job(body):
+async def test_body_that_is_not_a_json_object_fails_its_job(body):
     got = await asked(whole(body))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
@@ -182,12 +182,12 @@ async def test_a_body_that_is_no_json_object_fails_its_job(body):
         b'{"\xff": 1, "choices": []}',
     ],
 )
-async def test_an_odd_object_passes_as_it_came(body):
+async def test_unusual_json_object_is_relayed_unchanged(body):
     got = await asked(whole(body))
     assert (got.error, got.raw) == (None, body)
 
 
-async def test_an_error_with_status_200_is_no_success():
+async def test_error_with_status_200_fails_the_job():
     got = await asked(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
@@ -198,7 +198,7 @@ async def test_an_error_with_status_200_is_no_success():
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
-async def test_what_an_api_says_of_a_bad_request_passes_as_it_came(kind):
+async def test_refusal_in_json_is_relayed_unchanged(kind):
     body = b'{"error":  {"message": "no such tool"}}'
     got = await asked(whole(body, kind, status="422 Odd"))
     assert isinstance(got.error, NodeRefused)
@@ -232,7 +232,7 @@ async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams
     assert len(got.error.message) < 250
 
 
-async def test_a_refusal_in_an_encoding_is_not_passed_on():
+async def test_compressed_refusal_is_not_relayed():
     got = await asked(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
     assert isinstance(got.error, NodeRefused)
     assert (got.error.message, got.error.body) == ("far answered 400", b"")
@@ -250,7 +250,7 @@ async def test_a_refusal_in_an_encoding_is_not_passed_on():
         (whole(b"", status="204 None"), True),
         (whole(b""), True),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
-        # What a request itself may bring about must not take the node from all others.
+        # A response that a request itself can cause must not take the node down for all others.
         (whole(b'{"a": "%s"}' % (b"x" * MOST)), False),
         (whole(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
         (whole(b'{"a": NaN}'), False),
@@ -258,7 +258,7 @@ async def test_a_refusal_in_an_encoding_is_not_passed_on():
         (whole(PAGE, "text/html", status="500 Bad"), False),
     ],
 )
-async def test_three_answers_that_no_request_could_cause_take_the_node_out(answer, is_down):
+async def test_three_responses_that_no_request_could_cause_take_the_node_down(answer, is_down):
     listener = Listening()
     with scripted(lambda _request: [answer]):
         far = node(listener, failures=3, answer_bytes=MOST)

@@ -1,4 +1,4 @@
-"""This machine lacks a descriptor for a connection to a node: that is no failure of the node."""
+"""A lack of descriptors on this machine for connections to a node is not a failure of the node."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ HEALTH = HealthConfig(interval_s=0.05, failures=2, timeout_s=60.0)
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Let this process open nothing more."""
+    """Prevent this process from opening further descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
@@ -36,7 +36,7 @@ def no_descriptors() -> Iterator[None]:
 
 
 class Shortage:
-    """Lets no connection be opened while it lasts, and counts those that were tried."""
+    """Fails every new connection while `lasts` is set, and counts the attempts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lasts = False
@@ -58,7 +58,7 @@ def shortage(monkeypatch) -> Shortage:
     return Shortage(monkeypatch)
 
 
-async def test_a_connection_for_which_there_is_no_descriptor_says_so():
+async def test_connection_without_a_descriptor_raises_local_shortage():
     async with stub() as server:
         pool = upstream_of(server)
         with no_descriptors(), pytest.raises(LocalShortage, match="Too many open files"):
@@ -68,14 +68,14 @@ async def test_a_connection_for_which_there_is_no_descriptor_says_so():
             assert answer.head.status == 200
 
 
-async def test_a_server_that_is_not_there_is_no_shortage():
+async def test_unreachable_server_is_not_a_shortage():
     with pytest.raises(UpstreamFailed) as failed:
         async with Upstream("http://127.0.0.1:1", name="far").exchange("GET", "/health"):
             pass
     assert not isinstance(failed.value, NodeFull)
 
 
-async def test_a_job_for_which_there_is_no_descriptor_finds_its_node_full_and_not_down(shortage):
+async def test_job_without_a_descriptor_gets_node_full_and_the_node_stays_up(shortage):
     async with stub() as server:
         node = ready_node(server)
         shortage.lasts = True
@@ -87,7 +87,7 @@ async def test_a_job_for_which_there_is_no_descriptor_finds_its_node_full_and_no
         assert node.status().is_up
 
 
-async def test_a_shortage_takes_no_node_out_and_its_jobs_wait_until_it_is_over(shortage):
+async def test_shortage_takes_no_node_down_and_its_jobs_wait(shortage):
     async with stub() as server:
         nodes = (NodeConfig(id="far", url=server.url, seats=4),)
         async with garage(nodes=nodes, health_check=HEALTH) as opened:
@@ -109,7 +109,7 @@ async def test_a_shortage_takes_no_node_out_and_its_jobs_wait_until_it_is_over(s
             assert answers == [text()]
 
 
-async def test_a_node_is_not_taken_to_be_up_because_it_could_not_be_asked(shortage):
+async def test_node_that_could_not_be_probed_is_not_reported_as_up(shortage):
     shortage.lasts = True
     async with stub() as server:
         nodes = (NodeConfig(id="far", url=server.url),)
@@ -120,7 +120,7 @@ async def test_a_node_is_not_taken_to_be_up_because_it_could_not_be_asked(shorta
             await opened.until(lambda: opened.fleet.nodes()[0].state == "up")
 
 
-async def test_a_command_that_could_not_be_asked_is_not_given_up(shortage, autojump_clock):
+async def test_command_that_could_not_be_probed_is_not_reported_as_stopped(shortage, autojump_clock):
     shortage.lasts = True
     pulse = Pulse(Upstream("http://127.0.0.1:1", name="m"), "/health", group=4711)
     with trio.move_on_after(100) as clock:
@@ -128,7 +128,7 @@ async def test_a_command_that_could_not_be_asked_is_not_given_up(shortage, autoj
     assert clock.cancelled_caught
 
 
-async def test_no_more_than_a_few_unused_connections_are_kept():
+async def test_number_of_idle_connections_is_bounded():
     async with stub() as server:
         pool = upstream_of(server, capacity=100)
 

@@ -1,4 +1,4 @@
-"""Whatever a node says of itself and of what it used: nobody else's counts change, and nothing breaks."""
+"""False reports of a node about itself or its usage change no counts of others, and break nothing."""
 
 import json
 from itertools import chain, cycle
@@ -63,7 +63,7 @@ def streamed(usages: list[Any]) -> bytes:
 
 @settings(max_examples=40)
 @given(usages=st.lists(USAGES, min_size=1, max_size=3), streams=st.booleans())
-def test_what_a_node_says_it_used_costs_its_own_tenant_what_is_possible(usages, streams):
+def test_reported_usage_is_charged_to_its_own_tenant_within_bounds(usages, streams):
     answer = streamed(usages) if streams else whole_answer(usages)
 
     async def live(made):
@@ -71,7 +71,7 @@ def test_what_a_node_says_it_used_costs_its_own_tenant_what_is_possible(usages, 
         bob, before = made.account("bob"), made.spent("ann")
         made.says = {CHAT: [answer]}
         await made.ask("ann", "lies", stream=streams)
-        # As many as were allowed, or a byte each; and what the bytes of the prompt come to.
+        # At most the allowed tokens, or one for each byte; plus the estimate for the bytes of the prompt.
         assert 0 <= made.spent("ann") - before <= max(10, len(answer)) + 20
         assert made.account("bob") == bob
         made.check()
@@ -94,7 +94,7 @@ LISTINGS = st.fixed_dictionaries({"data": st.lists(st.fixed_dictionaries({"id": 
 
 @settings(max_examples=40)
 @given(health=VALUES, running=RUNNING | VALUES, models=LISTINGS | VALUES)
-def test_what_a_node_says_of_itself_changes_nothing_of_others(health, running, models):
+def test_reports_of_a_node_about_itself_do_not_affect_others(health, running, models):
     async def live(made):
         await made.ask("bob", "truth")
         bob = made.account("bob")
@@ -135,7 +135,7 @@ PROBES = {
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_that_is_answered_with_nonsense_hurts_nobody(name):
+def test_invalid_probe_response_has_no_lasting_effect(name):
     async def live(made):
         made.says = {path: [whole(body)] for path, body in PROBES[name].items()}
         await trio.sleep(11)
@@ -149,7 +149,7 @@ def test_a_probe_that_is_answered_with_nonsense_hurts_nobody(name):
     lived(live)
 
 
-def test_no_more_than_a_thousand_models_are_believed():
+def test_at_most_a_thousand_models_of_a_node_are_accepted():
     async def live(made):
         made.says = {"/v1/models": [whole(PROBES["many models"]["/v1/models"])]}
         await trio.sleep(6)
@@ -160,7 +160,7 @@ def test_no_more_than_a_thousand_models_are_believed():
     lived(live)
 
 
-def test_names_that_nobody_could_ask_for_are_left_out():
+def test_model_names_that_no_request_could_have_are_left_out():
     async def live(made):
         for probe in ("a long name", "odd names"):
             made.says = {"/v1/models": [whole(PROBES[probe]["/v1/models"])]}
@@ -172,7 +172,7 @@ def test_names_that_nobody_could_ask_for_are_left_out():
 
 
 @pytest.mark.parametrize("retry_after", ["0", "-5", "1" + "0" * 30, "NaN", "Wed, 21 Oct 2026 07:28:00 GMT"])
-def test_a_node_that_is_full_is_asked_again_in_time_whatever_it_says(retry_after):
+def test_full_node_is_retried_in_time_whatever_retry_after_says(retry_after):
     async def live(made):
         refusal = b'{"error": {"code": "draining"}}'
         lines = ("application/json", f"Retry-After: {retry_after}")
@@ -180,7 +180,7 @@ def test_a_node_that_is_full_is_asked_again_in_time_whatever_it_says(retry_after
         reply = await made.ask("ann", "lies")
         assert reply.status == 504
         assert 1 <= int(reply.headers.get("retry-after", "1")) <= 60
-        # Once a second at most, and at least every ten.
+        # At most once a second, and at least every ten seconds.
         asked = sum(b"POST" in request for request in made.server.requests)
         assert 5 <= asked <= 65
         made.says = {}
@@ -203,18 +203,18 @@ DRIPS = {
 
 
 @pytest.mark.parametrize("name", DRIPS)
-def test_a_node_that_sends_a_little_now_and_then_has_no_more_time_than_others(name):
+def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
     async def live(made):
         begin, drip = DRIPS[name]
         made.says = {CHAT: chain(begin, cycle([1.0, drip]))}
         began = trio.current_time()
         reply = await made.ask("ann", "lies", stream=STREAM_HEAD in begin)
-        # A stream waits for its first token as long as in the queue, an answer as long as a request may take.
+        # The first token of a stream has the queue timeout; a whole response has the request timeout.
         has_token = STREAM_HEAD not in begin or chunk(BEGUN) in begin
         assert trio.current_time() - began == pytest.approx(600 if has_token else 60, abs=1)
         code = b"request_timeout" if has_token else b"queue_timeout"
         assert code in reply.body
-        assert made.server.open_links <= 2  # those that probe
+        assert made.server.open_links <= 2  # the connections of probes
         made.check()
         made.says = {}
         assert (await made.ask("ann", "lies")).status == 200
@@ -266,7 +266,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad"])
 @pytest.mark.parametrize("streams", [False, True])
-def test_no_header_of_a_node_is_passed_on(status, streams):
+def test_no_header_of_a_node_is_relayed(status, streams):
     async def live(made):
         kind = "text/event-stream" if streams and status == "200 OK" else "application/json"
         body = b"data: [DONE]\n\n" if kind != "application/json" else b'{"choices": []}'
@@ -285,7 +285,7 @@ def test_no_header_of_a_node_is_passed_on(status, streams):
 
 @pytest.mark.parametrize("status", ["200 OK", "302 Found", "400 Bad", "404 None", "500 Bad", "503 Bad"])
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_page_of_a_node_is_never_a_page_of_ours(status, streams):
+def test_html_page_of_a_node_is_never_relayed(status, streams):
     page = b"<script>alert(document.domain)</script>"
 
     async def live(made):
@@ -301,7 +301,7 @@ def test_a_page_of_a_node_is_never_a_page_of_ours(status, streams):
     lived(live)
 
 
-def test_an_honest_node_is_charged_for_as_it_reports():
+def test_usage_that_an_honest_node_reports_is_charged():
     async def live(made):
         before = made.spent("bob")
         await made.ask("bob", "truth")

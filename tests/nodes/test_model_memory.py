@@ -1,4 +1,4 @@
-"""What is known of the memory that models take, by configuration and by measuring."""
+"""The memory that models take, as configured or as measured."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def memory_of(*models: ModelConfig | CommandConfig) -> ModelMemory:
     return memory
 
 
-def test_measured_memory_is_the_most_that_was_seen():
+def test_measured_memory_is_the_peak():
     memory = memory_of(model("m"))
     for taken_mb in (5, 9, 7):
         memory.measured("m", taken_mb * MIB)
@@ -46,13 +46,13 @@ def test_share_in_mib_is_known_at_once():
     assert memory_of(model("x", gpu_memory=4000)).memory_mb == {"x": 4000}
 
 
-def test_declared_memory_counts_before_the_share():
+def test_declared_memory_overrides_the_share():
     memory = memory_of(model("x", gpu_memory=0.4, memory_mb=5000))
     memory.loaded("x", GPU)
     assert memory.memory_mb == {"x": 5000}
 
 
-def test_models_on_any_device_are_where_one_of_them_was_loaded():
+def test_models_on_any_device_use_the_gpu_of_the_first_load():
     memory = memory_of(model("x"), model("y"), model("cpu", device="cpu"), model("far", device="cuda:1"))
     assert memory.gpus.gpu_of == {"far": "cuda:1"}
     memory.loaded("x", GPU)
@@ -68,7 +68,7 @@ def test_share_has_no_effect_where_there_is_no_gpu():
     assert memory.memory_mb == {"x": 7.0}
 
 
-def test_what_is_known_of_a_model_goes_with_its_configuration():
+def test_measured_memory_is_forgotten_when_the_configuration_changes():
     memory = memory_of(model("x"), model("y"))
     memory.measured("x", 7 * MIB)
     memory.measured("y", 7 * MIB)

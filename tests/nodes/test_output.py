@@ -1,4 +1,4 @@
-"""What a model's processes print is kept over its lives, within bounds, for engines and commands alike."""
+"""The output of a model's processes is kept across restarts, within bounds, for engines and commands."""
 
 import sys
 
@@ -50,7 +50,7 @@ def test_output_is_the_end_of_all_lines_and_within_its_bounds(lines):
     assert sum(map(len, shown)) <= 30
 
 
-async def test_command_prints_are_kept_over_its_lives():
+async def test_output_of_a_command_is_kept_across_restarts():
     script = "import time; print('serving', flush=True); time.sleep(1000)"
     async with garage(sleeper("m", cmd=(sys.executable, "-c", script))) as opened:
         await opened.fleet.load("m")
@@ -61,14 +61,14 @@ async def test_command_prints_are_kept_over_its_lives():
         assert opened.fleet.output("m").since(0) == ["serving", "serving"]
 
 
-async def test_last_words_of_an_engines_child_are_kept_after_a_failed_load():
+async def test_output_of_an_engines_child_is_kept_after_a_failed_load():
     async with garage(engine("m", "die_in_load")) as opened:
         with pytest.raises(LoadFailed):
             await opened.fleet.load("m")
         assert opened.fleet.output("m").since(0) == ["about to die"]
 
 
-async def test_models_that_are_not_ours_have_no_output():
+async def test_unknown_and_remote_models_have_no_output():
     node = NodeConfig(id="a", url="http://127.0.0.1:1", models=("far",))
     async with garage(engine("m"), nodes=(node,)) as opened:
         with pytest.raises(ModelNotFound):

@@ -1,4 +1,4 @@
-"""How far a command's load is comes from what its server prints, or is not known."""
+"""The load progress of a command is read from its output, or is unknown."""
 
 import sys
 
@@ -31,7 +31,7 @@ VLLM = "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01
         (r"(\d+)(?: of (\d+))?", "3", None),
     ],
 )
-def test_the_last_match_of_a_pattern_is_how_far_the_load_is(pattern, text, expected):
+def test_last_match_of_the_pattern_is_the_progress(pattern, text, expected):
     assert fraction_reader(pattern)(text) == expected
 
 
@@ -43,14 +43,14 @@ def test_the_last_match_of_a_pattern_is_how_far_the_load_is(pattern, text, expec
         (r"(\d)(\d)(\d)", "must have one group or two, not 3"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_is_refused_by_name(pattern, reason):
+def test_invalid_pattern_is_refused_with_the_name_of_its_setting(pattern, reason):
     with pytest.raises(ConfigError) as refused:
         CommandConfig(name="m", cmd=("serve",), progress_pattern=pattern)
     assert str(refused.value) == f"models.m.progressPattern: {reason}"
 
 
 def printing(script: str, **settings: object) -> CommandConfig:
-    """A command that prints and never answers."""
+    """Return a command that prints and never answers."""
     return CommandConfig(
         name="m",
         cmd=(sys.executable, "-c", f"import sys, time\n{script}\nsys.stdout.flush(); time.sleep(1000)"),
@@ -61,7 +61,7 @@ def printing(script: str, **settings: object) -> CommandConfig:
 
 
 async def reported(config: CommandConfig, last: float | None) -> list[tuple[float | None, str]]:
-    """Load until that progress is reported; return the different reports, in their order."""
+    """Load until that progress is reported; return the reports in order, without consecutive repeats."""
     reports: list[tuple[float | None, str]] = []
     seen = trio.Event()
 
@@ -81,7 +81,7 @@ async def reported(config: CommandConfig, last: float | None) -> list[tuple[floa
     return reports
 
 
-async def test_a_commands_progress_is_what_its_output_says():
+async def test_progress_of_a_command_is_read_from_its_output():
     script = "print('shard 1/4')\nsys.stdout.flush(); time.sleep(.5)\nprint('shard 3/4')"
     reports = await reported(printing(script, progress_pattern=r"shard (\d+)/(\d+)"), last=0.75)
     assert reports[-2:] == [(0.25, "waiting for /health"), (0.75, "waiting for /health")]
@@ -93,7 +93,7 @@ async def test_a_progress_bar_on_one_line_is_read_before_the_line_ends():
     assert (await reported(printing(script, progress_pattern=r"(\d+)%"), last=0.6))[-1][0] == 0.6
 
 
-async def test_without_a_pattern_a_commands_progress_is_not_known_however_long_it_takes(mock_clock):
+async def test_progress_without_a_pattern_stays_unknown(mock_clock):
     mock_clock.rate = 100.0
     config = printing("print('50%')", health_check_timeout_s=100_000.0)
     node = CommandNode(config, Listening())
@@ -105,7 +105,7 @@ async def test_without_a_pattern_a_commands_progress_is_not_known_however_long_i
         nursery.cancel_scope.cancel()
 
 
-async def test_a_loading_commands_status_has_its_progress_and_a_ready_one_has_all():
+async def test_status_has_the_progress_of_a_loading_command_and_one_when_ready():
     async with garage(printing("print('at 30')", progress_pattern=r"at (\d+)"), sleeper("y")) as opened:
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.fleet.load, "m")

@@ -1,4 +1,4 @@
-"""Whether a silent server lives: by what it sends, by what it computes, on a virtual clock."""
+"""Whether a silent server is alive, judged by what it sends and its CPU time, on a virtual clock."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ LONG_S = 10 * HEALTH.interval_s
 
 
 class Server:
-    """Says what it is told to, and nothing while that is None. It computes a part of the time: `works`."""
+    """A fake server that sends `answer`, or nothing while that is None. `works` is its CPU time a second."""
 
     def __init__(self, answer=None, *, answers_every=None, works=0.0, monkeypatch=None):
         self.answer = answer
@@ -31,12 +31,12 @@ class Server:
         monkeypatch.setattr("fairlead.nodes.pulse.computed_s", self.computed_s)
 
     def computed_s(self, group):
-        assert 4711 == group
+        assert group == 4711
         return None if self.works is None else self.works * trio.current_time()
 
     @asynccontextmanager
     async def exchange(self, method, path):
-        assert ("GET", "/health") == (method, path)
+        assert (method, path) == ("GET", "/health")
         self.asked += 1
         answers = self.answers_every is not None and not self.asked % self.answers_every
         if self.answer is None and not answers:
@@ -55,7 +55,7 @@ def server(monkeypatch):
 
 
 async def stopped_after_s(server, health=HEALTH, within_s=LONG_S):
-    """When it was given up; None if it was not."""
+    """Return after how many seconds the server was found stopped; None if it was not."""
     began = trio.current_time()
     with trio.move_on_after(within_s):
         await Pulse(server, "/health", group=4711).stopped(HealthCheck(health))
@@ -63,28 +63,28 @@ async def stopped_after_s(server, health=HEALTH, within_s=LONG_S):
     return None
 
 
-async def test_a_server_that_answers_lives_whatever_it_says(server, autojump_clock):
+async def test_server_that_answers_is_alive_whatever_it_sends(server, autojump_clock):
     answering = server(b"I am busy")
     assert await stopped_after_s(answering) is None
     assert answering.asked >= 10
 
 
 @pytest.mark.parametrize("works", [0.0, 0.09, None])
-async def test_one_that_is_silent_and_does_nothing_is_given_up_after_three(server, autojump_clock, works):
-    assert 15.0 == await stopped_after_s(server(works=works))
+async def test_silent_idle_server_counts_as_stopped_after_three_probes(server, autojump_clock, works):
+    assert await stopped_after_s(server(works=works)) == 15.0
 
 
 @pytest.mark.parametrize("works", [0.11, 1.0, 8.0])
-async def test_one_that_is_silent_while_it_works_lives(server, autojump_clock, works):
+async def test_silent_server_that_uses_the_cpu_is_alive(server, autojump_clock, works):
     assert await stopped_after_s(server(works=works)) is None
 
 
 @pytest.mark.parametrize("works", [0.0, 1.0])
-async def test_one_that_takes_no_connections_is_given_up_however_busy_it_is(server, autojump_clock, works):
-    assert 10.0 == await stopped_after_s(server("refused", works=works))
+async def test_server_that_refuses_connections_counts_as_stopped(server, autojump_clock, works):
+    assert await stopped_after_s(server("refused", works=works)) == 10.0
 
 
-async def test_one_that_sends_a_long_answer_lives(server, autojump_clock):
+async def test_server_that_sends_a_long_response_is_alive(server, autojump_clock):
     streaming = server()
 
     async def stream():
@@ -98,14 +98,14 @@ async def test_one_that_sends_a_long_answer_lives(server, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_a_sign_of_life_between_silences_begins_the_count_anew(server, autojump_clock):
+async def test_answer_between_missed_probes_resets_the_count(server, autojump_clock):
     wavering = server(answers_every=HEALTH.failures)
     assert await stopped_after_s(wavering) is None
     assert wavering.asked >= 2 * HEALTH.failures
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_what_a_group_computes_is_counted_while_it_does():
+def test_cpu_time_of_a_process_group_is_measured():
     busy = subprocess.Popen([sys.executable, "-IS", "-c", "while True: pass"], start_new_session=True)
     try:
         while not computed_s(busy.pid):
@@ -116,4 +116,4 @@ def test_what_a_group_computes_is_counted_while_it_does():
     finally:
         busy.kill()
         busy.wait()
-    assert 0 == computed_s(busy.pid)
+    assert computed_s(busy.pid) == 0

@@ -1,4 +1,4 @@
-"""Answers pass as they came, in every dialect, and what must be known of them is known."""
+"""Responses are relayed unchanged in every API, and their text, tokens and end are read."""
 
 import json
 
@@ -25,12 +25,12 @@ async def test_every_byte_of_a_stream_arrives_in_order(path, how):
     document = {"model": "m"}
     assert b"".join(stream_events(path, document, 8, 1)) == got.raw
     assert text() == got.text()
-    assert "stop" == got.deltas[-1].finish_reason
-    assert 8 == got.tokens
+    assert got.deltas[-1].finish_reason == "stop"
+    assert got.tokens == 8
 
 
 @pytest.mark.parametrize(("stream", "tasks"), [(True, 1), (False, 0)])
-async def test_only_a_stream_takes_a_task_of_its_own(stream, tasks, mock_clock):
+async def test_only_a_stream_starts_a_task(stream, tasks, mock_clock):
     spawned = []
 
     class Spawned(trio.abc.Instrument):
@@ -39,7 +39,7 @@ async def test_only_a_stream_takes_a_task_of_its_own(stream, tasks, mock_clock):
 
     async with stub() as server:
         node = ready_node(server)
-        # So that there is a connection: time stands still, and no end of a body comes too late to keep it.
+        # Opens a connection. Time does not advance, so no end of a body comes too late to keep it.
         await generated(node, relayed_job(stream=stream))
         counting = Spawned()
         trio.lowlevel.add_instrument(counting)
@@ -48,7 +48,7 @@ async def test_only_a_stream_takes_a_task_of_its_own(stream, tasks, mock_clock):
     assert tasks == len(spawned)
 
 
-async def test_a_node_that_goes_down_ends_the_wait_for_a_whole_answer():
+async def test_wait_for_a_whole_response_ends_when_the_node_goes_down():
     async with stub() as server:
         node, into = ready_node(server), Collected()
         async with trio.open_nursery() as nursery:
@@ -61,20 +61,20 @@ async def test_a_node_that_goes_down_ends_the_wait_for_a_whole_answer():
             while not server.jobs:
                 await trio.lowlevel.checkpoint()
             node.went_down(NodeFailed("it was unplugged"))
-        assert "it was unplugged" == into.error.message
-        assert (0, 0) == (node.status().busy, node.status().connections.busy)
+        assert into.error.message == "it was unplugged"
+        assert (node.status().busy, node.status().connections.busy) == (0, 0)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
 @pytest.mark.parametrize("how", ["well", "close"])
-async def test_a_whole_answer_arrives_with_members_that_nobody_knows(path, how):
+async def test_whole_response_keeps_unknown_members(path, how):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(path, stream=False, stub={"how": how}))
     assert whole_answer(path, {"model": "m"}, 8) == json.loads(got.raw)
     assert (0 if path == "/v1/embeddings" else 8) == got.tokens
 
 
-async def test_all_that_comes_in_one_read_is_one_delta(monkeypatch):
+async def test_events_of_one_read_are_one_delta(monkeypatch):
     reads = []
     receive = Connection.receive
 
@@ -87,24 +87,24 @@ async def test_all_that_comes_in_one_read_is_one_delta(monkeypatch):
         got = await generated(ready_node(server), relayed_job(stub={"at_once": True, "words": 500}))
     assert text(500) == got.text()
     assert len(got.deltas) <= len(reads) + 3  # the end, what follows it, and how it ended
-    assert len(reads) < 250  # or this shows nothing
-    assert 500 == got.tokens
+    assert len(reads) < 250  # else this test shows nothing
+    assert got.tokens == 500
 
 
-async def test_the_choices_of_one_job_are_told_apart_and_the_end_belongs_to_none():
+async def test_choices_of_a_job_are_separated_and_the_end_belongs_to_none():
     job = relayed_job(n=3, stream_options={"include_usage": True})
     async with stub() as server:
         got = await generated(ready_node(server), job)
     assert [text()] * 3 == [got.text(index) for index in range(3)]
-    assert {0, 1, 2, 3} == {delta.index for delta in got.deltas}
+    assert {delta.index for delta in got.deltas} == {0, 1, 2, 3}
     assert got.raw.endswith(b"data: [DONE]\n\n")
-    assert 24 == got.tokens
+    assert got.tokens == 24
     ends = [delta for delta in got.deltas if delta.index == 3]
     assert b"usage" in ends[0].raw[0]
-    assert {0, 1, 2} == {delta.index for delta in got.deltas if delta.finish_reason}
+    assert {delta.index for delta in got.deltas if delta.finish_reason} == {0, 1, 2}
 
 
-async def test_a_merged_reading_of_several_choices_ends_with_the_end():
+async def test_merged_deltas_of_several_choices_end_with_done():
     from fairlead.nodes.deltas import Deltas
 
     job = relayed_job(n=3, stream_options={"include_usage": True})
@@ -117,47 +117,47 @@ async def test_a_merged_reading_of_several_choices_ends_with_the_end():
     assert raw.index(b"completion_tokens") > max(raw.rindex(b'"index": %d' % index) for index in range(3))
 
 
-async def test_the_beginning_waits_for_something_to_say():
+async def test_first_events_are_held_back_until_there_is_text():
     into = Collected()
-    job = relayed_job(stub={"how": "stall", "after": 1})  # the role is there, and no word
+    job = relayed_job(stub={"how": "stall", "after": 1})  # only the role, no text
     async with stub() as server, ready_node(server).generate(job, into):
         while not server.jobs:
             await _a_moment()
         await _a_moment()
-        assert [] == into.deltas
+        assert into.deltas == []
 
 
-async def test_the_server_counts_tokens_better_than_events():
+async def test_reported_usage_replaces_the_count_of_events():
     job = relayed_job(stream_options={"include_usage": True}, stub={"chunk_words": 4})
     async with stub() as server:
         got = await generated(ready_node(server), job)
-    assert 8 == got.tokens
+    assert got.tokens == 8
 
 
-async def test_a_stream_without_an_end_mark_is_whole_when_every_choice_has_ended():
+async def test_stream_without_done_is_complete_when_every_choice_has_ended():
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "no_done"}))
     assert got.error is None
     assert [text(), text()] == [got.text(0), got.text(1)]
 
 
-async def test_a_stream_with_an_end_mark_is_whole_though_no_choice_has_said_so():
+async def test_stream_with_done_is_complete_without_finish_reasons():
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "unfinished"}))
     assert got.error is None
-    assert {0, 1} == {delta.index for delta in got.deltas if delta.finish_reason}
+    assert {delta.index for delta in got.deltas if delta.finish_reason} == {0, 1}
 
 
-async def test_the_request_is_the_clients_but_for_the_model():
+async def test_relayed_body_differs_from_the_clients_only_in_the_model():
     async with stub() as server:
         node = ready_node(server, names={"m": "org/Other-7B"}, api_key="sk-secret")
         job = relayed_job(request_id="abc", seed=2**70, temperature=1e-7, tools=[{"x": "ü"}])
         job = msgspec.structs.replace(job, traceparent=TRACE)
         await generated(node, job)
         asked = server.jobs[0]
-    assert CHAT == asked.path
-    assert "Bearer sk-secret" == asked.headers["authorization"]
-    assert ("abc", TRACE) == (asked.headers["x-request-id"], asked.headers["traceparent"])
+    assert asked.path == CHAT
+    assert asked.headers["authorization"] == "Bearer sk-secret"
+    assert (asked.headers["x-request-id"], asked.headers["traceparent"]) == ("abc", TRACE)
     assert f"127.0.0.1:{server.port}" == asked.headers["host"]
     assert job.relay is not None
     assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == asked.body
@@ -170,22 +170,22 @@ def test_rewriting_keeps_every_value_as_it_was_written():
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"x"', b"{", b"", b"\xff"])
-def test_rewriting_refuses_what_is_no_object(body):
+def test_rewriting_refuses_what_is_not_a_json_object(body):
     with pytest.raises(InvalidRequest):
         rewritten(body, "m")
 
 
-def test_filters_take_out_put_in_and_know_the_clients_name():
+def test_filters_strip_and_set_parameters_by_the_clients_model_name():
     filters = FiltersConfig(
         strip_params=("temperature", "model", "absent"),
         set_params={"top_p": 0.5, "model": "never"},
         set_params_by_id={"m:high": {"effort": "high"}, "m:low": {"effort": "low"}},
     )
     body = b'{"model":"m:high","temperature":1,"top_p":1}'
-    assert {"model": "own", "top_p": 0.5, "effort": "high"} == json.loads(rewritten(body, "own", filters))
+    assert json.loads(rewritten(body, "own", filters)) == {"model": "own", "top_p": 0.5, "effort": "high"}
 
 
-async def test_a_job_that_no_client_wrote_is_refused():
+async def test_job_without_a_client_request_is_refused():
     from fake_nodes import job
 
     async with stub() as server:
@@ -201,7 +201,7 @@ async def _a_moment() -> None:
 
 
 class _Read:
-    """An answer that comes in these reads."""
+    """A response that arrives in these reads."""
 
     def __init__(self, *reads):
         self._reads = list(reads)
@@ -220,7 +220,7 @@ def _chunk(index, content, finish_reason=None):
 
 @pytest.mark.parametrize("reads_one_by_one", [True, False])
 @pytest.mark.parametrize("choices", [1, 2, 3])
-async def test_choices_that_end_apart_and_more_of_them_than_were_told(choices, reads_one_by_one):
+async def test_choices_end_separately_even_if_more_arrive_than_were_requested(choices, reads_one_by_one):
     from fairlead.nodes.deltas import Deltas
 
     odd = b'data: {"choices": [], "odd": 1}\n\n'
@@ -243,8 +243,9 @@ async def test_choices_that_end_apart_and_more_of_them_than_were_told(choices, r
     raw = b"".join(piece for delta in taken for piece in delta.raw)
     assert sorted(events) == sorted(raw.replace(b"\n\n", b"\n\n|").split(b"|")[:-1])
     assert raw.endswith(b"data: [DONE]\n\n")
-    assert [] == await deltas.take()
+    assert await deltas.take() == []
     if choices == 2:
-        assert {0: "length", 1: "stop"} == {
-            delta.index: delta.finish_reason for delta in taken if delta.finish_reason
+        assert {delta.index: delta.finish_reason for delta in taken if delta.finish_reason} == {
+            0: "length",
+            1: "stop",
         }

@@ -1,4 +1,4 @@
-"""A client that leaves, at whatever moment: its connection is closed, and nothing is held."""
+"""A client that disconnects, at any moment: its connection to the server is freed, and nothing leaks."""
 
 import pytest
 import trio
@@ -8,18 +8,18 @@ from fairlead.errors import NodeFailed, RequestTimeout
 from nodes.listening import Collected, Listening, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer
 
-# More than an answer takes; each is a run of its own, and at least one must come to the end.
+# More than a response takes. Each step is a separate run, and at least one run must complete.
 STEPS = 60
 
 
 async def _connections(server: StubServer, count: int) -> None:
     with trio.fail_after(60):
-        while server.connections > count:  # noqa: ASYNC110  # the other side notices when it does
+        while server.connections > count:  # noqa: ASYNC110  # the server notices at some later time
             await trio.sleep(0.001)
 
 
 class _AtStep(Instrument):
-    """Cancels a scope when the loop has run a number of task steps since it was set."""
+    """Cancels a scope when the loop has run that many task steps since its creation."""
 
     def __init__(self, scope: trio.CancelScope, steps: int) -> None:
         self._scope = scope
@@ -32,7 +32,7 @@ class _AtStep(Instrument):
 
 
 @pytest.mark.parametrize(("stream", "warm"), [(True, False), (True, True), (False, False), (False, True)])
-async def test_a_client_that_leaves_at_any_step_leaves_nothing_behind(stream, warm):
+async def test_disconnect_at_any_step_leaves_nothing_behind(stream, warm):
     ended, left = 0, 0
     for step in range(1, STEPS):
         async with stub() as server:
@@ -52,8 +52,8 @@ async def test_a_client_that_leaves_at_any_step_leaves_nothing_behind(stream, wa
             ended += into.error is None and into.over.is_set()
             assert into.error is None
             counts = node.status().connections
-            assert (0, 0, 0) == (node.status().busy, counts.busy, counts.waiting)
-            # What was kept is good: the next job gets an answer of its own, and all of it.
+            assert (node.status().busy, counts.busy, counts.waiting) == (0, 0, 0)
+            # A kept connection is usable: the next job gets its own response, and all of it.
             following = await generated(node, relayed_job(stream=stream))
             assert following.error is None
             if stream:
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_at_any_step_leaves_nothing_behind(stream, wa
     assert left >= 3
 
 
-async def test_churn_leaves_no_place_taken():
+async def test_many_short_requests_leave_no_connection_busy():
     async with stub() as server:
         node = ready_node(server, seats=2)
 
@@ -76,14 +76,14 @@ async def test_churn_leaves_no_place_taken():
             for number in range(12):
                 nursery.start_soon(visitor, number)
         counts = node.status().connections
-        assert (0, 0) == (counts.busy, counts.waiting)
+        assert (counts.busy, counts.waiting) == (0, 0)
         with trio.fail_after(60):
             for _ in range(10):
                 got = await generated(node, relayed_job())
                 assert got.error is None
 
 
-async def test_the_server_learns_that_the_client_has_left():
+async def test_server_connection_closes_when_the_client_disconnects():
     async with stub() as server:
         into = Collected()
         async with ready_node(server).generate(relayed_job(stub={"delay_s": 0.01, "words": 10_000}), into):
@@ -91,16 +91,16 @@ async def test_the_server_learns_that_the_client_has_left():
         await _connections(server, 0)
 
 
-async def test_an_error_inside_the_block_comes_out_as_itself():
+async def test_error_inside_the_block_is_raised_unchanged():
     async with stub() as server:
         node = ready_node(server)
         with pytest.raises(RequestTimeout):
             async with node.generate(relayed_job(stub={"how": "silent"}), Collected()):
                 raise RequestTimeout("too long")
-        assert 0 == node.status().busy
+        assert node.status().busy == 0
 
 
-async def test_a_stream_that_does_not_close_holds_nobody_up(autojump_clock):
+async def test_stream_that_does_not_close_delays_nothing(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server)
@@ -108,10 +108,10 @@ async def test_a_stream_that_does_not_close_holds_nobody_up(autojump_clock):
         got = await generated(node, relayed_job(stub={"how": "slow_end"}))
         assert trio.current_time() - began < 1
         assert got.error is None
-        assert 0 == node.status().connections.idle
+        assert node.status().connections.idle == 0
 
 
-async def test_a_node_that_goes_down_fails_its_jobs_after_it_has_said_so():
+async def test_node_reports_that_it_is_down_before_its_jobs_fail():
     order = []
 
     class Noted(Listening):
@@ -130,12 +130,12 @@ async def test_a_node_that_goes_down_fails_its_jobs_after_it_has_said_so():
             await into.first.wait()
             node.went_down(NodeFailed("it was unplugged"))
             await into.over.wait()
-        assert ["down", "failed"] == order
+        assert order == ["down", "failed"]
         assert isinstance(into.error, NodeFailed)
-        assert 0 == node.status().connections.busy
+        assert node.status().connections.busy == 0
 
 
-async def test_a_node_that_goes_down_in_the_moment_a_job_comes_fails_it():
+async def test_job_fails_when_its_node_goes_down_as_it_arrives():
     async with stub() as server:
         node = ready_node(server)
         into = Collected()
@@ -143,4 +143,4 @@ async def test_a_node_that_goes_down_in_the_moment_a_job_comes_fails_it():
             node.went_down(NodeFailed("it was unplugged"))
             await into.over.wait()
         assert isinstance(into.error, NodeFailed)
-        assert [] == server.jobs
+        assert server.jobs == []

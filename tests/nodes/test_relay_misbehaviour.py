@@ -1,4 +1,4 @@
-"""A server that misbehaves costs its job, with an error that says what happened, and nothing else."""
+"""A server that misbehaves fails its job, with an error that says what happened, and nothing else."""
 
 import socket
 
@@ -35,18 +35,18 @@ WELL_BUT_USELESS = [
 
 
 @pytest.mark.parametrize(("how", "after", "says"), SICK)
-async def test_a_stream_that_breaks_fails_its_job_and_counts_against_the_node(how, after, says):
+async def test_broken_stream_fails_its_job_and_counts_against_the_node(how, after, says):
     async with stub() as server:
         node = ready_node(server)
         got = await generated(node, relayed_job(stub={"how": how, "after": after}))
-        assert 0 == node.status().busy
+        assert node.status().busy == 0
     assert isinstance(got.error, UpstreamFailed)
     with pytest.raises(NodeFailed, match=says):
         raise got.error
 
 
 @pytest.mark.parametrize(("how", "after", "says"), WELL_BUT_USELESS)
-async def test_a_bad_answer_fails_its_job_and_says_nothing_of_the_nodes_health(how, after, says):
+async def test_bad_response_fails_its_job_and_does_not_count_against_the_node(how, after, says):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
     assert isinstance(got.error, NodeFailed)
@@ -57,41 +57,41 @@ async def test_a_bad_answer_fails_its_job_and_says_nothing_of_the_nodes_health(h
 
 @pytest.mark.parametrize("how", ["end", "half", "broken", "reset", "bad_chunk", "error"])
 @pytest.mark.parametrize("after", [3, 5])
-async def test_what_came_before_the_break_arrives_before_the_error(how, after):
+async def test_events_before_a_failure_are_delivered_before_the_error(how, after):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
     assert got.error is not None
-    assert text(after - 1) == got.text()  # the first event is the role's
+    assert text(after - 1) == got.text()  # the first event has only the role
     assert got.raw.count(b"data:") == after
 
 
 @pytest.mark.parametrize("how", ["half", "broken", "end"])
-async def test_a_whole_answer_that_is_cut_is_never_seen(how):
+async def test_truncated_whole_response_is_not_delivered(how):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": how}))
-    assert [] == got.deltas
+    assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
 
-async def test_an_encoding_that_nobody_asked_for_is_refused():
+async def test_unrequested_encoding_is_refused():
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": "gzip"}))
-    assert [] == got.deltas
+    assert got.deltas == []
     assert isinstance(got.error, NodeFailed)
 
 
-async def test_a_full_node_says_so_and_keeps_its_connection():
+async def test_full_node_raises_node_full_and_keeps_its_connection():
     async with stub() as server:
         node = ready_node(server)
         for _ in range(3):
             got = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
             assert isinstance(got.error, NodeFull)
-        assert 1 == node.status().connections.opened
+        assert node.status().connections.opened == 1
         assert node.status().is_up
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
-async def test_a_clients_mistake_comes_back_in_the_servers_words(status):
+async def test_refusal_of_a_bad_request_is_relayed_unchanged(status):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))
     assert isinstance(got.error, NodeRefused)
@@ -100,7 +100,7 @@ async def test_a_clients_mistake_comes_back_in_the_servers_words(status):
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
-async def test_a_server_that_falls_silent_is_not_waited_for(after, autojump_clock):
+async def test_stream_that_falls_silent_times_out(after, autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server, between_bytes_s=7.0)
@@ -112,7 +112,7 @@ async def test_a_server_that_falls_silent_is_not_waited_for(after, autojump_cloc
     assert text(max(0, after - 1)) == got.text()
 
 
-async def test_the_time_between_bytes_runs_anew_with_each(autojump_clock):
+async def test_timeout_between_bytes_restarts_with_each_read(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server, between_bytes_s=7.0)
@@ -121,7 +121,7 @@ async def test_the_time_between_bytes_runs_anew_with_each(autojump_clock):
     assert text() == got.text()
 
 
-async def test_a_server_that_never_answers_is_not_waited_for(autojump_clock):
+async def test_server_that_never_answers_times_out(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server, first_byte_s=30.0)
@@ -132,9 +132,9 @@ async def test_a_server_that_never_answers_is_not_waited_for(autojump_clock):
     assert "did not answer in time" in got.error.message
 
 
-async def test_a_server_that_is_not_there_is_named_with_the_reason():
+async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():
     server = StubServer()
-    with socket.socket() as taken:  # so that nobody else comes to listen there
+    with socket.socket() as taken:  # so that no other process listens there
         taken.bind(("127.0.0.1", 0))
         server.port = taken.getsockname()[1]
         got = await generated(ready_node(server), relayed_job())
@@ -142,7 +142,7 @@ async def test_a_server_that_is_not_there_is_named_with_the_reason():
     assert "stub cannot be reached: Connection refused" in got.error.message
 
 
-async def test_an_answer_without_end_is_ended(monkeypatch):
+async def test_endless_stream_is_cut_off(monkeypatch):
     monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
@@ -151,7 +151,7 @@ async def test_an_answer_without_end_is_ended(monkeypatch):
     assert len(got.raw) < 2_000_000
 
 
-async def test_an_event_without_end_is_ended():
+async def test_event_over_the_limit_is_refused():
     long = {"chunk_words": 1000, "words": 1000}
     async with stub() as server:
         node = ready_node(server, answer_bytes=1000)
@@ -160,7 +160,7 @@ async def test_an_event_without_end_is_ended():
     assert "an event of more than 1000 bytes" in got.error.message
 
 
-async def test_three_failures_take_the_node_out_and_fail_what_it_runs():
+async def test_three_failures_take_the_node_down_and_fail_its_jobs():
     from fairlead.config import HealthConfig
     from fairlead.nodes.remote_node import RemoteNode
     from nodes.listening import Listening, upstream_of
@@ -178,13 +178,13 @@ async def test_three_failures_take_the_node_out_and_fail_what_it_runs():
                 await generated(node, relayed_job(stub={"how": "gone"}))
             await running.over.wait()
         assert isinstance(running.error, NodeFailed)
-        assert [("up", "stub", 4), ("down", "stub")] == listener.reports
+        assert listener.reports == [("up", "stub", 4), ("down", "stub")]
         with pytest.raises(NodeFailed, match="is down"):
             async with node.generate(relayed_job(), Collected()):
                 pass
 
 
-async def test_a_job_that_fails_leaves_the_others_alone():
+async def test_failed_job_does_not_affect_others():
     async with stub() as server:
         node = ready_node(server)
         good = Collected()

@@ -1,4 +1,4 @@
-"""A server elsewhere comes and goes, and says what it has."""
+"""A remote server goes up and down, and reports its models, seats and load."""
 
 import os
 import signal
@@ -28,12 +28,12 @@ from nodes.stub_server import text
 
 
 def probed_node(server, listener, **options):
-    """A node that probes the stub every 50 ms."""
+    """Return a node that probes the stub every 50 ms."""
     health = options.pop("health", quick_health())
     return RemoteNode("far", upstream_of(server), listener, health=health, **options)
 
 
-async def test_it_gets_work_when_it_has_been_probed_and_none_when_it_was_taken_out():
+async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
     listener = Listening()
     async with stub() as server:
         node = probed_node(server, listener, names={"m": "m"}, seats=2)
@@ -46,8 +46,8 @@ async def test_it_gets_work_when_it_has_been_probed_and_none_when_it_was_taken_o
             got = await generated(node, relayed_job())
             assert text() == got.text()
             nursery.cancel_scope.cancel()
-        assert [("up", "far", 2), ("down", "far")] == listener.reports
-        assert 0 == node.status().connections.idle
+        assert listener.reports == [("up", "far", 2), ("down", "far")]
+        assert node.status().connections.idle == 0
 
 
 async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back():
@@ -60,54 +60,54 @@ async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back()
         await listener.until("down")
         server.healthy = True
         await listener.until("up", 2)
-        assert ["up", "down", "up"] == [report[0] for report in listener.reports]
+        assert [report[0] for report in listener.reports] == ["up", "down", "up"]
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_without_health_route_is_asked_for_its_models():
+async def test_server_without_a_health_route_is_probed_by_its_models_route():
     listener = Listening()
     async with stub() as server, trio.open_nursery() as nursery:
         server.health = False
         nursery.start_soon(probed_node(server, listener, names={"m": "m"}).run)
         await listener.until("up")
         seen = len(server.requests)
-        while len(server.requests) < seen + 3:  # noqa: ASYNC110  # the stub tells nobody
+        while len(server.requests) < seen + 3:  # noqa: ASYNC110  # the stub sends no event
             await trio.sleep(0.01)
-        assert {"/v1/models"} == {asked.path for asked in server.requests[seen:]}
+        assert {asked.path for asked in server.requests[seen:]} == {"/v1/models"}
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_whose_models_are_not_told_is_asked_for_them_again_and_again():
+async def test_models_that_are_not_configured_are_queried_repeatedly():
     listener = Listening()
     async with stub() as server, trio.open_nursery() as nursery:
         server.models = ["a", "b"]
         node = probed_node(server, listener)
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert {"a", "b"} == node.models
+        assert node.models == {"a", "b"}
         server.models = ["b", "c"]
         await listener.until("seats")
-        assert ("seats", "far", 1, ["b", "c"]) == listener.reports[-1]
+        assert listener.reports[-1] == ("seats", "far", 1, ["b", "c"])
         got = await generated(node, relayed_job(model="c"))
         assert text() == got.text()
-        assert "c" == server.jobs[0].document["model"]
+        assert server.jobs[0].document["model"] == "c"
         nursery.cancel_scope.cancel()
 
 
-async def test_a_fairlead_tells_its_seats_and_load():
+async def test_seats_and_load_of_a_fairlead_are_read():
     listener = Listening()
     async with stub() as server, trio.open_nursery() as nursery:
         server.seats, server.load = 8, 2
         node = probed_node(server, listener)
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert [("up", "far", 8)] == listener.reports
+        assert listener.reports == [("up", "far", 8)]
         assert node.status().is_fairlead
-        assert 0.25 == node.status().load
+        assert node.status().load == 0.25
         server.seats = 4
         await listener.until("seats")
-        assert ("seats", "far", 4, ["m"]) == listener.reports[-1]
-        assert 0.5 == node.status().load
+        assert listener.reports[-1] == ("seats", "far", 4, ["m"])
+        assert node.status().load == 0.5
         nursery.cancel_scope.cancel()
 
 
@@ -118,12 +118,12 @@ async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_
         node = probed_node(server, listener, seats=3)
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert [("up", "far", 3)] == listener.reports
-        assert 125.0 == node.status().load
+        assert listener.reports == [("up", "far", 3)]
+        assert node.status().load == 125.0
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_that_answers_others_is_not_ill_when_it_has_no_time_for_a_probe(autojump_clock):
+async def test_server_that_serves_jobs_stays_up_when_it_misses_probes(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     listener = Listening()
     health = HealthConfig(interval_s=5.0, timeout_s=1.0, failures=1)
@@ -137,11 +137,11 @@ async def test_a_server_that_answers_others_is_not_ill_when_it_has_no_time_for_a
             server.stalls_probes = True
             await into.over.wait()
         assert into.error is None
-        await listener.until("down")  # now it answers nobody
+        await listener.until("down")  # now it answers no request
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_that_dies_fails_its_jobs_when_it_is_taken_out(autojump_clock):
+async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     listener = Listening()
     health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
@@ -152,24 +152,24 @@ async def test_a_server_that_dies_fails_its_jobs_when_it_is_taken_out(autojump_c
         into = Collected()
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
-            server.stalls_probes = True  # as if it were stopped: connections stay open, nothing comes
+            server.stalls_probes = True  # as if it were suspended: connections stay open, nothing arrives
             await into.over.wait()
         assert isinstance(into.error, NodeFailed)
-        assert ["up", "down"] == [report[0] for report in listener.reports]
+        assert [report[0] for report in listener.reports] == ["up", "down"]
         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_that_is_not_there_is_never_up():
+async def test_unreachable_server_is_never_up():
     listener = Listening()
     config = NodeConfig(id="far", url="http://127.0.0.1:1")
     node = remote_node(config, listener, quick_health())
     with trio.move_on_after(0.3):
         await node.run()
-    assert [] == listener.reports
+    assert listener.reports == []
     assert not node.status().is_up
 
 
-async def test_the_configuration_says_names_key_and_filters():
+async def test_names_key_and_filters_come_from_the_configuration():
     listener = Listening()
     async with stub() as server, trio.open_nursery() as nursery:
         from fairlead.config import FiltersConfig
@@ -186,28 +186,28 @@ async def test_the_configuration_says_names_key_and_filters():
         node = remote_node(config, listener, quick_health())
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert [("up", "far", 3)] == listener.reports
-        assert {"small", "big"} == node.models
+        assert listener.reports == [("up", "far", 3)]
+        assert node.models == {"small", "big"}
         await generated(node, relayed_job(model="big", top_k=5))
         nursery.cancel_scope.cancel()
     [asked] = server.jobs
-    assert "/v1/chat/completions" == asked.path
-    assert "Bearer sk-1" == asked.headers["authorization"]
-    assert "org/Big" == asked.document["model"]
+    assert asked.path == "/v1/chat/completions"
+    assert asked.headers["authorization"] == "Bearer sk-1"
+    assert asked.document["model"] == "org/Big"
     assert "top_k" not in asked.document
 
 
 @contextmanager
 def held_port():
-    """A port on which the stub can listen, and nobody else comes to."""
+    """Reserve a port on which the stub can listen, and no other process."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 
 
-async def test_a_server_that_is_stopped_and_goes_on_leaves_and_comes_back(mock_clock):
-    mock_clock.rate = 1.0  # time goes by, and faster while probes are not answered
+async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):
+    mock_clock.rate = 1.0  # real time, which jumps ahead while probes are not answered
     listener = Listening()
     program = Path(__file__).with_name("stub_server.py")
     health = HealthConfig(interval_s=0.05, timeout_s=60.0, failures=2)
@@ -228,7 +228,7 @@ async def test_a_server_that_is_stopped_and_goes_on_leaves_and_comes_back(mock_c
                     await trio.sleep(0.1)
                     mock_clock.jump(health.timeout_s)
             assert isinstance(into.error, NodeFailed)
-            assert ["up", "down"] == [report[0] for report in listener.reports]
+            assert [report[0] for report in listener.reports] == ["up", "down"]
             os.kill(process.pid, signal.SIGCONT)
             await listener.until("up", 2)
             got = await generated(node, relayed_job())

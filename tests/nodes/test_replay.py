@@ -1,4 +1,4 @@
-"""A second attempt continues an answer exactly where the first one stopped, or says that it cannot."""
+"""A second attempt continues a response exactly where the first one stopped, or reports that it cannot."""
 
 import json
 
@@ -20,7 +20,7 @@ words = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=8)
 
 
 def event_deltas(events, index=0):
-    """Deltas as a relaying node makes them, an event each, the last with the end."""
+    """Return deltas as a relaying node makes them, one for each event, the last with the finish reason."""
     deltas = [
         Delta(index, read_event(event).text, raw=[event], relayed_tokens=bool(read_event(event).text))
         for event in events
@@ -30,7 +30,7 @@ def event_deltas(events, index=0):
 
 
 def joined(deltas, sizes):
-    """The same deltas, some joined, as they are when one read has several events."""
+    """Return the same deltas, some of them merged, as when one read has several events."""
     result = []
     sizes = iter(sizes)
     while deltas:
@@ -57,7 +57,7 @@ def copy(delta):
 
 
 def repeated(first, second):
-    """What the client has after an attempt broke off behind `first`, and another made `second`."""
+    """Return what the client got from an attempt that failed after `first`, and another with `second`."""
     client = Collected()
     recorded = Recorded(client)
     for delta in first:
@@ -78,14 +78,14 @@ def repeated(first, second):
 @settings(max_examples=300)
 def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
     first = event_deltas(stream_events(path, {}, 8, chunk_words))[:-1]
-    # The nodes hold the beginning back until something is said, so at least that much was sent.
+    # Nodes hold the first events back until there is text, so at least that much was sent.
     said = next(number for number, delta in enumerate(first, 1) if delta.text)
     first = first[: said + end]
     second = event_deltas(stream_events(path, {}, 8, other_chunk_words))
     client = repeated(joined(first, sizes), joined(second, reversed(sizes)))
     assert client.error is None
     assert text() == client.text() == "".join(read_event(event).text for event in split_events(client.raw))
-    assert 1 == sum(delta.finish_reason is not None for delta in client.deltas)
+    assert sum(delta.finish_reason is not None for delta in client.deltas) == 1
     if chunk_words == other_chunk_words:
         assert b"".join(stream_events(path, {}, 8, chunk_words)) == client.raw
         assert 8 / chunk_words <= client.tokens < 8 / chunk_words + 1
@@ -95,7 +95,7 @@ def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, ot
 @settings(max_examples=300)
 def test_an_engines_answer_is_continued_by_its_tokens(data):
     token_ids = data.draw(st.lists(st.integers(0, 9), max_size=12))
-    # A token is a letter; text may lag behind its tokens, and comes at the end at the latest.
+    # A token is a letter. Text may come later than its tokens, at the latest with the end.
     whole = "".join("abcdefghij"[token] for token in token_ids)
 
     def attempt(label):
@@ -115,7 +115,7 @@ def test_an_engines_answer_is_continued_by_its_tokens(data):
     assert whole == client.text()
     assert token_ids == [token for delta in client.deltas for token in delta.token_ids]
     assert token_ids == [each.token_id for delta in client.deltas for each in delta.logprobs]
-    assert "length" == client.deltas[-1].finish_reason
+    assert client.deltas[-1].finish_reason == "length"
 
 
 @given(sent=words, other=words)
@@ -136,13 +136,13 @@ def test_what_differs_is_never_passed_on(sent, other):
 
 
 def chat(content, finish_reason=None, **more):
-    """A chat chunk."""
+    """Return a chat chunk."""
     choice = {"index": 0, "delta": {"content": content, **more}, "finish_reason": finish_reason}
     return b"data: " + json.dumps({"choices": [choice], "id": "x"}).encode() + b"\n\n"
 
 
 def raw(*events):
-    """One delta with these events."""
+    """Return one delta with these events."""
     return Delta(0, "".join(read_event(event).text for event in events), raw=list(events))
 
 
@@ -168,10 +168,10 @@ def test_a_difference_is_named(first, second, says):
         assert says in client.error.message
 
 
-def test_after_a_difference_nothing_comes():
+def test_nothing_is_sent_after_a_difference():
     client = repeated([Delta(0, "a", [1])], [Delta(0, "b", [2]), Delta(0, "c", [3], finish_reason="stop")])
-    assert "a" == client.text()
-    assert 1 == len(client.deltas)
+    assert client.text() == "a"
+    assert len(client.deltas) == 1
 
 
 def test_a_choice_that_had_ended_is_not_continued():
@@ -185,30 +185,30 @@ def test_a_choice_that_had_ended_is_not_continued():
     replay.put(Delta(0, finish_reason="stop"))
     replay.put(Delta(1, "c", [3], finish_reason="stop"))
     assert client.error is None
-    assert ["a", "bc"] == [client.text(0), client.text(1)]
-    assert 2 == sum(delta.finish_reason is not None for delta in client.deltas)
+    assert [client.text(0), client.text(1)] == ["a", "bc"]
+    assert sum(delta.finish_reason is not None for delta in client.deltas) == 2
 
 
-def test_calls_and_reasoning_are_repeated_too():
+def test_tool_calls_and_reasoning_are_replayed_too():
     call = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}]}
     rest = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
     first = [raw(chat(None, reasoning_content="hm")), raw(chat(None, **call))]
     second = [raw(chat(None, reasoning_content="hm"), chat(None, **call)), raw(chat(None, **rest))]
     client = repeated(first, second)
     assert client.error is None
-    assert 1 == client.raw.count(b"c1")
+    assert client.raw.count(b"c1") == 1
     assert client.raw.endswith(chat(None, **rest))
 
 
-def test_a_relayed_answer_can_continue_an_engines():
+def test_relayed_response_can_continue_one_of_an_engine():
     client = repeated([Delta(0, "w0 w", [1, 2])], event_deltas(stream_events(PATHS[0], {}, 8, 1)))
     assert client.error is None
     assert text() == client.text()
 
 
-async def test_what_a_node_really_relays_can_continue_an_engines_answer():
+async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
     async with stub() as server:
-        for choices in (1, 2):  # of several, the end comes without an event
+        for choices in (1, 2):  # with several choices, the end comes without an event
             whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
             begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
             client = Collected(choices)
@@ -223,19 +223,19 @@ async def test_what_a_node_really_relays_can_continue_an_engines_answer():
             assert client.over.is_set()
 
 
-def test_an_engines_answer_that_is_repeated_without_its_tokens_is_not_whole():
+def test_replay_of_an_engines_response_with_missing_tokens_fails():
     client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
     assert "it ended sooner" in str(client.error)
 
 
-def test_an_engines_answer_can_continue_a_relayed_one():
+def test_response_of_an_engine_can_continue_a_relayed_one():
     second = [Delta(0, "w0 ", [1]), Delta(0, "w1 ", [2]), Delta(0, "w2 ", [3], finish_reason="stop")]
     client = repeated([raw(chat("w0 w"))], second)
     assert client.error is None
-    assert "w0 w1 w2 " == client.text()
+    assert client.text() == "w0 w1 w2 "
 
 
-def test_there_can_be_a_third_attempt():
+def test_third_attempt_is_possible():
     client = Collected()
     deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
     recorded = Recorded(client)
@@ -248,12 +248,12 @@ def test_there_can_be_a_third_attempt():
         third.put(copy(delta))
     third.put(Delta(0, finish_reason="stop"))
     assert client.error is None
-    assert "abcd" == client.text()
+    assert client.text() == "abcd"
 
 
 @pytest.mark.parametrize("after", range(2, 10))
 @pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
-async def test_through_two_servers_the_client_sees_one_answer(after, how):
+async def test_client_receives_one_response_from_two_servers(after, how):
     client = Collected()
     recorded = Recorded(_Unfailing(client))
     async with stub() as sick, stub() as well:
@@ -271,11 +271,11 @@ async def test_through_two_servers_the_client_sees_one_answer(after, how):
     assert undisturbed.text() == client.text()
     assert text() == "".join(read_event(event).text for event in split_events(client.raw))
     assert client.raw.endswith(b"data: [DONE]\n\n")
-    assert 1 == client.raw.count(b'"role"')
+    assert client.raw.count(b'"role"') == 1
 
 
 class _Unfailing:
-    """The channel as a gateway shows it to a first attempt: its failure is not yet the answer's."""
+    """The channel as the gateway passes it to a first attempt, whose failure does not fail the response."""
 
     def __init__(self, into):
         self._into = into
@@ -291,7 +291,7 @@ class _Unfailing:
 
 
 class _Watched(Collected):
-    """Passes on, and says when it is over."""
+    """Forwards deltas and failures to another sink, and records them and the end."""
 
     def __init__(self, into):
         super().__init__()
@@ -342,9 +342,9 @@ def _never_too_short(_sent, _tokens=0):
         (replay._Sent, "_check_end", _never_too_short),
     ],
 )
-def test_a_replay_that_breaks_a_rule_is_caught(where, name, mutant, monkeypatch):
+def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatch):
     monkeypatch.setattr(where, name, mutant)
-    with pytest.raises(Exception):  # noqa: B017, PT012  # whichever of them notices
+    with pytest.raises(Exception):  # noqa: B017, PT012  # whichever of these tests detects it
         test_a_relayed_answer_is_continued_whatever_its_chunks()
         test_an_engines_answer_is_continued_by_its_tokens()
         test_what_differs_is_never_passed_on()

@@ -1,4 +1,4 @@
-"""A second attempt by a node that sends whatever it likes: it differs, or it continues, and never raises."""
+"""A second attempt by a node that sends arbitrary events: it differs or continues, and never raises."""
 
 import json
 
@@ -35,7 +35,7 @@ contents = st.sampled_from(["w0 ", "w1 w2", "w0 w1 w2 w3 w4"])
 
 @st.composite
 def events(draw):
-    """An event of a chat with something odd in it, or one that is none."""
+    """Draw a chat event with unexpected members, or an invalid event."""
     if draw(st.booleans()):
         odd = st.sampled_from([b"data: [DONE]\n\n", b":\n\n", b"data: \xff\n\n", b"data: {\n\n", b"\n\n"])
         return draw(odd | junk.map(lambda document: f"data: {json.dumps(document)}\n\n".encode()))
@@ -59,7 +59,7 @@ def test_no_second_attempt_raises(second):
     assert client.error is None or len(client.error.message) < 300
 
 
-def test_a_difference_is_shown_by_its_beginning_only():
+def test_error_message_quotes_only_the_beginning_of_a_difference():
     client = Collected()
     recorded = Recorded(client)
     recorded.put(Delta(0, "a" * 10_000, raw=[b"a"]))
@@ -68,14 +68,14 @@ def test_a_difference_is_shown_by_its_beginning_only():
     assert len(client.error.message) < 200
 
 
-async def test_a_repetition_in_other_pieces_never_makes_the_count_negative():
+async def test_replay_in_other_pieces_never_makes_the_count_negative():
     deltas = Deltas(1, keeps=True)
     recorded = Recorded(deltas)
     recorded.put(said("x" * 1000))
     replay = Replay(recorded)
     for _ in range(1000):
         replay.put(said("x"))
-    # The node says that this was one token.
+    # The node reports that this was one token.
     replay.put(Delta(0, raw=[b"data: [DONE]\n\n"], relayed_tokens=1 - 1000))
     assert deltas.tokens == 0
     replay.put(said("y"))
@@ -89,7 +89,7 @@ def said(text: str) -> Delta:
 
 
 @pytest.mark.parametrize("tool_calls", [5, [5], {"function": 5}, [{"function": [5]}]])
-def test_tool_calls_that_are_none_are_passed_by(tool_calls):
+def test_invalid_tool_calls_are_ignored(tool_calls):
     choice = {"index": 0, "delta": {"content": "w0 w1 w2 w3 w4 w5"}, "tool_calls": tool_calls}
     client = Collected()
     recorded = Recorded(client)

@@ -1,4 +1,4 @@
-"""Numbers and words of a node are believed if they can be true; else our own count stands."""
+"""Numbers and text that a node reports are used if they are plausible; else our own count is used."""
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from fairlead.nodes.reported import EXCERPT_LENGTH, UNSEEN_TOKENS, excerpt, seco
 from nodes.listening import generated, relayed_job
 from nodes.scripted import node, scripted, stream, whole
 
-# In the answers below.
+# Used in the responses below.
 ALLOWED = 10
 CHOICES = b'[{"message": {"content": "hi hi hi"}}]'
 GUESS = len(CHOICES) // 4
@@ -33,12 +33,12 @@ def job(*, stream: bool, max_tokens: int = ALLOWED, n: int = 1):
 
 
 def usage(reported: bytes | None) -> bytes:
-    """A member of a whole answer or of a chunk."""
+    """Return a `usage` member for a whole response or a chunk."""
     return b"" if reported is None else b', "usage": {"completion_tokens": %s}' % reported
 
 
 async def tokens_of(answer: bytes, asked) -> int:
-    """What a job is charged for."""
+    """Return the tokens that a job is charged for."""
     with scripted(lambda _request: [answer]):
         got = await generated(node(), asked)
     assert got.error is None
@@ -56,24 +56,24 @@ async def tokens_of(answer: bytes, asked) -> int:
         *((lie, GUESS) for lie in NOT_BELIEVED),
     ],
 )
-async def test_a_whole_answer_has_the_tokens_it_reports_if_it_can_have_them(reported, tokens):
+async def test_plausible_token_count_of_a_whole_response_is_used(reported, tokens):
     answer = whole(b'{"choices": %s%s}' % (CHOICES, usage(reported)))
     assert await tokens_of(answer, job(stream=False)) == tokens
 
 
-async def test_a_guess_is_no_more_than_the_client_allowed():
+async def test_estimate_is_at_most_what_the_client_allowed():
     answer = whole(b'{"choices": [{"text": "%s"}]}' % (b"x" * 1000))
     assert await tokens_of(answer, job(stream=False)) == ALLOWED
     assert await tokens_of(answer, job(stream=False, n=3)) == 3 * ALLOWED
 
 
 @pytest.mark.parametrize("reported", [b"0", b"7", *NOT_BELIEVED])
-async def test_where_nothing_is_generated_nothing_is_counted(reported):
+async def test_no_tokens_are_counted_where_nothing_is_generated(reported):
     answer = whole(b'{"data": [{"embedding": [1, 2]}]%s}' % usage(reported))
     assert await tokens_of(answer, job(stream=False, max_tokens=1)) == 0
 
 
-async def test_a_prompt_costs_what_its_bytes_come_to_whatever_the_node_says():
+async def test_reported_prompt_tokens_are_ignored():
     answer = whole(b'{"choices": [], "usage": {"prompt_tokens": 1000000000, "completion_tokens": 2}}')
     asked = job(stream=False)
     assert await tokens_of(answer, asked) == 2
@@ -101,7 +101,7 @@ def end(reported: bytes | None = None) -> bytes:
         *((lie, 3) for lie in NOT_BELIEVED),
     ],
 )
-async def test_a_stream_has_the_tokens_it_reports_if_it_can_have_them(reported, tokens):
+async def test_plausible_token_count_of_a_stream_is_used(reported, tokens):
     answer = stream(*[said(b"hi")] * 3, end(reported))
     assert await tokens_of(answer, job(stream=True)) == tokens
 
@@ -113,14 +113,14 @@ async def test_text_may_have_a_token_for_each_of_its_bytes():
         assert await tokens_of(answer, job(stream=True)) == tokens
 
 
-async def test_of_several_reports_the_last_one_counts():
+async def test_last_of_several_reports_is_used():
     answer = stream(said(b"hi", b"1" + b"0" * 30), said(b"hi", b"-4"), said(b"hi", b"9"), end(b"4"))
     assert await tokens_of(answer, job(stream=True)) == 4
     answer = stream(said(b"hi", b"1"), said(b"hi", b"2"), said(b"hi", b"3"), end(b"1" + b"0" * 14))
     assert await tokens_of(answer, job(stream=True)) == 3
 
 
-async def test_reasoning_that_is_not_shown_counts_as_far_as_the_client_allowed_it():
+async def test_hidden_reasoning_is_counted_up_to_what_the_client_allowed():
     answer = stream(said(b"42"), end(b"50000"))
     assert await tokens_of(answer, job(stream=True, max_tokens=60_000)) == 50_000
     answer = stream(said(b"42"), end(b"%d" % (UNSEEN_TOKENS + 1)))
@@ -128,7 +128,7 @@ async def test_reasoning_that_is_not_shown_counts_as_far_as_the_client_allowed_i
 
 
 @pytest.mark.parametrize("index", [b"-5", b"7", b"1" + b"0" * 40])
-async def test_an_index_that_no_choice_has_is_taken_for_one_that_there_is(index):
+async def test_invalid_choice_index_is_mapped_to_an_existing_choice(index):
     piece = b'data: {"choices": [{"index": %s, "delta": {"content": "hi"}}]}\n\n' % index
     with scripted(lambda _request: [stream(piece, end())]):
         got = await generated(node(), job(stream=True, n=2))
@@ -137,7 +137,7 @@ async def test_an_index_that_no_choice_has_is_taken_for_one_that_there_is(index)
     assert got.text(0) + got.text(1) == "hi"
 
 
-# Words -------------------------------------------------------------------------------------------------
+# Text --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ async def test_an_index_that_no_choice_has_is_taken_for_one_that_there_is(index)
         ("Wed, 21 Oct 2026 07:28:00 GMT", None),
     ],
 )
-def test_a_wait_is_believed_within_bounds(header, wait_s):
+def test_retry_after_is_used_within_bounds(header, wait_s):
     assert seconds(header, 60) == wait_s
 
 
 @pytest.mark.parametrize("said", ["<b>\n\x1b[31m\u202e" + "x" * 10_000, b"\xff\x00<b>\r\n" + b"x" * 10_000])
-def test_an_excerpt_is_one_short_line_that_can_be_shown(said):
+def test_excerpt_is_one_short_printable_line(said):
     quoted = excerpt(said)
     assert quoted.isprintable()
     assert len(quoted) <= EXCERPT_LENGTH

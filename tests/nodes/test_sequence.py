@@ -1,4 +1,4 @@
-"""A plain token and an output that says no more are the same to a choice, and so are their deltas."""
+"""A plain token has the same effect on a choice as an output with only that token, with equal deltas."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ KEY = 7
 
 
 class FakeWorker:
-    """Takes a sequence and remembers whether it was aborted."""
+    """Accepts a sequence and records whether it was aborted."""
 
     def __init__(self) -> None:
         self.samplings: list[Sampling] = []
@@ -31,7 +31,7 @@ class FakeWorker:
 
 
 class Collected:
-    """In place of the channel: every delta as it came."""
+    """Stands for the channel, and keeps every delta separately."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -64,20 +64,20 @@ def test_plain_tokens_become_the_same_deltas_as_outputs(token_ids, stop):
     assert bool(worker.aborted) == any(delta.finish_reason == "stop" for delta in deltas)
 
 
-def test_after_a_stop_string_nothing_more_is_told():
+def test_no_delta_is_sent_after_a_stop_string():
     ids = MODEL.tokenizer.encode("one two three")
     tested, worker, deltas = sequence("two", max_tokens=100)
     for token_id in ids:
         tested.receive_token(token_id)
-    assert "one " == "".join(delta.text for delta in deltas)
-    assert ("stop", [KEY]) == (deltas[-1].finish_reason, worker.aborted)
+    assert "".join(delta.text for delta in deltas) == "one "
+    assert (deltas[-1].finish_reason, worker.aborted) == ("stop", [KEY])
 
 
 @pytest.mark.parametrize(
     ("wanted", "limit", "expected"),
     [((10, 8), None, (10, 8)), ((10, 8), 10, (10, 8)), ((10, 8), 4, (4, 4)), ((10, 2), 4, (4, 2))],
 )
-def test_an_answer_is_cut_at_the_models_limit_and_so_is_its_least_length(wanted, limit, expected):
+def test_output_limit_of_the_model_caps_max_tokens_and_min_tokens(wanted, limit, expected):
     _, worker, _ = sequence(max_output_tokens=limit, max_tokens=wanted[0], min_tokens=wanted[1])
     (sampling,) = worker.samplings
     assert expected == (sampling.max_tokens, sampling.min_tokens)
@@ -85,4 +85,4 @@ def test_an_answer_is_cut_at_the_models_limit_and_so_is_its_least_length(wanted,
 
 def test_each_choice_of_a_seeded_job_has_a_seed_of_its_own():
     seeds = [sequence(max_tokens=1, seed=5, n=3, index=index)[1].samplings[0].seed for index in range(3)]
-    assert [5, 6, 7] == seeds
+    assert seeds == [5, 6, 7]

@@ -1,4 +1,4 @@
-"""A job that embeds, from the node to its sink: over a real child process, whose model is a sum."""
+"""Embedding jobs from the node to their sink, with a real child process whose model sums tokens."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ __all__ = ["model"]
 
 @pytest.fixture(scope="module")
 def embedder(model: TextModel) -> TextModel:
-    """The same model as if it had been made for vectors of two numbers."""
+    """Return the same model as an embedding model with vectors of two numbers."""
     return made_for_embeddings(model)
 
 
@@ -36,7 +36,7 @@ async def vectors(deltas: Deltas) -> dict[int, tuple[float, ...]]:
     with trio.fail_after(60):
         while taken := await deltas.take():
             for delta in taken:
-                assert ("", [], "stop") == (delta.text, delta.token_ids, delta.finish_reason)
+                assert (delta.text, delta.token_ids, delta.finish_reason) == ("", [], "stop")
                 assert delta.index not in found
                 found[delta.index] = struct.unpack("<2f", delta.vector)
     return found
@@ -52,11 +52,11 @@ async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
     async with running(embedder, Reports(), "embeds") as node:
         async with generating(node, asked) as deltas:
             assert expected(asked) == await vectors(deltas)
-            assert 0 == deltas.tokens
+            assert deltas.tokens == 0
         await engine_node._until_idle(node)
 
 
-async def test_only_a_few_texts_of_a_job_are_with_the_child_at_a_time(embedder: TextModel, monkeypatch):
+async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: TextModel, monkeypatch):
     there, most = set(), []
     submit, came_back = Worker.submit, texts._Texts.came_back
 
@@ -74,12 +74,12 @@ async def test_only_a_few_texts_of_a_job_are_with_the_child_at_a_time(embedder: 
     asked = job(1, prompts=100, embed=True)
     async with running(embedder, Reports(), "embeds") as node, generating(node, asked) as deltas:
         assert expected(asked) == await vectors(deltas)
-    assert TEXTS_AT_ONCE == max(most)
+    assert max(most) == TEXTS_AT_ONCE
     assert not there
 
 
 @pytest.mark.parametrize("read", [0, 40])
-async def test_leaving_takes_every_text_out_of_the_child(embedder: TextModel, read: int):
+async def test_leaving_the_block_removes_every_text_from_the_child(embedder: TextModel, read: int):
     async with running(embedder, Reports(), "embeds,delay_ms=2") as node:
         async with generating(node, job(1, prompts=200, embed=True)) as deltas:
             with trio.fail_after(60):
@@ -91,7 +91,7 @@ async def test_leaving_takes_every_text_out_of_the_child(embedder: TextModel, re
             assert expected(again) == await vectors(deltas)
 
 
-async def test_a_dead_child_fails_the_job_however_many_texts_were_done(embedder: TextModel):
+async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(embedder: TextModel):
     has_failed = False
     try:
         async with (
@@ -104,26 +104,26 @@ async def test_a_dead_child_fails_the_job_however_many_texts_were_done(embedder:
                 await vectors(deltas)
             has_failed = True
     except* NodeFailed:
-        pass  # the node's own end, for whoever runs it
+        pass  # the node itself also ends with this error
     assert has_failed
 
 
-async def test_a_step_that_fails_is_the_jobs_error_and_the_rest_of_it_is_not_computed(embedder: TextModel):
+async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,raise_in_step=2") as node:
         with pytest.raises(EngineFailed, match="on fire"):
             async with generating(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
         assert not node._worker._open
         await engine_node._until_idle(node)
-        assert node.statistics().engine.steps < 250  # half of those that all would take, four at a time
+        assert node.statistics().engine.steps < 250  # half of what all texts would take, four at a time
 
 
-async def test_time_that_is_over_ends_the_texts_that_wait_too(embedder: TextModel):
+async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
         asked = job(1, prompts=500, embed=True)
         with trio.move_on_after(0.2) as clock:
             async with generating(node, asked) as deltas:
-                clock.deadline += 60  # the node was told of the earlier one
+                clock.deadline += 60  # the node received the earlier deadline
                 with pytest.raises(RequestTimeout):
                     await vectors(deltas)
         assert not clock.cancelled_caught
@@ -131,16 +131,16 @@ async def test_time_that_is_over_ends_the_texts_that_wait_too(embedder: TextMode
 
 
 @pytest.mark.parametrize("embed", [True, False])
-async def test_a_model_does_what_it_was_made_for(model: TextModel, embedder: TextModel, embed: bool):
+async def test_job_of_the_wrong_kind_is_refused(model: TextModel, embedder: TextModel, embed: bool):
     made = model if embed else embedder
     async with running(made, Reports(), "" if embed else "embeds") as node:
         with pytest.raises(InvalidRequest, match="embeddings") as refused:
             async with generating(node, job(1, embed=embed)):
                 raise AssertionError("it was not made for that")
-        assert "model" == refused.value.param
+        assert refused.value.param == "model"
 
 
-async def test_a_child_that_disagrees_says_so_and_lives(embedder: TextModel):
+async def test_child_that_cannot_embed_reports_it_and_continues_to_run(embedder: TextModel):
     async with running(embedder, Reports(), "") as node:
         with pytest.raises(EngineFailed, match="this model makes no vectors"):
             async with generating(node, job(1, embed=True)) as deltas:

@@ -1,4 +1,4 @@
-"""The pool of connections: bounded, reused, and never wrong about what is left of it."""
+"""The pool of connections: bounded, reused, and with correct counts."""
 
 import ssl
 
@@ -10,7 +10,7 @@ from nodes.listening import CHAT, stub, upstream_of
 
 
 async def asked(upstream, how="well", *, stream=False, **stub_options):
-    """The status and the whole body of one answer."""
+    """Return the status and the whole body of one response."""
     import json
 
     body = json.dumps({"stub": {"how": how, **stub_options}, "stream": stream}).encode()
@@ -18,17 +18,17 @@ async def asked(upstream, how="well", *, stream=False, **stub_options):
         return answer.head.status, await answer.read_all(1_000_000)
 
 
-async def test_a_connection_is_used_again():
+async def test_connection_is_reused():
     async with stub() as server:
         upstream = upstream_of(server)
         for stream in (False, True, False):
-            assert 200 == (await asked(upstream, stream=stream))[0]
+            assert (await asked(upstream, stream=stream))[0] == 200
         counts = upstream.statistics()
-        assert (0, 1, 0, 1, 2) == (counts.busy, counts.idle, counts.waiting, counts.opened, counts.reused)
-        assert 1 == server.accepted
+        assert (counts.busy, counts.idle, counts.waiting, counts.opened, counts.reused) == (0, 1, 0, 1, 2)
+        assert server.accepted == 1
 
 
-async def test_no_more_than_its_capacity_are_open_and_the_rest_wait_their_turn():
+async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
     async with stub() as server:
         upstream = upstream_of(server, capacity=2)
 
@@ -44,28 +44,28 @@ async def test_no_more_than_its_capacity_are_open_and_the_rest_wait_their_turn()
                 while len(server.jobs) < there:
                     await trio.lowlevel.checkpoint()
                 assert server.connections <= 2
-                server.go.release()  # one is answered, and makes way for the next
+                server.go.release()  # one request completes and frees its connection for the next
     order = [request.stub["number"] for request in server.jobs]
-    assert [0, 1] == sorted(order[:2])
-    assert [2, 3, 4, 5, 6, 7] == order[2:]
-    assert 2 == server.accepted
+    assert sorted(order[:2]) == [0, 1]
+    assert order[2:] == [2, 3, 4, 5, 6, 7]
+    assert server.accepted == 2
 
 
-async def test_a_larger_capacity_lets_those_in_who_wait():
+async def test_larger_capacity_admits_waiters():
     async with stub() as server:
         upstream = upstream_of(server, capacity=1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(asked, upstream, "silent")
             nursery.start_soon(asked, upstream, "silent")
             await trio.testing.wait_all_tasks_blocked()
-            assert (1, 1) == (upstream.statistics().busy, upstream.statistics().waiting)
+            assert (upstream.statistics().busy, upstream.statistics().waiting) == (1, 1)
             upstream.resize(2)
             await trio.testing.wait_all_tasks_blocked()
-            assert (2, 0) == (upstream.statistics().busy, upstream.statistics().waiting)
+            assert (upstream.statistics().busy, upstream.statistics().waiting) == (2, 0)
             nursery.cancel_scope.cancel()
 
 
-async def test_a_waiter_that_leaves_makes_way_for_the_next():
+async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
     async with stub() as server:
         upstream = upstream_of(server, capacity=1)
         leaving = trio.CancelScope()
@@ -91,23 +91,23 @@ async def test_a_waiter_that_leaves_makes_way_for_the_next():
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(stayer)
             await trio.testing.wait_all_tasks_blocked()
-            # The place becomes free and its first heir leaves in the same breath.
+            # The connection becomes free and its next waiter is cancelled in the same step.
             holder.cancel()
             leaving.cancel()
-        assert 1 == len(got)
+        assert len(got) == 1
 
 
-async def test_a_connection_that_the_server_has_closed_is_not_used():
+async def test_connection_closed_by_the_server_is_not_reused():
     async with stub() as server:
         upstream = upstream_of(server)
         await asked(upstream, "close")
-        assert 0 == upstream.statistics().idle
+        assert upstream.statistics().idle == 0
         await asked(upstream)
-        assert 2 == server.accepted
+        assert server.accepted == 2
 
 
-async def test_a_connection_that_closes_under_the_request_is_tried_again_once():
-    # The server closes each connection when its second request comes, as one does whose time is just over.
+async def test_request_is_retried_once_when_a_reused_connection_closes():
+    # The server closes each connection at its second request, as if its idle timeout had just expired.
     async with trio.open_nursery() as nursery:
         requests = []
 
@@ -125,28 +125,28 @@ async def test_a_connection_that_closes_under_the_request_is_tried_again_once():
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         upstream = Upstream(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", name="closing")
         for _ in range(3):
-            assert (200, b"{}") == await asked(upstream)
-        assert 3 == upstream.statistics().opened
-        assert 5 == len(requests)
+            assert await asked(upstream) == (200, b"{}")
+        assert upstream.statistics().opened == 3
+        assert len(requests) == 5
         upstream.close()
         nursery.cancel_scope.cancel()
 
 
-async def test_a_new_connection_that_closes_unanswered_is_not_tried_again():
+async def test_request_on_a_new_connection_is_not_retried():
     async with stub() as server:
         upstream = upstream_of(server)
         with pytest.raises(UpstreamFailed, match="closed the connection unanswered"):
             await asked(upstream, "gone")
-        assert 1 == len(server.jobs)
+        assert len(server.jobs) == 1
 
 
-async def test_what_has_begun_is_not_tried_again():
+async def test_request_is_not_retried_after_its_response_has_begun():
     async with stub() as server:
         upstream = upstream_of(server)
         await asked(upstream)
         with pytest.raises(UpstreamFailed, match=r"reset|broke off"):
             await asked(upstream, "reset", after=2, stream=True)
-        assert 2 == len(server.jobs)
+        assert len(server.jobs) == 2
 
 
 async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
@@ -155,31 +155,31 @@ async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
         await asked(upstream)
         mock_clock.jump(9)
         upstream.close_stale()
-        assert 1 == upstream.statistics().idle
+        assert upstream.statistics().idle == 1
         mock_clock.jump(2)
         upstream.close_stale()
-        assert 0 == upstream.statistics().idle
+        assert upstream.statistics().idle == 0
 
 
-async def test_a_connection_that_was_idle_too_long_is_not_used_either(mock_clock):
+async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
     async with stub() as server:
         upstream = upstream_of(server, idle_s=10.0)
         await asked(upstream)
         mock_clock.jump(11)
         await asked(upstream)
-        assert 2 == server.accepted
+        assert server.accepted == 2
 
 
-async def test_a_body_that_is_larger_than_wanted_ends_the_exchange():
+async def test_body_over_the_limit_ends_the_exchange():
     async with stub() as server:
         upstream = upstream_of(server)
         with pytest.raises(UpstreamFailed, match="more than 10 bytes"):
             async with upstream.exchange("GET", "/v1/models") as answer:
                 await answer.read_all(10)
-        assert 0 == upstream.statistics().busy
+        assert upstream.statistics().busy == 0
 
 
-async def test_an_exchange_has_a_time_for_all_of_it(autojump_clock):
+async def test_timeout_of_an_exchange_covers_all_of_it(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         upstream = upstream_of(server)
@@ -191,12 +191,12 @@ async def test_an_exchange_has_a_time_for_all_of_it(autojump_clock):
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "localhost:80", "http://u:p@x", "http://x y/"])
-def test_a_url_that_is_none_is_refused(url):
+def test_invalid_url_is_refused(url):
     with pytest.raises(ValueError):
         Upstream(url, name="x")
 
 
-def test_a_key_that_no_header_may_have_is_refused():
+def test_key_that_is_invalid_in_a_header_is_refused():
     with pytest.raises(ValueError, match="characters"):
         Upstream("http://x", name="x", api_key="a\r\nHost: other")
 
@@ -212,7 +212,7 @@ def test_a_key_that_no_header_may_have_is_refused():
         ("/v1/", "/health", "/health"),
     ],
 )
-async def test_the_path_goes_behind_that_of_the_url(base, path, sent):
+async def test_path_is_appended_to_that_of_the_url(base, path, sent):
     async with stub() as server:
         upstream = Upstream(server.url + base, name="x")
         async with upstream.exchange("GET", path) as answer:
@@ -222,24 +222,24 @@ async def test_the_path_goes_behind_that_of_the_url(base, path, sent):
 
 
 @pytest.mark.parametrize("path", ["v1", "/a b", "/x\r\nHost: y", "/ü"])
-async def test_a_path_that_is_none_is_refused(path):
+async def test_invalid_path_is_refused(path):
     upstream = Upstream("http://127.0.0.1:1", name="x")
     with pytest.raises(ValueError, match="is no path"):
         async with upstream.exchange("GET", path):
             pass
 
 
-async def test_a_header_that_is_empty_or_has_a_line_in_it_is_not_passed_on():
+async def test_header_that_is_empty_or_has_a_line_break_is_not_sent():
     async with stub() as server:
         upstream = upstream_of(server)
         headers = {"X-Request-Id": "a\r\nX: y", "traceparent": "", "X-Good": "b"}
         async with upstream.exchange("GET", "/health", headers=headers) as answer:
             await answer.read_all(1000)
         got = server.requests[0].headers
-        assert [None, None, None, "b"] == list(map(got.get, ("x-request-id", "x", "traceparent", "x-good")))
+        assert list(map(got.get, ("x-request-id", "x", "traceparent", "x-good"))) == [None, None, None, "b"]
 
 
-async def test_over_tls_it_is_the_same_and_a_stranger_is_refused(tmp_path):
+async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(tmp_path):
     server_side, client_side = _tls(tmp_path)
 
     async def serve(stream):
@@ -256,8 +256,8 @@ async def test_over_tls_it_is_the_same_and_a_stranger_is_refused(tmp_path):
         url = f"https://localhost:{listeners[0].socket.getsockname()[1]}"
         known = Upstream(url, name="known", tls=client_side)
         for _ in range(3):
-            assert (200, b"{}") == await asked(known)
-        assert (1, 1) == (known.statistics().opened, known.statistics().idle)
+            assert await asked(known) == (200, b"{}")
+        assert (known.statistics().opened, known.statistics().idle) == (1, 1)
         known.close()
         stranger = Upstream(url, name="stranger")
         with pytest.raises(UpstreamFailed, match=r"(?i)certificate"):

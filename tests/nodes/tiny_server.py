@@ -1,8 +1,8 @@
-"""A server that is there at once: it imports hardly anything, and answers every request with the same words.
+"""A server that starts at once: it imports little, and answers every request with the same text.
 
     python -IS tiny_server.py PORT
 
-With `stream` in the body it streams. For tests that start servers by the hundred; what misbehaves is
+With `stream` in the body it streams. It is for tests that start hundreds of servers. For misbehavior, see
 `stub_server`.
 """
 
@@ -23,7 +23,7 @@ def main() -> None:
             try:
                 _answer(connection)
             except OSError:
-                """Who asked did not wait for the answer: it may have taken long on a busy machine."""
+                """The client did not wait for the response, which may be slow on a busy machine."""
 
 
 def _answer(connection: socket.socket) -> None:

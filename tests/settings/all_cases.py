@@ -1,4 +1,4 @@
-"""All scenarios and mutants, from the modules that have them."""
+"""All scenarios and mutants, from the modules that define them."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Scenarios of what follows from no single setting: where jobs are placed, and what a reload leaves alone."""
+"""Scenarios that depend on no single setting: where jobs are placed, and what a reload does not change."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ LONG_S = 60
 
 
 class Behaviour(NamedTuple):
-    """A configuration, and what must be so with it."""
+    """A configuration, and a scenario that must hold with it."""
 
     document: Document
     scenario: Scenario
@@ -54,7 +54,7 @@ async def both_up(server: Served, *, delay_s: float = LONG_S) -> None:
 
 
 async def jobs(server: Served, count: int, *, prompt: str = "a") -> list[Pending]:
-    """Have so many jobs begin, one after the other."""
+    """Start this many jobs, one after the other."""
     begun = []
     for _ in range(count):
         begun.append(server.complete(prompt, model="far"))
@@ -63,7 +63,7 @@ async def jobs(server: Served, count: int, *, prompt: str = "a") -> list[Pending
 
 
 async def both_report(server: Served, one: int, two: int) -> None:
-    """Have both nodes report so many running jobs of four, as a Fairlead does. They come back as such."""
+    """Restart both nodes as Fairlead servers, which report this many running jobs and four seats."""
     nodes = (server.elsewhere, server.second)
     for node in nodes:
         node.is_well = False
@@ -84,7 +84,7 @@ async def an_idle_node_is_preferred_whatever_it_reports(server: Served) -> None:
 @behaviour(TWO)
 async def a_reported_load_counts(server: Served) -> None:
     await both_report(server, 2, 0)
-    for busy in (1, 2, 3):  # where both have as many busy seats, the load decides, every time
+    for busy in (1, 2, 3):  # while both have equally many busy seats, the load decides every time
         await jobs(server, 3 if busy == 1 else 2)
         assert running(server) == (busy, busy + 1)
 
@@ -106,7 +106,7 @@ async def a_job_returns_to_the_node_that_had_its_beginning(server: Served) -> No
     assert running(server) == (1, 1)
     server.elsewhere.delay_s = server.second.delay_s = 0.5
     beginning = random_text(300)
-    for _ in range(6):  # both are busy alike: only the beginning tells them apart
+    for _ in range(6):  # both are equally busy: only the remembered prefix differs
         await (await jobs(server, 1, prompt=beginning))[0].done()
     counts = (len(server.elsewhere.posted), len(server.second.posted))
     assert sorted(counts) == [1, 7]
@@ -187,10 +187,10 @@ async def models_that_make_room_stop_at_the_same_time(server: Served) -> None:
 
 
 async def first_in_line_waits_for_the_rest(server: Served) -> None:
-    """The first that waits for a busy model is promised what is left of its job, though others are idle."""
+    """Check that the estimate for a busy model is the rest of its job, although another model is idle."""
     for model in "mk":
         assert (await server.complete(model=model, tokens=LONG).done()).status == 200
-    server.complete(tokens=LONG)  # six seconds of the only seat
+    server.complete(tokens=LONG)  # takes the only seat for six seconds
     await trio.sleep(1)
     told = await server.look("/queue/estimate?model=m")
     assert 4 <= told["estimated_wait_s"] <= 7, told

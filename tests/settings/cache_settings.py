@@ -1,4 +1,4 @@
-"""Scenarios for the settings of the KV cache: the engine is real, its process is not."""
+"""Scenarios for the settings of the KV cache: the engine is real, its process is simulated."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def cache(**settings: object) -> dict[str, Any]:
 
 
 async def hits(server: Served, prompt: str, user: str) -> int:
-    """Ask; return how many tokens of the prompt were in the cache."""
+    """Request a completion; return how many tokens of the prompt were in the cache."""
     before = server.engine.statistics.prefix_hits
     assert (await server.complete(prompt, user=user, tokens=2).done()).status == 200
     return server.engine.statistics.prefix_hits - before
@@ -43,7 +43,8 @@ async def a_request_and_the_cache_have_so_many_tokens_at_most(server: Served) ->
 @setting("models.ENGINE.kvCache.maxMemoryMb", {"models": {"m": {"kvCache": {"maxMemoryMb": 1}}}})
 async def the_cache_has_so_much_memory(server: Served) -> None:
     (running,) = await server.look("/running")
-    assert running["blocks_total"] == 42, running  # of 24 KiB each
+    # A block takes 24 KiB in bfloat16, and 48 KiB in float32, which processors without bfloat16 use.
+    assert running["blocks_total"] in {42, 21}, running
 
 
 @setting("models.ENGINE.kvCache.evictionThreshold", cache(evictionThreshold=0.2))

@@ -1,6 +1,6 @@
 """The settings that have a scenario: what a server does differently because of one key of its file.
 
-Each scenario is played with its configuration, where it must hold; without the key, where it must not; and on
+Each scenario is run with its configuration, where it must hold; without the key, where it must fail; and on
 a server that reads the key by a reload, unless the server reports that the key needs a restart.
 """
 
@@ -12,9 +12,9 @@ from settings.served import Scenario
 
 
 class Case(NamedTuple):
-    """A key, a configuration that has it, and what must be so then.
+    """A key, a configuration that has it, and a scenario that must hold then.
 
-    `instead` has another value to try where a file cannot do without the key.
+    `instead` is another value to try, for a key that a file must have.
     """
 
     key: str
@@ -27,7 +27,7 @@ CASES: dict[str, Case] = {}
 
 
 def setting(key: str, document: Document, *, instead: object = None) -> Callable[[Scenario], Scenario]:
-    """Register a scenario for a key. One function may stand for several, each with its own document."""
+    """Register a scenario for a key. One function may serve several keys, each with its own document."""
 
     def register(scenario: Scenario) -> Scenario:
         assert key not in CASES, f"{key} has a scenario already"

@@ -1,4 +1,4 @@
-"""Scenarios for models that a command serves. The command is simulated; what it serves is `Elsewhere`."""
+"""Scenarios for models that a command serves. The command is simulated; its server is `Elsewhere`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def command(*, extra: dict[str, Any] | None = None, **settings: object) -> dict[
 
 
 async def chatted(server: Served, model: str) -> str:
-    """Return what a streamed chat says while and after its model is loaded."""
+    """Return the body of a streamed chat, which may begin while its model is loaded."""
     messages = [{"role": "user", "content": "hello"}]
     answer = await server.ask(
         "/v1/chat/completions", {"model": model, "messages": messages, "stream": True, "max_tokens": 2}

@@ -11,7 +11,7 @@ _PLACEMENT = "fairlead.dispatch.placement"
 _PLACES = "fairlead.dispatch.places:Places"
 
 COMPOSITION = (
-    # The nine settings that an audit could disconnect.
+    # Settings that an audit could disconnect without a failing test.
     Mutant(
         f"{_NODE}:EngineNode.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
     ),
@@ -36,7 +36,7 @@ COMPOSITION = (
     Mutant(f"{_NODE}:worker_spec", "cache.eviction_threshold", "0.8", "play", f"{_CACHE}.evictionThreshold"),
     Mutant(f"{_NODE}:worker_spec", "cache.cleanup_interval_s", "1.0", "play", f"{_CACHE}.cleanupInterval"),
     Mutant(_SCHEDULER, "=options.rejects_loading", "=False", "play", "whileLoading"),
-    # The same on the other side of the wire.
+    # Settings of the cache, disconnected in the child process.
     Mutant(
         "fairlead.worker.main:_engine",
         "spec.eviction_threshold",
@@ -54,7 +54,7 @@ COMPOSITION = (
         "play",
         f"{_CACHE}.evictionPolicy",
     ),
-    # Others.
+    # Other settings.
     Mutant(f"{_NODE}:worker_spec", "watchdog_s=model.watchdog_s,", "", "play", "models.ENGINE.watchdog"),
     Mutant(f"{_NODE}:worker_spec", "max_batch=model.max_batch,", "", "play", "models.ENGINE.maxBatch"),
     Mutant(f"{_NODE}:worker_spec", "threads=model.threads,", "", "play", "models.ENGINE.threads"),

@@ -1,4 +1,4 @@
-"""What the tests of settings share."""
+"""Fixtures of the tests of settings."""
 
 from simulation.conftest import simulators
 

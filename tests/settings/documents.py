@@ -1,4 +1,4 @@
-"""Configuration files as documents: made of parts, without a key, with another value of a key."""
+"""Configuration files as documents: merged from parts, without a key, or with another value of a key."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ BASE: Document = {
 
 
 def merged(base: Document, more: Document) -> Document:
-    """Return a document with another one put in; None takes a key out."""
+    """Return `base` with `more` merged into it; a value of None removes its key."""
     result = copy.deepcopy(base)
     for name, value in more.items():
         if value is None:
@@ -30,7 +30,7 @@ def merged(base: Document, more: Document) -> Document:
 
 
 def file_with(more: Document) -> Document:
-    """Return a whole configuration file. The folder DEMO is the demonstration model's."""
+    """Return a whole configuration file. The path DEMO stands for the demonstration model's folder."""
     document = merged(BASE, more)
     for model in document["models"].values():
         if model.get("path") == "DEMO":
@@ -39,7 +39,7 @@ def file_with(more: Document) -> Document:
 
 
 def cut(document: Document, key: str) -> Document:
-    """Return a document without a key, wherever that stands (see `places`)."""
+    """Return a document without a key, in every mapping at its path (see `_found`)."""
     result: Document = json.loads(json.dumps(document))
     *parents, last = key.split(".")
     for place in _found(result, parents):
@@ -48,7 +48,7 @@ def cut(document: Document, key: str) -> Document:
 
 
 def replaced(document: Document, key: str, value: object) -> Document:
-    """Return a document with another value of a key, wherever that stands."""
+    """Return a document with another value of a key, in every mapping that has it."""
     result: Document = json.loads(json.dumps(document))
     *parents, last = key.split(".")
     for place in _found(result, parents):
@@ -67,7 +67,7 @@ def value_of(document: Document, key: str) -> Any:
 
 
 def _found(document: Document, path: list[str]) -> list[Document]:
-    """Return the mappings at a path, in which NAME is any key, ENGINE and COMMAND are kinds of models."""
+    """Return the mappings at a path. NAME matches any key; ENGINE and COMMAND match models of that kind."""
     found: list[Any] = [document]
     for part in path:
         inner: list[Any] = []

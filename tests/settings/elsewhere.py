@@ -1,4 +1,4 @@
-"""A server that jobs are relayed to, which notes what it is sent and answers as slowly as a test wants."""
+"""A simulated server that jobs are relayed to. It records its requests, and answers as slowly as required."""
 
 import json
 from contextlib import suppress
@@ -22,13 +22,13 @@ class Received:
 
 @dataclass
 class Elsewhere:
-    """Answers `GET /health`, `/v1/models` and everything that is posted.
+    """Answers `GET /health`, `/v1/models`, `/running` and every POST.
 
-    An answer to a POST begins after `delay_s`, and its second half comes `gap_s` after the first; `text` is
-    what it says, and where it `fails`, it is an error. `reports` is what a Fairlead says of its load. A probe
-    takes `probe_s`; `is_well`: whether it is answered with 200; `answers`: whether anything is answered.
-    `ignores_term`: as the server of a command, it has to be killed. `connections` counts those that were
-    made, `running` the jobs now, and `times` has when each probe came.
+    An answer to a POST begins after `delay_s`, and its second half follows `gap_s` after the first. `text` is
+    its content; if `fails`, it is an error. `reports` is the load as a Fairlead reports it. A probe takes
+    `probe_s`. `is_well`: whether probes get status 200; `answers`: whether any request is answered.
+    `ignores_term`: as a command's server, it ends only if it is killed. `connections` counts those that were
+    made, `running` the present jobs, and `times` has the time of each probe.
     """
 
     models: tuple[str, ...] = ("far",)
@@ -56,7 +56,7 @@ class Elsewhere:
 
     @property
     def posted(self) -> list[Received]:
-        """The jobs that came."""
+        """The jobs received."""
         return [request for request in self.received if request.method == "POST"]
 
     async def serve(self, end: End) -> None:

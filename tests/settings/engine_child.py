@@ -18,12 +18,12 @@ from simulation.processes import Process
 
 @dataclass
 class EnginePlan:
-    """How children behave, and what they were told. A step takes `step_s`, and loading takes `load_s`.
+    """How children behave, and what they received. A step takes `step_s`, and loading takes `load_s`.
 
-    With `gpu_mb`, children report a GPU of that size, of which they have taken weights and a KV cache.
+    With `gpu_mb`, children report a GPU of that size, which holds their weights and KV cache.
 
-    `specs` are those of all children, `submitted` the lengths of all prompts, in their order. `computed` are
-    the prompt and output tokens of each step.
+    `specs` are those of all children; `submitted` has the lengths of all prompts, in order. `computed` has,
+    for each step, the number of its prompt and output tokens.
     """
 
     step_s: float = 0.1
@@ -37,7 +37,7 @@ class EnginePlan:
 
 
 class _Gpu(NamedTuple):
-    """`DeviceMemory` of a GPU of one child, whose weights are there."""
+    """The `DeviceMemory` of one child's GPU, on which the weights are loaded."""
 
     total_bytes: int
 
@@ -55,7 +55,7 @@ class _Channel:
         self.inbox: list[bytes] = []
         self.outbox: deque[wire.ToParent] = deque()
 
-    def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited
+    def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited already
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -74,7 +74,7 @@ class EngineChild:
         self._channel = _Channel()
 
     async def run(self) -> int:
-        """Load, then serve until the parent is gone."""
+        """Load, then serve until the parent closes the connection."""
         first, *messages = await self._receive()
         spec = wire.spec_decoder.decode(first)
         self._plan.specs.append(spec)

@@ -1,4 +1,4 @@
-"""All keys that a configuration file may have, from the types that say so."""
+"""All keys that a configuration file may have, from the types that define them."""
 
 from collections.abc import Iterator
 from typing import Any, get_origin
@@ -14,7 +14,7 @@ ROOTS: dict[str, type[msgspec.Struct]] = {
     "models.ENGINE": ModelConfig,
     "models.COMMAND": CommandConfig,
 }
-# What a file may have besides the fields of these types.
+# Keys that a file may have besides the fields of these types.
 BESIDE = ("macros", "models.ENGINE.macros", "models.COMMAND.macros")
 # The name of a model is the key of its mapping.
 NAMES = ("models.ENGINE.name", "models.COMMAND.id")

@@ -1,4 +1,4 @@
-"""Scenarios for the limits of what one client can hold."""
+"""Scenarios for the limits on the resources that a client can hold."""
 
 import signal
 

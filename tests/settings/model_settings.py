@@ -19,7 +19,7 @@ def model(**settings: object) -> dict[str, Any]:
 
 
 def loaded(server: Served) -> dict[str, Any]:
-    """Return the line of the log for the last model that was loaded."""
+    """Return the log line of the last model that was loaded."""
     return [event for event in server.log if event["event"] == "model loaded"][-1]
 
 
@@ -69,7 +69,7 @@ async def so_many_sequences_run_at_once(server: Served) -> None:
 async def a_step_computes_so_many_sequences(server: Served) -> None:
     jobs = [server.complete("a"), server.complete("a")]
     assert [(await job.done()).status for job in jobs] == [200] * 2
-    assert server.engine.computed.count(2) <= 2, server.engine.computed  # the prompts
+    assert server.engine.computed.count(2) <= 2, server.engine.computed  # at most the two prompts
     assert len(server.engine.computed) >= 10
 
 
@@ -141,7 +141,7 @@ async def a_model_without_a_job_is_unloaded_after_so_long(server: Served) -> Non
     {"models": {"m": {"memoryMb": 600}, "k": {"path": "DEMO", "memoryMb": 500}}, "lru": {"memoryMb": 1000}},
 )
 async def a_model_takes_so_much_memory(server: Served) -> None:
-    for name in ("k", "m", "k"):  # until what both take is known, if only by measuring
+    for name in ("k", "m", "k"):  # until the memory of both is known, at least by measurement
         assert (await server.complete(model=name).done()).status == 200
         await trio.sleep(15)
     assert await server.states() == {"m": "down", "k": "up"}
@@ -175,7 +175,7 @@ async def a_model_takes_so_much_of_its_gpu(server: Served) -> None:
     server.engine.gpu_mb = 1000
     assert (await server.complete().done()).status == 200
     await trio.sleep(1)
-    # 100 MiB of weights, and nine tenths of what is left of 250.
+    # 100 MiB of weights, and nine tenths of the remaining 150 MiB of 250 MiB.
     assert (await running(server))["memory_bytes"] == 235 << 20
 
 

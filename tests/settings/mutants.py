@@ -1,7 +1,7 @@
-"""Servers with one broken line each, over composition, placement, limits and reload. A scenario must fail.
+"""Servers with one broken line each, in composition, placement, limits and reload. A scenario must fail.
 
-A mutant is a function of the product with some text replaced. Where that text is not found any more, the test
-says so: the line has changed, and the mutant has to follow.
+A mutant is a function of the product with some text replaced. If that text is no longer found, the test
+reports it: the line has changed, and the mutant must be adapted.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from fairlead.registry import Registry
 class Mutant(NamedTuple):
     """`old` is replaced by `new` in the function; `how` and `scenario` say what must fail then.
 
-    `play` and `reload` play the scenario of a setting, `behaviour` one that belongs to none.
+    `play` and `reload` run the scenario of a setting; `behaviour` runs one that belongs to no setting.
     """
 
     function: str
@@ -30,13 +30,13 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in the tests' output."""
+        """Its name in the tests' output."""
         return f"{self.function}: {self.old.strip()[:60]} -> {self.new.strip()[:40]}"
 
 
 @contextmanager
 def broken(mutant: Mutant) -> Iterator[None]:
-    """Put the mutant in the place of the function, in modules by its name and in registries by any."""
+    """Replace the function by the mutant: in modules under its name, in registries under every name."""
     module_name, _, path = mutant.function.partition(":")
     module = import_module(module_name)
     *owners, name = path.removesuffix(".fget").split(".")
@@ -65,7 +65,7 @@ def broken(mutant: Mutant) -> Iterator[None]:
 def _changed(function: Callable[..., Any], mutant: Mutant) -> Callable[..., Any]:
     source = textwrap.dedent(inspect.getsource(function))
     count = source.count(mutant.old)
-    if count != 1:  # no assertion: it would pass for a scenario's
+    if count != 1:  # no assertion: it would look like a failed scenario
         raise LookupError(f"{mutant.function} has {mutant.old!r} {count} times, not once")
     scope: dict[str, Any] = {}
     code = compile(

@@ -1,4 +1,4 @@
-"""A scheduler and an eviction policy as another package provides them."""
+"""A scheduler and an eviction policy, as another package would provide them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def closed(effects: Effects, options: SchedulingOptions) -> Closed:
 
 
 class Only(EvictionPolicy):
-    """Only the models of the settings stay when another is loaded."""
+    """Evicts every model that its settings do not name when another model is loaded."""
 
     def __init__(self, settings: Mapping[str, Any], _memory_mb: Mapping[str, float], _gpus: Gpus) -> None:
         self._staying = frozenset(settings["stay"])
@@ -39,6 +39,6 @@ class Only(EvictionPolicy):
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Have files call them `closed` and `only`, as entry points of the package would."""
+    """Register them as `closed` and `only` for configuration files, as the package's entry points would."""
     with patch.dict(SCHEDULERS._parts, closed=closed), patch.dict(POLICIES._parts, only=Only):
         yield

@@ -1,4 +1,4 @@
-"""Plays scenarios: in a process in which time is under control (see `simulation.workers`)."""
+"""Runs scenarios, in a process in which time is virtual (see `simulation.workers`)."""
 
 import os
 import traceback
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def played(simulators: ProcessPoolExecutor, function: Callable[..., T], *arguments: object) -> T:
     """Call one of the functions below in a process for simulations; return what it returns.
 
-    What it raises is raised as an `AssertionError` with the traceback from there.
+    What it raises is raised here as an `AssertionError` with the traceback of that process.
     """
     result, failure = simulators.submit(_reported, function, arguments).result()
     assert failure is None, failure
@@ -29,12 +29,12 @@ def played(simulators: ProcessPoolExecutor, function: Callable[..., T], *argumen
 def _reported(function: Callable[..., object], arguments: Sequence[object]) -> tuple[object, str | None]:
     try:
         return function(*arguments), None
-    except BaseException as error:  # noqa: BLE001  # not all of them survive the way to another process
+    except BaseException as error:  # noqa: BLE001  # not every exception can be sent to another process
         return None, "\n".join("".join(traceback.format_exception(leaf)) for leaf in _leaves(error))
 
 
 def play(key: str) -> None:
-    """Play the scenario of a key. Raises what it raises."""
+    """Run the scenario of a key. Raises what the scenario raises."""
     from settings.all_cases import CASES
 
     case = CASES[key]
@@ -42,7 +42,7 @@ def play(key: str) -> None:
 
 
 def play_behaviour(name: str) -> None:
-    """Play one of the scenarios that belong to no setting. Raises what it raises."""
+    """Run one of the scenarios that belong to no setting. Raises what the scenario raises."""
     from settings.behaviours import BEHAVIOURS
 
     behaviour = BEHAVIOURS[name]
@@ -50,7 +50,7 @@ def play_behaviour(name: str) -> None:
 
 
 def play_without(key: str) -> str | None:
-    """Play it as if the key was ignored; return what is not so then, None if all is."""
+    """Run the scenario of a key as if the key were ignored; return the first failure, or None."""
     from settings.all_cases import CASES
 
     case = CASES[key]
@@ -63,9 +63,9 @@ def play_without(key: str) -> str | None:
 
 
 def play_after_reload(key: str) -> list[str]:
-    """Play it on a server that starts without the key and then reads it; return what needs a restart.
+    """Run it on a server that starts without the key and then reads it; return what needs a restart.
 
-    Where the key needs one, nothing else is played.
+    The scenario is skipped if a setting needs a restart.
     """
     from settings.all_cases import CASES
 
@@ -82,7 +82,7 @@ def play_after_reload(key: str) -> list[str]:
 
 
 def play_with_option(key: str, option: str) -> None:
-    """Play the scenario of a key with a configuration that has it from the command line alone."""
+    """Run the scenario of a key with a configuration that has it from the command line alone."""
     from settings.all_cases import CASES
 
     case = CASES[key]
@@ -91,7 +91,7 @@ def play_with_option(key: str, option: str) -> None:
 
 
 def play_with_variable(key: str, variable: str) -> None:
-    """Play the scenario of a key with a configuration that has it from the environment alone."""
+    """Run the scenario of a key with a configuration that has it from the environment alone."""
     from settings.all_cases import CASES
 
     case = CASES[key]
@@ -101,7 +101,7 @@ def play_with_variable(key: str, variable: str) -> None:
 
 
 def play_served_model_name() -> None:
-    """Serve a model by another name, from the command line."""
+    """Serve a model under another name, which the command line gives."""
 
     async def it_is_called_so(server: Served) -> None:
         assert (await server.complete(model="other").done()).status == 200
@@ -110,7 +110,7 @@ def play_served_model_name() -> None:
 
 
 def play_variable_in_a_file() -> None:
-    """Serve with a file that has a variable of the environment in it."""
+    """Serve with a file that refers to an environment variable."""
 
     async def it_is_put_in(server: Served) -> None:
         assert (await server.complete(key="secret").done()).status == 200
@@ -120,7 +120,7 @@ def play_variable_in_a_file() -> None:
 
 
 def _given(*words: str) -> Callable[[Config], Config]:
-    """Return what `fairlead serve` with these words makes of a file's configuration."""
+    """Return how `fairlead serve` with these arguments changes a file's configuration."""
     from fairlead.cli.program import commands
 
     _, bound, _ = commands.parse_args(["serve", *words], exit_on_error=False, print_error=False)
@@ -129,7 +129,7 @@ def _given(*words: str) -> Callable[[Config], Config]:
 
 
 def play_mutant(name: str) -> str | None:
-    """Play the scenario that must fail with a mutant; return what is not so then, None if all is."""
+    """Run the scenario that must fail with a mutant; return its first failure, or None."""
     from settings.all_cases import MUTANTS
     from settings.mutants import broken
 

@@ -6,12 +6,12 @@ from settings.cases import setting
 from settings.prompts import random_text
 from settings.served import NODE, Pending, Served
 
-LONG = 60  # tokens: six seconds of the only seat
+LONG = 60  # tokens: such a job takes the only seat for six seconds
 FAR = {"id": "n", "url": f"http://{NODE[0]}:{NODE[1]}", "models": ["far"]}
 
 
 async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[str]:
-    """Return whose jobs are answered in which order, when all come while the only seat is taken."""
+    """Submit all jobs while the only seat is taken; return their users in the order of the answers."""
     holder = server.complete(tokens=10, user="holder")
     await trio.sleep(0.3)
     pending: list[tuple[str, Pending]] = []

@@ -23,13 +23,13 @@ def peer(**settings: object) -> dict[str, Any]:
     return {"peers": {"p": {"proxy": URL, "models": ["far"]} | settings}}
 
 
-# Where a file has what is relayed to, and a configuration with one.
+# The sections of a file that name servers to relay to, each with a function that configures one.
 EVERYWHERE: dict[str, Build] = {"models.COMMAND": command, "nodes[]": node, "peers.NAME": peer}
 CONFIGURED: dict[str, Build] = {"nodes[]": node, "peers.NAME": peer}
 
 
 def each(key: str, places: dict[str, Build], **settings: object) -> Callable[[Scenario], Scenario]:
-    """Register one scenario for a key of several places."""
+    """Register one scenario for a key that several sections have."""
 
     def register(scenario: Scenario) -> Scenario:
         for place, build in places.items():
@@ -40,7 +40,7 @@ def each(key: str, places: dict[str, Build], **settings: object) -> Callable[[Sc
 
 
 async def post(server: Served, **more: object) -> dict[str, Any]:
-    """Ask the model; return what its server was sent."""
+    """Request a completion; return the document that the model's server received."""
     assert (await server.complete(model="far", **more).done()).status == 200
     return server.elsewhere.posted[-1].document
 
@@ -70,7 +70,7 @@ async def refused_after_2_s(server: Served) -> None:
 
 
 async def up(server: Served) -> None:
-    """Have the server of the model be there."""
+    """Make sure that the model's server is up."""
     assert (await server.complete(model="far").done()).status == 200
 
 

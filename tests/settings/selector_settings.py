@@ -1,4 +1,4 @@
-"""Scenarios for names that stand for several models."""
+"""Scenarios for selectors, which are names for several models."""
 
 from typing import Any
 

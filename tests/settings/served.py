@@ -1,4 +1,4 @@
-"""One real server with its configuration file on a simulated machine, and what clients ask of it."""
+"""One real server with its configuration file on a simulated machine, and the requests of its clients."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -24,13 +24,13 @@ Scenario = Callable[["Served"], Awaitable[None]]
 LONGEST_S = 3600.0
 START_S = 30.0
 RELOAD_S = 5.0  # a watched file is read within two seconds, and a model loaded again within three
-ROOM = 1 << 24  # bytes on their way: what a client sends is there at once
+ROOM = 1 << 24  # bytes in transit: enough that whatever a client sends arrives at once
 NODE = ("10.0.2.1", 8080)
 SECOND = ("10.0.2.2", 8080)
 
 
 class Pending:
-    """A request under way. `ended_s` is when its answer was there, by the virtual clock."""
+    """A request in progress. `ended_s` is when its answer was complete, by the virtual clock."""
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -46,12 +46,12 @@ class Pending:
 
     @property
     def took_s(self) -> float:
-        """How long it took."""
+        """The seconds from the request to the end of its answer."""
         return self.ended_s - self.began_s
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is there."""
+        """Whether the answer is complete, or the connection was closed."""
         return self._over.is_set()
 
     async def done(self) -> Answer:
@@ -76,11 +76,11 @@ class Settled(Parent):
 
 
 class Served:
-    """A running server, and what is around it.
+    """A running server, and the simulated machine and servers around it.
 
-    `elsewhere` is another server, which listens at `NODE` and as that of commands; `second` listens at
-    `SECOND`. `engine` is the plan of the children of our engine. `stopped` has the processes that the program
-    `stopper` was called for, and `environments` the variables of each process.
+    `elsewhere` is another server: it listens at `NODE`, and wherever a command starts its server. `second`
+    listens at `SECOND`. `engine` is the plan of our engine's children. `stopped` has the ids of the processes
+    that `stopper` was called for, and `environments` has the variables of each process.
     """
 
     clients: trio.Nursery
@@ -120,7 +120,7 @@ class Served:
         return pending
 
     def complete(self, prompt: str = "hello", *, tokens: int = 5, model: str = "m", **more: Any) -> Pending:
-        """Begin a completion of exactly so many tokens, as the tenant `user`."""
+        """Begin a completion of exactly this many tokens, as the tenant `user`."""
         options = {name: more.pop(name) for name in ("headers", "key", "host") if name in more}
         fields = {
             "model": model,
@@ -138,9 +138,9 @@ class Served:
         return answer.document
 
     async def until(self, reached: Callable[[], object], within_s: float = 60.0) -> None:
-        """Wait until something is so."""
+        """Wait until a condition holds."""
         with trio.move_on_after(within_s):
-            while not reached():  # noqa: ASYNC110  # anything may be what is waited for
+            while not reached():  # noqa: ASYNC110  # the condition may be anything
                 await trio.sleep(0.05)
         assert reached(), f"it is not so after {within_s:g} s"
 
@@ -204,7 +204,7 @@ class Served:
         programs |= {"fairlead.worker.main": engine, "model-server": model_server, "stopper": stopper}
 
     def processes_of(self, program: str) -> list[Process]:
-        """Return the processes of a program that live."""
+        """Return the running processes of a program."""
         return [process for process in self.system.processes.living if program in process.args]
 
     @property
@@ -233,7 +233,7 @@ def serve(
     """Run a scenario on a server with this configuration, once it is ready. Raises what the scenario raises.
 
     `arguments` changes the configuration as the command line does. An `AssertionError` comes from the
-    scenario, or it has not ended.
+    scenario, or means that the scenario has not ended.
     """
 
     async def run(clock: MockClock) -> None:

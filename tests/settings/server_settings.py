@@ -1,4 +1,4 @@
-"""Scenarios for the server as a whole, its keys and the health of what it uses."""
+"""Scenarios for the server as a whole, its API keys and its health checks."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def keyed(**settings: object) -> dict[str, Any]:
 
 
 async def told_of_job(server: Served, **options: object) -> dict[str, Any]:
-    """Ask for a completion; return its line in the log."""
+    """Request a completion; return its log line."""
     assert (await server.complete(**options).done()).status == 200
     await trio.sleep(0.1)
     return [event for event in server.log if event["event"] == "request"][-1]

@@ -1,4 +1,4 @@
-"""Scenarios for how models make room for each other."""
+"""Scenarios for which models are evicted when another is loaded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ LRU: dict[str, Build] = {
 def each(
     key: str, places: dict[str, Build], *, instead: object = None, **settings: Any
 ) -> Callable[[Scenario], Scenario]:
-    """Register one scenario for a key of several places."""
+    """Register one scenario for a key that several sections have."""
 
     def register(scenario: Scenario) -> Scenario:
         for place, build in places.items():
@@ -60,7 +60,7 @@ def each(
 
 
 async def loaded_after(server: Served, *names: str) -> set[str]:
-    """Ask these models one after the other; return which are loaded then."""
+    """Use these models one after the other; return those that are loaded afterwards."""
     for name in names:
         assert (await server.complete(model=name).done()).status == 200
         await trio.sleep(1)
@@ -115,7 +115,7 @@ async def so_many_models_are_loaded(server: Served) -> None:
 
 @each("memoryMb", LRU, memoryMb=120)
 async def models_take_so_much_memory_together(server: Served) -> None:
-    # Measured, they take 50 MiB each.
+    # By measurement, they take 50 MiB each.
     assert await loaded_after(server, "a", "b", "c", "b", "c") == {"b", "c"}
 
 

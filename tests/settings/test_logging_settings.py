@@ -13,7 +13,7 @@ from e2e.real_server import RealServer, real_server, until
 
 
 class Other(ThreadingHTTPServer):
-    """A node, and a collector of traces: answers everything, and notes the paths that were posted to."""
+    """A node and a trace collector: answers every request, and records the paths of POST requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -63,7 +63,7 @@ Start = Callable[..., AbstractContextManager[RealServer]]
 
 @pytest.fixture
 def start(tmp_path: Path, other: Other) -> Start:
-    """Start a server with these settings, and have it relay a job."""
+    """Return a function that starts a server with given settings, and lets it relay a job."""
 
     @contextmanager
     def started(*options: str, **settings: object) -> Iterator[RealServer]:

@@ -1,4 +1,4 @@
-"""Servers with one broken line each are noticed, and what follows from no single setting is so."""
+"""Scenarios that depend on no single setting hold, and a server with one broken line fails a scenario."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_server_behaves_so(name, simulators):
     played(simulators, play_behaviour, name)
 
 
-@pytest.mark.slow  # all of them together
+@pytest.mark.slow  # all parameters together
 @pytest.mark.parametrize("name", MUTANTS)
 def test_server_with_a_broken_line_is_caught(name, simulators):
     assert played(simulators, play_mutant, name) is not None

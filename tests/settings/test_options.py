@@ -1,7 +1,7 @@
-"""Each option of the command line and each environment variable does something, and a test shows what.
+"""Each option of the command line and each environment variable has an effect, which a test shows.
 
-An option of a server is a key of its configuration: its scenario is played with the option instead of the
-key. `TESTS` names the tests of all others.
+An option of a server sets a key of its configuration: the key's scenario is run with the option instead of
+the key. `TESTS` names the tests of all other options.
 """
 
 import ast
@@ -126,7 +126,7 @@ TESTS = {
 
 
 def options() -> Iterator[str]:
-    """Yield each option of each command, but for those of `node` that are options of `serve`."""
+    """Yield each option of each command, except those of `node` that are options of `serve` as well."""
     found = [
         (command, argument.names[0])
         for command, app in _commands(commands, ())
@@ -193,7 +193,7 @@ def test_a_model_is_served_by_another_name(simulators):
     played(simulators, play_served_model_name)
 
 
-def test_a_variable_is_put_into_a_file(simulators):
+def test_a_file_may_refer_to_an_environment_variable(simulators):
     played(simulators, play_variable_in_a_file)
 
 
@@ -250,7 +250,7 @@ def test_a_node_has_the_options_of_a_server():
 
 
 @pytest.mark.parametrize("named", sorted(set(TESTS.values())))
-def test_test_that_is_named_exists(named):
+def test_each_test_that_is_named_exists(named):
     file, _, name = named.partition("::")
     functions = ast.walk(ast.parse((ROOT / file).read_text()))
     assert name in {part.name for part in functions if isinstance(part, FUNCTIONS)}

@@ -1,4 +1,4 @@
-"""Checks a server after all faults and clients are gone: it serves, it is idle, and it has kept nothing."""
+"""Checks a server after all faults and clients have ended: it serves, is idle, and retains nothing."""
 
 import gc
 import re
@@ -18,7 +18,7 @@ from simulation.visits import Visit
 from simulation.world import Person, World
 
 CANARY_S = 45.0
-# A child that was left stopped is noticed by its watchdog after a request, or when its load takes too long.
+# The watchdog detects a child that was left stopped, after a request or when its load takes too long.
 STOPPED_S = LOAD_PATIENCE_S + 150.0
 CLEAR_S = 120.0
 CHECK_EVERY_S = 5.0
@@ -28,7 +28,7 @@ OF_JOBS = frozenset(
 )
 
 _SAMPLE = re.compile(r"^([a-z_:]+)(\{.*\})? (\S+)$")
-# These start again at 0 when a reload has removed a model or a node and added it again.
+# These restart at 0 when reloads remove a model or a node and add it again.
 _RESET_BY_RELOADS = ("fairlead_model_", "fairlead_node_", "vllm:")
 _COUNTERS = ("_total", "_count", "_sum", "_bucket")
 
@@ -51,11 +51,11 @@ class Metrics:
         self._seen: dict[str, float] = {}
 
     async def look(self) -> list[str]:
-        """Read them once more; return what is wrong."""
+        """Read the metrics once more; return the problems."""
         visit = self._drawer.look("/metrics")
         await self._make(visit)
         if visit.answer is None or visit.answer.status != 200 or not visit.answer.is_whole:
-            return []  # the oracle judges that
+            return []  # the oracle reports that
         return list(self._compare(visit.answer))
 
     def total(self, name: str) -> float:
@@ -77,9 +77,9 @@ class Metrics:
 
 
 class Aftermath:
-    """Checks one server. `make` makes a request from a new address.
+    """Checks one server. `make` sends a request from a new address.
 
-    `kept_before`: instances that earlier servers of this process have left. `left_stopped`: a child was
+    `kept_before`: instances that earlier servers of this process left behind. `left_stopped`: a child was
     stopped and never continued.
     """
 
@@ -103,7 +103,7 @@ class Aftermath:
         self._left_stopped = left_stopped
 
     async def problems(self, metrics: Metrics, idle: Idle) -> list[str]:
-        """Return what is wrong. Unloads models and removes nodes, to compare with an `idle` server."""
+        """Return the problems. Unloads models and removes nodes, to compare with an `idle` server."""
         problems = [*await self._check_canaries(), *await self._check_counts(), *await metrics.look()]
         problems += self._check_tokens(metrics)
         problems += await self._clear(idle)
@@ -112,7 +112,7 @@ class Aftermath:
         return problems + ([f"instances are kept: {dict(kept)}"] if kept else [])
 
     async def _check_canaries(self) -> list[str]:
-        """Ask every model, and ask as every person."""
+        """Send a request to every model, and one from every user."""
         engine = next(name for name, model in self._world.document["models"].items() if "path" in model)
         models = [model for model in self._world.models if not self._drawer.is_nowhere(model)]
         askers = [(self._drawer.operator, model) for model in models]
@@ -120,7 +120,7 @@ class Aftermath:
         return [problem for asker in askers if (problem := await self._canary(*asker)) is not None]
 
     async def _canary(self, person: Person, model: str) -> str | None:
-        """Ask until there is an answer: a server without a queue refuses jobs while it loads."""
+        """Repeat a request until it is answered: a server without a queue refuses jobs while it loads."""
         visit = self._drawer.canary(person, model)
         with trio.move_on_after(STOPPED_S if self._left_stopped else CANARY_S):
             while True:
@@ -156,7 +156,7 @@ class Aftermath:
         return problems
 
     async def _clear(self, idle: Idle) -> list[str]:
-        """Unload and remove everything until the server is as idle as a new one; return what is left then."""
+        """Unload and remove everything until the server is as idle as a new one; return what is left."""
         problems: list[str] = []
         with trio.move_on_after(CLEAR_S):
             while True:
@@ -195,7 +195,7 @@ class Aftermath:
 
 
 def measured(system: System) -> Idle:
-    """Return what the server has now."""
+    """Return the tasks and descriptors that the server has now."""
     return Idle(Counter(_task_names()), len(system.machine.descriptors))
 
 

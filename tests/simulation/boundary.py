@@ -1,7 +1,7 @@
 """Replaces the parts of the operating system and of Trio that the server calls.
 
-The replacements are in the standard library and in Trio (`socket.socket`, `trio.lowlevel.wait_readable`), not
-in the product, and last as long as a context.
+This patches the standard library and Trio (`socket.socket`, `trio.lowlevel.wait_readable`). In the product
+it patches only `PROC` and `ProcessCollector`. All are restored when the context exits.
 """
 
 import os
@@ -36,7 +36,7 @@ class Signals:
 
     @contextmanager
     def receiver(self, *numbers: int) -> Iterator[AsyncIterator[int]]:
-        """Do `trio.open_signal_receiver`."""
+        """Replace `trio.open_signal_receiver`."""
         send, receive = trio.open_memory_channel[int](100)
         entry = (frozenset(numbers), send)
         self._receivers.append(entry)
@@ -64,7 +64,7 @@ class System:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the real system by this one. Trio must be running already."""
+        """Replace the real system with this one. Trio must be running already."""
         waits = _Waits(self.machine)
         FakeSocket.network = self.network
         with ExitStack() as stack:
@@ -110,7 +110,7 @@ class System:
         abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> Any:
-        """Do `trio.to_thread.run_sync` in this thread, a moment of virtual time later."""
+        """Replace `trio.to_thread.run_sync`: call the function in this thread, after `THREAD_S`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         limiter = limiter or trio.to_thread.current_default_thread_limiter()
         borrower = object()
@@ -161,7 +161,7 @@ class _NoProcess:
 
 
 def _checked(machine: Machine, read: Callable[..., str]) -> Callable[..., str]:
-    """Return `Path.read_text`, with faults."""
+    """Return `Path.read_text` with injected faults."""
 
     def checked(path: Path, *arguments: Any, **options: Any) -> str:
         machine.call("read_file")

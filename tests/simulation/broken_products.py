@@ -1,7 +1,7 @@
-"""Servers with one mistake each, which shows only under faults. The simulation must catch every one.
+"""Servers with one mistake each, which is visible only under faults. The simulation must catch them all.
 
-Each is a context in which a part of the product is replaced. `WHERE` has the kinds of fault that make the
-mistake visible, so that a test can leave out the others.
+Each is a context manager that replaces a part of the product. `WHERE` has the kinds of fault that make the
+mistake visible, so that a test can omit the others.
 """
 
 import heapq
@@ -34,7 +34,7 @@ Mistake = Callable[[], Iterator[Any]]
 
 
 def mistake(*kinds: str) -> Callable[[Mistake], Mistake]:
-    """Register a mistake, with the kinds of trouble that bring it out."""
+    """Register a mistake, with the kinds of fault that make it visible."""
 
     def register(function: Mistake) -> Mistake:
         BROKEN[function.__name__] = contextmanager(function)
@@ -80,7 +80,7 @@ def deadlines_go_by_the_wall_clock() -> Iterator[None]:
 
 @mistake("reload")
 def a_reload_ends_models_in_use() -> Iterator[None]:
-    """A model whose settings have changed is stopped, whatever it does."""
+    """A model whose settings have changed is stopped, even while it runs jobs."""
     real = Fleet.reload
 
     async def reload(self: Fleet, config: Config) -> Any:
@@ -96,7 +96,7 @@ def a_reload_ends_models_in_use() -> Iterator[None]:
 
 @mistake("child_stopped")
 def a_stopped_child_is_waited_for() -> Iterator[None]:
-    """Nobody notices that a child makes no progress."""
+    """A child that makes no progress is never detected."""
 
     async def stuck(self: Watchdog) -> float:
         await trio.sleep_forever()
@@ -108,7 +108,7 @@ def a_stopped_child_is_waited_for() -> Iterator[None]:
 
 @mistake("disk_full")
 def a_full_disk_fails_requests() -> Iterator[None]:
-    """A line that cannot be written is an error of whoever wrote it."""
+    """A log line that cannot be written raises in the code that logs it."""
 
     def msg(self: Any, message: str) -> None:
         sys.stderr.write(message + "\n")
@@ -120,7 +120,7 @@ def a_full_disk_fails_requests() -> Iterator[None]:
 
 @mistake("node_failing", "node_breaking_off", "node_refusing")
 def broken_connections_stay_open() -> Iterator[None]:
-    """A connection to a node that broke is forgotten, not closed."""
+    """A broken connection to a node is dropped without being closed."""
     real = PlainLink.close
 
     def close(self: PlainLink) -> None:
@@ -133,7 +133,7 @@ def broken_connections_stay_open() -> Iterator[None]:
 
 @mistake("child_killed", "child_fated")
 def a_failed_job_counts_on() -> Iterator[None]:
-    """A job that its node has failed counts against its key's concurrent ones for ever."""
+    """A job that its node has failed counts against its key's limit of concurrent jobs forever."""
     real = Charge.end
 
     def end(self: Charge) -> None:
@@ -146,7 +146,7 @@ def a_failed_job_counts_on() -> Iterator[None]:
 
 @mistake("node_down", "node_unreachable")
 def a_node_never_comes_back() -> Iterator[None]:
-    """What has failed its probes once is not asked again."""
+    """A node that has failed its probes stays down, although later probes succeed."""
     real = Breaker.probed
 
     def probed(self: Breaker, *, well: bool) -> Change | None:
@@ -160,7 +160,7 @@ def a_node_never_comes_back() -> Iterator[None]:
 
 @mistake("out_of_descriptors", "no_descriptor_now_and_then")
 def nobody_is_accepted_after_an_error() -> Iterator[None]:
-    """The listener gives up when it is out of descriptors."""
+    """The listener stops accepting when it runs out of descriptors."""
     real = Listener._accept
 
     async def accept(self: Listener, listening: Any, connections: trio.Nursery) -> None:
@@ -176,7 +176,7 @@ def nobody_is_accepted_after_an_error() -> Iterator[None]:
 
 @mistake("node_breaking_off", "child_killed", "child_fated")
 def an_answer_is_begun_again() -> Iterator[None]:
-    """What a second node says is sent after what the first one has said."""
+    """The answer of a second node is sent from its start, after the partial answer of the first."""
 
     def replay(deltas: Any, _kept: Any) -> Any:
         return deltas
@@ -186,7 +186,7 @@ def an_answer_is_begun_again() -> Iterator[None]:
 
 
 class _Trio:
-    """Trio, with another `sleep`."""
+    """The `trio` module with a different `sleep`."""
 
     def __init__(self, sleep: Any) -> None:
         self.sleep = sleep

@@ -1,4 +1,4 @@
-"""Faults of child processes: killed, stopped, slow, sending nonsense, not loading, not even starting."""
+"""Faults of child processes: killed, stopped, slow, sending malformed frames, not loading, not starting."""
 
 import errno
 import signal
@@ -16,7 +16,7 @@ WAYS_TO_LOAD: tuple[Loading, ...] = ("fails", "dies", "closes", "hangs")
 
 
 def child_killed(stage: Stage, trouble: Trouble) -> Undo:
-    """Kill some children, as the kernel does that is out of memory."""
+    """Kill some children, as a kernel that is out of memory does."""
     trouble.excuses = EXCUSES
     for process in _children(stage):
         if stage.random.random() < 0.6:
@@ -25,7 +25,7 @@ def child_killed(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def child_stopped(stage: Stage, trouble: Trouble) -> Undo:
-    """Stop all children, for a while or for ever."""
+    """Stop all children, for a while or forever."""
     trouble.excuses = EXCUSES
     stopped = _children(stage)
     for process in stopped:
@@ -42,7 +42,7 @@ def child_slow(stage: Stage, trouble: Trouble) -> Undo:
     trouble.excuses = EXCUSES
     slow = _children(stage)
     for process in slow:
-        # A pause that has begun lasts beyond the fault, but not beyond the time to recover from it.
+        # A pause that has begun may outlast the fault, but not the recovery time after it.
         process.slowness = stage.random.choice((3.0, 20.0))
 
     def undo() -> None:
@@ -53,7 +53,7 @@ def child_slow(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def child_fated(stage: Stage, trouble: Trouble) -> Undo:
-    """Have each new child do something wrong at some of its frames."""
+    """Make each new child fail at some of its frames."""
     trouble.excuses = EXCUSES
     for model in stage.world.models:
         stage.mood.fates[model] = (stage.random.choice(FATES), stage.random.choice(FATES))
@@ -67,7 +67,7 @@ def child_fated(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def child_not_loading(stage: Stage, trouble: Trouble) -> Undo:
-    """Have no new child load its model. One that hangs is killed at the end."""
+    """Make each new child fail to load its model. A child that hangs is killed at the end."""
     trouble.excuses = EXCUSES
     for model in stage.world.models:
         stage.mood.loading[model] = stage.random.choice(WAYS_TO_LOAD)
@@ -81,7 +81,7 @@ def child_not_loading(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def spawn_failing(stage: Stage, trouble: Trouble) -> Undo:
-    """Let no process be started."""
+    """Make every start of a process fail."""
     trouble.excuses = EXCUSES
     number = stage.random.choice((errno.ENOMEM, errno.EAGAIN, errno.ENOENT, errno.EACCES))
     _kill(stage)

@@ -1,4 +1,4 @@
-"""What the tests of the simulation share: processes to run it in."""
+"""Fixtures of the simulation tests."""
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +10,6 @@ from simulation import workers
 
 @pytest.fixture(scope="session")
 def simulators(pytestconfig: pytest.Config) -> Iterator[ProcessPoolExecutor]:
-    """Processes that run simulations."""
+    """Yield a pool of processes that run simulations."""
     with workers.pool(pytestconfig.getoption("--simulation-processes")) as executor:
         yield executor

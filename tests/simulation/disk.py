@@ -18,7 +18,7 @@ NULL = os.open(os.devnull, os.O_RDONLY)
 
 
 class _OpenFile(io.BytesIO):
-    """A file that is open for reading. Its descriptor stands for any whose mode is asked for."""
+    """A file that is open for reading. Its descriptor is that of `/dev/null`; only its mode is used."""
 
     def fileno(self) -> int:
         """Return a descriptor of this process."""
@@ -35,7 +35,7 @@ class ConfigurationFile(PurePosixPath):
 
     @classmethod
     def make(cls, machine: Machine, content: bytes) -> "ConfigurationFile":
-        """Return the file."""
+        """Create the file."""
         file = cls("/etc/fairlead.yaml")
         file.machine, file.content, file.version = machine, content, 1
         return file
@@ -88,7 +88,7 @@ class Log:
         """Do nothing: everything is written at once."""
 
     def isatty(self) -> bool:
-        """Return that it is not a terminal."""
+        """Return False: it is not a terminal."""
         return False
 
     def _take(self, line: str) -> None:

@@ -51,7 +51,7 @@ class Drawer:
         return visit
 
     def _vary(self, visit: Visit) -> None:
-        """Have a client leave, read slowly, or ask for special treatment."""
+        """Make some clients disconnect early, read slowly, or send `X-No-Queue` or `X-Priority`."""
         random = self._random
         if random.random() < 0.1:
             visit.leaves_after_s = random.choice((0.0, 0.01, 0.2, 2.0, 10.0))
@@ -80,11 +80,11 @@ class Drawer:
 
     @property
     def operator(self) -> Person:
-        """The person who may do everything."""
+        """The user with all permissions."""
         return Person("operator", OPERATOR if self._world.has_keys else None)
 
     def is_nowhere(self, model: str) -> bool:
-        """Return whether only nodes have a model, and all of them are out of service now."""
+        """Return whether only remote nodes have a model, and all of them are drained or removed now."""
         changes = sorted((visit for visit in self.visits if visit.node), key=lambda visit: visit.ended_s)
         out: set[str] = set()
         for visit in changes:
@@ -93,7 +93,7 @@ class Drawer:
         return model not in self._world.document["models"] and out.issuperset(self._world.holders(model))
 
     def was_nowhere(self, visit: Visit) -> bool:
-        """Return whether that may have been so when a request was made."""
+        """Return whether `is_nowhere` may have been true during a request."""
         out = {other.node for other in self.visits if other.node and other.began_s <= visit.ended_s}
         is_ours = visit.model in self._world.document["models"]
         return not is_ours and out.issuperset(self._world.holders(visit.model))

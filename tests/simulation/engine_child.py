@@ -1,7 +1,7 @@
-"""A fake child process of a model: speaks the frames of `fairlead.worker.wire` in virtual time.
+"""A fake child process of a model, which exchanges frames of `fairlead.worker.wire` in virtual time.
 
 It generates the answers of `words`: in each step one token for each sequence that has a slot. A `ChildPlan`
-has its faults: how it loads, and what it does at its n-th frame.
+defines its faults: how it loads, and what it does at its n-th frame.
 """
 
 import signal
@@ -23,7 +23,7 @@ from simulation.processes import Process
 Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error"]
 Loading = Literal["well", "fails", "dies", "hangs", "closes"]
 
-ENDS = frozenset({"die", "exit", "half", "close"})  # fates after which nothing follows
+ENDS = frozenset({"die", "exit", "half", "close"})  # fates after which it sends nothing
 
 MAX_MODEL_LEN = 1024
 KILLED = -signal.SIGKILL
@@ -33,8 +33,8 @@ KILLED = -signal.SIGKILL
 class ChildPlan:
     """How a child behaves. `fates`: what it does instead of sending its n-th frame, counted from 1.
 
-    `on_submit` is called with the model and the ticket of each sequence, `on_tokens` also with a number of
-    tokens that were generated.
+    `on_submit` is called with the model and the ticket of each sequence, `on_tokens` also with the number of
+    tokens generated.
     """
 
     slots: int = 2
@@ -196,7 +196,7 @@ class EngineChild:
         )
 
     async def _send(self, message: wire.ToParent) -> None:
-        """Send a frame, or do what its fate is."""
+        """Send a frame, or apply the fault that is planned for it."""
         self._frames += 1
         fate = self._plan.fates.pop(self._frames, None)
         if fate == "strangers":

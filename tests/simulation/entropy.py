@@ -1,4 +1,4 @@
-"""Puts every source of randomness and of time that the product reads under the control of a seed.
+"""Makes every source of randomness and of time that the product reads depend on a seed.
 
 `install` replaces functions of the standard library for the rest of the process. It must run before the
 product is imported, because of `from time import perf_counter`. The replacements call the real functions
@@ -19,8 +19,8 @@ class Source:
     """The time and the random bytes of one simulation.
 
     `elapsed` is the monotonic clock, in seconds. The wall clock is that plus `wall_offset_s`, which may
-    change at any time. Each call of the performance counter advances that counter by `tick_s`: code that
-    measures its own time sees it pass although virtual time stands still.
+    change at any time. Each call of the performance counter advances that counter by `tick_s`, so code
+    that measures its own duration sees time pass although virtual time does not advance.
     """
 
     EPOCH_S = 1_750_000_000.0
@@ -42,7 +42,7 @@ class Source:
         return self.elapsed() + self._ticks * self.tick_s
 
     def bytes(self, count: int) -> bytes:
-        """Return so many random bytes."""
+        """Return `count` random bytes."""
         return self._random.randbytes(count)
 
 
@@ -51,8 +51,8 @@ _source: Source | None = None
 
 
 def use(source: Source | None) -> None:
-    """Use this source from now on; None: the system's."""
-    global _source  # noqa: PLW0603  # stands for the system, of which there is one
+    """Use this source from now on; None: the sources of the system."""
+    global _source  # noqa: PLW0603  # replaces sources of the system, which are global
     _source = source
 
 

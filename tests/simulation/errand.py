@@ -1,4 +1,4 @@
-"""A short fixed story for sweeps: the server makes calls of every kind, and one of them fails."""
+"""A short fixed scenario for sweeps: the server makes system calls of every kind, and one of them fails."""
 
 import errno
 import signal
@@ -18,7 +18,7 @@ from simulation.troubles import CUT, ENDS_OF_JOBS, GARBLED, Trouble
 from simulation.visits import Visit
 from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
 
-# A node that was never met has no models yet.
+# A node that was never reached has no models yet.
 EXCUSES = ENDS_OF_JOBS | {CUT, "model_not_found"}
 DESCRIPTORS = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd", "open_file")
 ALLOCATING = (*DESCRIPTORS, "spawn", "thread", "recv", "send", "connect", "read_file")
@@ -28,7 +28,7 @@ REQUESTS = 12  # that nodes and commands get
 
 @dataclass(frozen=True)
 class Sweep:
-    """The calls of which one fails, and how. `excuses` are the errors that this may cause."""
+    """The calls of which one fails, and its error. `excuses` are the error codes that this may cause."""
 
     name: str
     calls: tuple[str, ...]
@@ -67,7 +67,7 @@ SWEEPS = {
 
 
 class Errand(Run):
-    """The story. The `at`-th call of the sweep fails, or the `at`-th frame or request has a fate."""
+    """The scenario, with a fault at the `at`-th call, frame or request of the sweep."""
 
     name = "errand"
 
@@ -87,11 +87,11 @@ class Errand(Run):
 
     @property
     def replay(self) -> str:
-        """The command that has this errand again."""
+        """The command that repeats this errand."""
         return f"python -m pytest tests/simulation -k replay --simulation-sweep '{self._sweep}:{self._at}'"
 
     async def story(self) -> None:
-        """Ask all models, look at the state, reload the configuration, unload a model and ask it again."""
+        """Use all models, read the state, reload the configuration, unload a model and use it again."""
         await trio.sleep(5.0)
         jobs = [
             self._chat("alpha"),

@@ -1,4 +1,4 @@
-"""What explains an error where no fault does: load, limits, and what clients did themselves."""
+"""Explains errors that no fault explains: by load, by limits, and by what clients did."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,14 +12,14 @@ from simulation.world import World
 
 # Between a deadline and the arrival of the error: latency, and the virtual time of threads.
 SLACK_S = 1.0
-# The longest that a job holds a seat, and that a model takes to load, when there is no fault.
+# The longest times that a job holds a seat, and that a model takes to load, without a fault.
 SERVICE_S = 8.0
 LOAD_S = 12.0
 WINDOW_S = 60.0
 
 
 class Explanations:
-    """Knows what every client did, so that it can tell whether an error was to be expected."""
+    """Decides from all requests of a run whether an error was to be expected."""
 
     def __init__(self, world: World, drawer: Drawer, ledger: Ledger, troubles: list[Trouble]) -> None:
         self._world = world
@@ -35,7 +35,7 @@ class Explanations:
         return explanation is not None and explanation(self, visit)
 
     def check_quota(self, visit: Visit) -> Iterator[str]:
-        """Compare the tokens that a key has left with what its requests cost, whatever nodes report."""
+        """Compare the tokens that a key has left with what its requests cost, whatever usage nodes report."""
         assert visit.answer is not None
         told = visit.answer.headers.get("x-ratelimit-remaining-tokens")
         limit = visit.person.tokens_per_minute
@@ -51,16 +51,16 @@ class Explanations:
     # Load --------------------------------------------------------------------------------------------
 
     def _is_crowded(self, visit: Visit) -> bool:
-        """Whether the queue may have been full, or the estimated wait too long."""
+        """Return whether the queue may have been full, or the estimated wait too long."""
         queue = self._world.document["queue"]
         others = self._beside(visit)
         return others >= queue["capacity"] or bool(queue["maxEstimatedWait"] and others)
 
     def _waited_long_enough(self, visit: Visit) -> bool:
-        """Whether it waited exactly as long as the queue allows, and there was enough work before it."""
+        """Return whether it waited exactly as long as the queue allows, with enough work before it."""
         patience_s = self._world.queue_timeout_s
         waited_s = visit.ended_s - visit.began_s
-        # A slow reader has the error late.
+        # A slow reader gets the error late.
         longest_s = NEVER_S if visit.reads_slowly else patience_s + SLACK_S
         if not patience_s - 1e-6 <= waited_s <= longest_s:
             return False
@@ -82,7 +82,7 @@ class Explanations:
     # Limits ------------------------------------------------------------------------------------------
 
     def _is_limited(self, visit: Visit) -> bool:
-        """Whether the key's requests can have used up a limit, at the most that they can have cost."""
+        """Return whether the key's requests, at their highest possible cost, can have used up a limit."""
         person = visit.person
         recent = self._recent(visit)
         sent_before = sum(other.times_sent for other in recent) + visit.times_sent - 1
@@ -108,11 +108,11 @@ class Explanations:
         ]
 
     def _cost(self, visit: Visit) -> int:
-        """Return the most that a request can have been charged."""
+        """Return the highest number of tokens that a request can have been charged."""
         return self._ledger.of(visit.ticket) + _prompt_bytes(visit)
 
     def _is_certain(self, other: Visit, visit: Visit) -> bool:
-        """Whether the tokens of another request must be charged when this one is answered."""
+        """Return whether the tokens of another request must be charged when this one is answered."""
         is_recent = visit.ended_s - other.began_s < WINDOW_S - SLACK_S
         key = visit.person.key
         may_be_forgotten = any(
@@ -127,7 +127,7 @@ class Explanations:
     # What clients did --------------------------------------------------------------------------------
 
     def _was_changed(self, visit: Visit) -> bool:
-        """Whether the model was unloaded, or a node that has it was removed, shortly before or meanwhile."""
+        """Return whether, shortly before or during it, the model was unloaded or a node with it removed."""
         nodes = self._world.holders(visit.model)
         return any(
             other.kind == "change"
@@ -138,21 +138,21 @@ class Explanations:
         )
 
     def _has_no_node(self, visit: Visit) -> bool:
-        """Whether all nodes that have the model may have been drained or removed, at whatever time before."""
+        """Return whether all nodes with the model may have been drained or removed at any earlier time."""
         return self._drawer.was_nowhere(visit) or self._was_changed(visit)
 
     def _is_unknown(self, visit: Visit) -> bool:
         return self._drawer.was_nowhere(visit) or visit.kind in ("change", "look")
 
     def _is_refused(self, visit: Visit) -> bool:
-        """Whether it asks for what an engine does not do, or for something that cannot be changed."""
+        """Return whether it requests what an engine cannot do, or a change that is not possible."""
         is_engine = "path" in self._world.document["models"].get(visit.model, {})
         cannot = visit.kind == "embeddings" and is_engine
         return cannot or visit.kind in ("tokenize", "change") or self._prompt_is_too_long(visit)
 
 
 def streamed_tokens(visit: Visit) -> int:
-    """Return how many tokens a request must be charged for at least: those of a complete, streamed text."""
+    """Return the lower bound of a request's charge: the tokens of a complete, streamed text."""
     answer = visit.answer
     if (
         answer is None
@@ -164,7 +164,7 @@ def streamed_tokens(visit: Visit) -> int:
 
 
 def _prompt_bytes(visit: Visit) -> int:
-    """Return the most tokens that its prompt can have: one a byte."""
+    """Return the most tokens that its prompt can have: one per byte."""
     return len(str(visit.body))
 
 

@@ -17,8 +17,8 @@ TROUBLE_WITHIN_S = 10.0
 class Hour(Run):
     """The seed's hour. `kinds`: the kinds of fault that it may have; None: all.
 
-    `lies`: whether nodes and commands report absurd usage all the time, or never. Then all texts are
-    streamed: the server can count the tokens of a stream itself.
+    `lies`: whether nodes and commands report absurd usage always (True) or never (False). Unless it is None,
+    all texts are streamed, because the server can count the tokens of a stream itself.
     """
 
     name = "hour"
@@ -39,19 +39,19 @@ class Hour(Run):
 
     @property
     def replay(self) -> str:
-        """The command that has this hour again."""
+        """The command that repeats this hour."""
         return f"python -m pytest tests/simulation -k replay --simulation-seed {self.seed}"
 
     def prepare(self) -> None:
-        """Have the servers lie, if they do."""
+        """Make the servers report absurd usage if `lies` is set."""
         if self._lies is not None:
-            self.world.ragged = False  # where a stream is cut would depend on what it says
+            self.world.ragged = False  # else the reported usage would change how a stream is split
         for plan in (*self.world.nodes.values(), *self.world.servers.values()):
             if self._lies:
                 plan.lie = partial(self.mood.random.choice, LIES)
 
     async def story(self) -> None:
-        """Have scenes one after the other."""
+        """Run the scenes in sequence."""
         for number in range(SCENES):
             # The first scene may begin while models are being preloaded.
             late_s = self.random.uniform(0.0, 2.0 if number == 0 and self.random.random() < 0.5 else 100.0)
@@ -65,7 +65,7 @@ class Hour(Run):
         await trio.sleep_until(HOUR_S - QUIET_S)
 
     async def _scene(self) -> None:
-        """Have clients for a while, with faults or without."""
+        """Run clients for a while, with faults or without."""
         random = self.random
         async with trio.open_nursery() as scene:
             stays = (0, 1, 1)
@@ -82,7 +82,7 @@ class Hour(Run):
         await self.maker.make(kind, self.random.choice((0.5, 5.0, 20.0, 60.0)))
 
     async def _stay(self, person: Person) -> None:
-        """Have one person make some requests from one address."""
+        """Make some requests of one user from one address."""
         visitor = self.visitor()
         pace_s = self.random.choice((0.05, 1.0, 5.0))
         for _ in range(self.random.randrange(1, 8)):

@@ -11,7 +11,7 @@ from simulation.streams import End
 
 
 class Answer(NamedTuple):
-    """One answer. `is_whole`: it came to its end, by its framing."""
+    """One answer. `is_whole`: it is complete according to its framing."""
 
     status: int
     headers: dict[str, str]
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
     @property
     def error(self) -> str | None:
-        """The code of its error, of a stream also at the end; None if it has none."""
+        """The code of its error, which in a stream may come at the end; None if it has none."""
         told: list[str] = []
         if self.is_stream:
             told = [event for event in self.events if event.startswith('{"error"')]
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection. It waits `pause_s` before each read. `has_heard`: bytes came since the request."""
+    """One connection. It waits `pause_s` before each read. `has_heard`: bytes arrived since the request."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -80,7 +80,7 @@ class Client:
         return await self.read(on_bytes)
 
     async def read(self, on_bytes: Callable[[int], bool] = lambda _size: True) -> Answer | None:
-        """Return the next answer; as `ask`."""
+        """Return the next answer, like `ask`."""
         while (end := self._received.find(b"\r\n\r\n")) < 0:
             if not await self._receive():
                 return None
@@ -146,7 +146,7 @@ class Client:
 def request(
     method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None, close: bool = False
 ) -> bytes:
-    """Return the bytes of a request; a body that is no bytes is sent as JSON."""
+    """Return the bytes of a request; a body other than bytes is sent as JSON."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 10.0.0.1"]
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     if body is not None:

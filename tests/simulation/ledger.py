@@ -1,20 +1,20 @@
-"""What the fake models have really generated: the most that the product may count."""
+"""Counts the tokens that fake models really generated: the most that the product may count."""
 
 from collections import defaultdict
 
 
 class Ledger:
-    """Tokens by the question that they answer, over all attempts at it."""
+    """Generated tokens by the ticket of the prompt, over all attempts."""
 
     def __init__(self) -> None:
         self._tokens: defaultdict[str, int] = defaultdict(int)
 
     def add(self, _model: str, ticket: str, tokens: int, most: int | None = None) -> None:
-        """Count tokens of an answer. `most`: as how many they may be counted, if that is not certain."""
+        """Count tokens of an answer. `most`: the most that the product may count, if that is uncertain."""
         self._tokens[ticket] += tokens if most is None else most
 
     def of(self, ticket: str) -> int:
-        """Return the tokens of all answers to a question."""
+        """Return the tokens of all answers to a prompt."""
         return self._tokens.get(ticket, 0)
 
     @property

@@ -1,7 +1,7 @@
 """The simulated machine: descriptors, events in virtual time, injected faults, and a trace of everything.
 
-Each system call of the server passes `Machine.call`, where a fault may be injected. Knows neither sockets nor
-processes.
+Each system call of the server goes through `Machine.call`, where a fault may be injected. This module does
+not depend on sockets or processes.
 """
 
 import errno
@@ -30,7 +30,7 @@ class Strike(Protocol):
 
 
 class Pollable:
-    """Something that a task can wait for. As with Trio's epoll, at most one task reads and one writes.
+    """Something that a task can wait for. As in Trio, at most one task waits to read, and one to write.
 
     `refs` counts the descriptors, of any process, that refer to it.
     """
@@ -45,7 +45,7 @@ class Pollable:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Clean up: the last reference is gone."""
+        """Clean up after the last reference is dropped."""
 
     def drop(self) -> None:
         """Remove one reference."""
@@ -54,7 +54,7 @@ class Pollable:
             self.release()
 
     async def wait(self, what: str) -> None:
-        """Wait until it is ready; a checkpoint in any case."""
+        """Wait until it is ready; always a checkpoint."""
         if self.is_ready(what):
             await trio.lowlevel.checkpoint()
             return
@@ -113,13 +113,13 @@ class Machine:
     # Time --------------------------------------------------------------------------------------------
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Call `action` when the virtual clock says `time_s`."""
+        """Call `action` when the virtual clock reaches `time_s`."""
         heapq.heappush(self._events, (time_s, next(self._numbers), action))
         if self._events[0][0] == time_s:
             self._sleep.deadline = min(self._sleep.deadline, time_s)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` so much later."""
+        """Call `action` after `delay_s`."""
         self.at(trio.current_time() + delay_s, action)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -145,7 +145,7 @@ class Machine:
                 raise error
 
     def open(self, opened: Pollable, kind: str = "descriptor") -> int:
-        """Return the lowest free descriptor, referring to it. Raises `OSError`: EMFILE at the limit."""
+        """Return the lowest free descriptor, now referring to it. Raises `OSError`: EMFILE at the limit."""
         self.call(kind)
         if len(self._table) >= self.limit:
             self.has_struck = True
@@ -162,7 +162,7 @@ class Machine:
         return found
 
     def replace(self, number: int, opened: Pollable) -> None:
-        """Have a descriptor refer to something else, as a socket's does that is connected now."""
+        """Make a descriptor refer to something else, as when a socket connects."""
         self.opened(number)
         self._table[number] = opened
 

@@ -11,7 +11,7 @@ from simulation.reloads import edits
 from simulation.troubles import CUT, ENDS_OF_JOBS, LATE, Stage, Trouble, Undo
 
 CROWD_HOST = "10.0.9.9"
-# After the longest fault that keeps a configuration file from being read.
+# Longer than any fault that prevents the server from reading its configuration file.
 ASKED_AGAIN_S = 61.0
 
 
@@ -29,7 +29,7 @@ def disk_unreadable(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def clock_jump(stage: Stage, _trouble: Trouble) -> Undo:
-    """Move the wall clock by up to three years, and back."""
+    """Move the wall clock by up to about three years, and back later."""
     before = stage.source.wall_offset_s
     stage.source.wall_offset_s += stage.random.choice((-1, 1)) * stage.random.choice((1, 3600, 86_400, 10**8))
 
@@ -63,7 +63,7 @@ def crowd(stage: Stage, trouble: Trouble) -> Undo:
 
 def out_of_descriptors(stage: Stage, trouble: Trouble) -> Undo:
     """Leave the server a few descriptors, or none."""
-    # A connection that cannot be accepted waits in the system's queue.
+    # A connection that cannot be accepted waits in the listen backlog.
     trouble.excuses = ENDS_OF_JOBS | {CUT, LATE}
     stage.machine.limit = len(stage.machine.descriptors) + stage.random.randrange(5)
 
@@ -81,7 +81,7 @@ def no_descriptor_now_and_then(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def out_of_memory(stage: Stage, trouble: Trouble) -> Undo:
-    """Fail some calls that need memory of the kernel."""
+    """Fail some calls that need kernel memory."""
     trouble.excuses = ENDS_OF_JOBS | {CUT}
     calls = ("descriptor", "accept", "socketpair", "epoll", "pipe", "spawn", "recv", "send")
     return stage.strike_sometimes(calls, lambda: os_error(stage.random.choice((errno.ENOMEM, errno.ENOBUFS))))
@@ -95,7 +95,7 @@ def no_threads(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def reload(stage: Stage, trouble: Trouble) -> Undo:
-    """Edit the configuration file, well or badly, and undo that later."""
+    """Make a valid or an invalid edit of the configuration file, and undo it later."""
     edit = stage.random.choice(edits(stage.world, stage.random))
     trouble.excuses, trouble.models, trouble.keys = edit.excuses, edit.models, edit.keys
     before = stage.parent.file.content
@@ -103,7 +103,7 @@ def reload(stage: Stage, trouble: Trouble) -> Undo:
 
     def undo() -> None:
         _rewrite(stage, before)
-        # The server reads a file that was unreadable again only after a change or a SIGHUP.
+        # The server retries an unreadable file only after a change or a SIGHUP.
         ask = partial(stage.parent.system.signals.send, signal.SIGHUP)
         stage.parent.system.machine.after(ASKED_AGAIN_S, ask)
 

@@ -29,7 +29,7 @@ class Listening(Pollable):
 
 
 class Network:
-    """Knows the listeners by address. Other servers are handlers: each connection to one runs it as a task.
+    """The listeners, by address. Other servers are handlers: each connection to one runs it as a task.
 
     Connections to `unreachable` hosts get no answer. `names` resolve to addresses. `shape` is called with
     the server's end of each connection that it opens.
@@ -55,25 +55,25 @@ class Network:
         return list(self._listening)
 
     def serve(self, address: Address, handler: Handler) -> None:
-        """Have another server listen there."""
+        """Make another server listen on this address."""
         self._servers[address] = handler
 
     def stop_serving(self, address: Address) -> None:
-        """Have no server listen there any more."""
+        """Stop the other server on this address."""
         self._servers.pop(address, None)
 
     def listen(self, listening: Listening) -> None:
-        """Have the simulated server listen."""
+        """Make the simulated server listen."""
         self._listening[listening.address] = listening
 
     def unlisten(self, address: Address) -> None:
-        """Stop that; connections that were not accepted are reset."""
+        """Stop listening; connections that were not accepted are reset."""
         listening = self._listening.pop(address, None)
         while listening is not None and listening.arrived:
             listening.arrived.popleft().reset()
 
     def knock(self, host: str, *, latency_s: float = 0.0, room: int = USUAL_ROOM) -> End:
-        """Return a client's end of a connection from `host` to the server; `ConnectionRefusedError`."""
+        """Connect from `host` to the server; return the client's end. Raises `ConnectionRefusedError`."""
         if not self._listening:
             raise os_error(errno.ECONNREFUSED)
         listening = next(iter(self._listening.values()))
@@ -107,7 +107,7 @@ class Network:
         return host, self._ports
 
     def look_up(self, host: str | None, port: Any, family: int, flags: int) -> list[tuple[Any, ...]]:
-        """Do `getaddrinfo`, for IPv4."""
+        """Replace `socket.getaddrinfo`, for IPv4 only."""
         number = int(port or 0)
         name = host or "127.0.0.1"
         is_numeric = name.replace(".", "").isdigit()

@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server elsewhere, or one that a command starts: answers what `words` says, or lies.
+"""A fake OpenAI-compatible server, remote or started by a command: it answers with `words`, or fails.
 
-HTTP/1.1 as far as the product's client speaks it: one request after the other, bodies with a length.
+It supports the HTTP/1.1 that the product's client uses: one request at a time, bodies with a length.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from fairlead.text.tokenizer import Tokenizer
 from simulation import words
 from simulation.streams import End
 
-# What becomes of a request, instead of an honest answer.
+# What happens to a request instead of a correct answer, before the answer or midway.
 BEFORE = ("500", "502", "503", "429", "loading", "draining", "html", "reset", "silent", "garbage", "big head")
 MIDWAY = ("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json")
 FATES = (*BEFORE, *MIDWAY)
@@ -29,22 +29,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 def is_well(_path: str) -> str | None:
-    """The fate of a request to a healthy server."""
+    """Return the fate of a request to a healthy server: None."""
     return None
 
 
 def tells_the_truth() -> object:
-    """What an honest server says of its usage."""
+    """Return `HONEST`: the server reports its real usage."""
     return HONEST
 
 
 @dataclass
 class ServerPlan:
-    """How a server behaves. `names` has what it calls its models, and what they are called here.
+    """How a server behaves. `names` maps the server's model names to ours.
 
-    `fate` is asked at each request, with its path, what becomes of it; `lie` what the usage says. `owns`:
-    answers `GET /running`, as a Fairlead does. `on_answer` is called with the model, the question, the tokens
-    of the answer and the bytes that it may be taken for.
+    `fate` returns for each request's path what happens to it; `lie` the usage to report. `is_fairlead`: it
+    answers `GET /running`, as Fairlead does. `on_answer` is called with the model, the ticket, the tokens of
+    the answer and its bytes, which are the most tokens that it may be counted as.
     """
 
     tokenizer: Tokenizer
@@ -63,7 +63,7 @@ class ServerPlan:
 
 
 class Request(msgspec.Struct):
-    """What is read of a body."""
+    """The fields of a body that are used."""
 
     model: str = ""
     stream: bool = False
@@ -141,7 +141,7 @@ class _Exchange:
             return await self._tell(self._look())
         return await self._generate(fate or "")
 
-    # Not well ----------------------------------------------------------------------------------------
+    # Faults ------------------------------------------------------------------------------------------
 
     async def _refuse(self, fate: str) -> bool:
         if fate.isdigit():
@@ -163,11 +163,11 @@ class _Exchange:
         return False
 
     async def _be_silent(self) -> None:
-        """Say nothing until the other side has gone."""
+        """Send nothing until the other side disconnects."""
         while await self._end.receive():
             pass
 
-    # Well --------------------------------------------------------------------------------------------
+    # Answers -----------------------------------------------------------------------------------------
 
     def _look(self) -> object:
         plan = self._plan
@@ -245,7 +245,7 @@ class _Exchange:
         return True
 
     async def _midway(self, fate: str) -> bool:
-        """Do what happens in the middle of a stream; return whether it goes on."""
+        """Apply a fault in the middle of a stream; return whether the stream continues."""
         match fate:
             case "cut" | "long length":
                 self._end.reset()
@@ -298,6 +298,6 @@ class _Exchange:
 
 
 def _answer(document: dict[str, Any], usage: object) -> bytes:
-    """Return a document with a usage that may be what no encoder takes, as a number of 31 digits."""
+    """Return a document with this usage, which no encoder may accept, such as a number of 31 digits."""
     told = str(usage) if isinstance(usage, int) and not isinstance(usage, bool) else _encode(usage).decode()
     return _encode(document)[:-1] + f',"usage":{{"prompt_tokens":3,"completion_tokens":{told}}}}}'.encode()

@@ -1,4 +1,4 @@
-"""Faults of servers elsewhere: gone, unreachable, failing in every way that HTTP has, or lying."""
+"""Faults of remote nodes: down, unreachable, failing in every way that HTTP allows, or misreporting usage."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from simulation.world import NODES
 
 
 def node_down(stage: Stage, trouble: Trouble) -> Undo:
-    """Have nodes reset every connection."""
+    """Make some nodes reset every connection."""
     nodes = _some(stage, trouble)
     for node in nodes:
         stage.world.nodes[node].is_up = False
@@ -21,7 +21,7 @@ def node_down(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def node_unreachable(stage: Stage, trouble: Trouble) -> Undo:
-    """Lose every packet to some nodes that would begin a connection."""
+    """Drop every packet that would open a connection to some nodes."""
     hosts = {NODES[node] for node in _some(stage, trouble)}
     network = stage.parent.system.network
     network.unreachable |= hosts
@@ -33,22 +33,22 @@ def node_unreachable(stage: Stage, trouble: Trouble) -> Undo:
 
 
 def node_failing(stage: Stage, trouble: Trouble) -> Undo:
-    """Have nodes fail requests in all ways."""
+    """Make some nodes fail requests in all ways."""
     return _fate(stage, trouble, FATES, 0.5)
 
 
 def node_refusing(stage: Stage, trouble: Trouble) -> Undo:
-    """Have nodes fail requests before they answer."""
+    """Make some nodes fail requests before they answer."""
     return _fate(stage, trouble, BEFORE, 0.3)
 
 
 def node_breaking_off(stage: Stage, trouble: Trouble) -> Undo:
-    """Have nodes fail in the middle of their answers."""
+    """Make some nodes fail in the middle of their answers."""
     return _fate(stage, trouble, MIDWAY, 0.7)
 
 
 def node_lying(stage: Stage, trouble: Trouble) -> Undo:
-    """Have nodes report usage that cannot be. This excuses nothing."""
+    """Make some nodes report impossible usage. This excuses no error."""
     nodes = _some(stage, trouble)
     trouble.excuses = frozenset()
     for node in nodes:
@@ -80,7 +80,7 @@ def _fate(stage: Stage, trouble: Trouble, fates: tuple[str, ...], probability: f
 
 
 def _some(stage: Stage, trouble: Trouble) -> list[str]:
-    """Return some nodes, and have the fault excuse errors of their models."""
+    """Return some nodes, and make the fault excuse errors of their models."""
     nodes = sorted(stage.world.nodes)
     chosen = stage.random.sample(nodes, stage.random.randrange(1, len(nodes) + 1))
     trouble.excuses = ENDS_OF_JOBS | {"refused"}

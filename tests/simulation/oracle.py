@@ -1,4 +1,4 @@
-"""Judges the requests of a run: each has one answer, in time, that is correct or an explained error."""
+"""Checks the requests of a run: each has one answer, in time, which is correct or an explained error."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -46,13 +46,13 @@ DOCUMENTED = frozenset(
         "unloaded",
     }
 )
-# Paths whose answers have a status above 499 and no error.
+# Paths whose answers may have a status above 499 without an error.
 STATES = ("/health", "/ready")
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 
 
 class Oracle:
-    """Judges all requests of a run when it is over. `stopped_s`: when the server was told to stop."""
+    """Checks all requests of a run when it is over. `stopped_s`: when the server was sent SIGTERM."""
 
     def __init__(self, world: World, drawer: Drawer, troubles: list[Trouble], ledger: Ledger) -> None:
         self._world = world
@@ -62,7 +62,7 @@ class Oracle:
         self.stopped_s = NEVER_S
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each thing that is wrong."""
+        """Yield a sentence for each problem."""
         self._explanations.stopped_s = self.stopped_s
         for visit in self._visits:
             for problem in self._judge(visit):
@@ -121,7 +121,7 @@ class Oracle:
             yield f"its text is {texts}, not {expected}; its body: {answer.body[:100]!r}"
 
     def _check_beginning(self, visit: Visit) -> Iterator[str]:
-        """A partial answer must be the beginning of the complete one."""
+        """Check that a partial answer is the beginning of the complete one."""
         try:
             texts = texts_of(visit)
         except _UNREADABLE:

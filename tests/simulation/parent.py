@@ -33,7 +33,7 @@ from simulation.processes import Process
 SERVER_PROGRAM = "far-server"
 STOP_PROGRAM = "far-stopper"
 GUARD_PROGRAM = "/bin/sh"
-# What an idle server does now and then is done less often: else half of the time would go into it.
+# Periodic work of an idle server runs less often, because it would take half of the time.
 RARER = (
     (history, "EVERY_S", 20.0),
     (dispatcher, "METER_INTERVAL_S", 5.0),
@@ -43,7 +43,7 @@ RARER = (
 
 @cache
 def text() -> TextModel:
-    """Return the demonstration model's tokenizer and template, which all models have here."""
+    """Return the demonstration model's tokenizer and template, which all models use here."""
     return TextModel.load(demonstration_model(), name="demo")
 
 
@@ -84,7 +84,7 @@ class Announcer:
 
 
 class Parent:
-    """One run of the server. `crash` is what ended it, if it was not told to stop.
+    """One run of the server. `crash` is the error that ended it, if there was one.
 
     `plan_of` returns how the child of a model behaves; `servers` has the servers of commands by port.
     `broken` replaces parts of the product (see `broken_products`).
@@ -121,7 +121,7 @@ class Parent:
         self.file.write(encoded(document))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM."""
         task_status.started()
         try:
             with self._broken(), _collector_alone(), logged(), _rarely():
@@ -129,7 +129,7 @@ class Parent:
                 source = Source(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
                 with witness_of(config) as witness:
                     await app.serve(config, self.announcer, source=source, witness=witness)
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # anything may end a server
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # any error may end a server
             self.crash = error
         self.system.machine.note("server ended", type(self.crash).__name__)
         self.has_ended.set()
@@ -180,7 +180,7 @@ async def _guard(_process: Process, _args: Sequence[str]) -> int:
 
 
 def encoded(document: dict[str, Any]) -> bytes:
-    """Return a configuration as a file has it: JSON is YAML."""
+    """Return a configuration as the content of a file: JSON is valid YAML."""
     return json.dumps(document, indent=1).encode()
 
 
@@ -194,7 +194,7 @@ def _rarely() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collector_alone() -> Iterator[None]:
-    """Keep the server from freezing the heap: this process runs many servers one after the other."""
+    """Keep the server from freezing the heap: this process runs many servers in sequence."""
     settle, app.settle = app.settle, lambda: None
     try:
         yield
@@ -204,7 +204,7 @@ def _collector_alone() -> Iterator[None]:
 
 @cache
 def _configure_logs() -> None:
-    logs.configure(json=True)  # once: loggers keep what they were configured with at their first use
+    logs.configure(json=True)  # once: a logger keeps the configuration of its first use
 
 
 @contextlib.contextmanager

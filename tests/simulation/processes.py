@@ -33,7 +33,7 @@ class PipeStream(trio.abc.Stream):
         self._number = machine.open(end, "pipe")
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for bytes; none are the end."""
+        """Wait for bytes; return none at the end."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
         while not self._end.is_ready("read"):
@@ -66,7 +66,7 @@ class PipeStream(trio.abc.Stream):
             self._number = -1
 
     async def aclose(self) -> None:
-        """Close it; a checkpoint."""
+        """Close it, with a checkpoint."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -160,7 +160,7 @@ class Process:
         elif not self.is_stopped:
             self.hears(number)
 
-    # Its life ----------------------------------------------------------------------------------------
+    # State and program -------------------------------------------------------------------------------
 
     @property
     def is_stopped(self) -> bool:
@@ -173,7 +173,7 @@ class Process:
         return self._status is None
 
     async def pause(self, seconds: float) -> None:
-        """Compute for so long, times its slowness; then wait while it is stopped."""
+        """Sleep for `seconds`, multiplied by its slowness; then wait while it is stopped."""
         if seconds:
             await trio.sleep(seconds * self.slowness)
             self.computed_s += seconds
@@ -203,17 +203,17 @@ class Process:
         with self._scope:
             try:
                 status = await program(self, self.args)
-            except OSError:  # the server is gone
+            except OSError:  # the server has closed its ends
                 status = 1
             self.die(status)
 
     def watched_by(self, number: int) -> None:
-        """Remember its pidfd in the server."""
+        """Set its pidfd in the server."""
         self._number = number
 
 
 class Processes:
-    """All processes that the server has started. `programs` by a word in their command."""
+    """All processes that the server has started. `programs`: by a word in their command."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -224,7 +224,7 @@ class Processes:
 
     @property
     def living(self) -> list[Process]:
-        """Those that have not ended."""
+        """The processes that have not ended."""
         return [process for process in self.started if process.lives]
 
     async def open(
@@ -239,7 +239,7 @@ class Processes:
         env: Any = None,
         **_: Any,
     ) -> Process:
-        """Do `trio.lowlevel.open_process`. Raises `OSError`."""
+        """Replace `trio.lowlevel.open_process`. Raises `OSError`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         pid = next(self._pids)
         process = Process(self.machine, pid, command, pid if start_new_session else os.getpid())
@@ -270,7 +270,7 @@ class Processes:
         return process
 
     def send_signal_to_group(self, group: int, number: int) -> None:
-        """Do `os.killpg`. Raises `ProcessLookupError`."""
+        """Replace `os.killpg`. Raises `ProcessLookupError`."""
         members = [process for process in self.living if process.group == group]
         if not members:
             raise os_error(errno.ESRCH)

@@ -1,4 +1,4 @@
-"""Changes of the configuration file while the server runs, correct and broken ones."""
+"""Changes of the configuration file while the server runs, valid and invalid ones."""
 
 import copy
 from random import Random
@@ -8,9 +8,9 @@ from simulation.world import NODE_PORT, NODES, World
 
 
 class Edit(NamedTuple):
-    """A new content of the file, the errors that it excuses, and for which models; None: for all.
+    """New content of the file, the errors that it excuses, and for which models; None: for all.
 
-    `keys` are the API keys that it takes away.
+    `keys` are the API keys that it removes.
     """
 
     content: dict[str, Any] | bytes

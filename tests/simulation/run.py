@@ -1,6 +1,6 @@
-"""One run of the real server on a simulated system: a story, then quiet, then the checks.
+"""One run of the real server on a simulated system: a scenario, a quiet period, then the checks.
 
-Subclasses of `Run` have the story.
+Subclasses of `Run` define the scenario in `story`.
 """
 
 import gc
@@ -35,9 +35,9 @@ from simulation.world import NODE_PORT, NODES, World
 # From the last fault to the checks: every backoff, probe and timeout is over by then.
 QUIET_S = RECOVERY_S + 60.0
 START_S = 10.0
-# A story lasts an hour at most; every wait of its clients should have ended long before this.
+# A scenario lasts an hour at most; every wait of its clients should have ended long before this.
 LONGEST_S = 3 * 3600.0
-# Beyond the drain and the end of the models' processes.
+# In addition to the drain, for the models' processes to end.
 STOP_SLACK_S = 40.0
 
 Broken = Callable[[], AbstractContextManager[None]]
@@ -68,7 +68,7 @@ class Run:
         self.metrics: Metrics
 
     def run(self) -> Verdict:
-        """Run it in virtual time; return what is wrong."""
+        """Run it in virtual time; return the verdict."""
         idle_server(is_watched=self.world.is_watched)
         gc.collect()
         self._kept_before = Counter(instances_of_jobs())
@@ -83,17 +83,17 @@ class Run:
 
     @property
     def replay(self) -> str:
-        """The command that has this run again."""
+        """The command that repeats this run."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Set up what must be there before the server starts."""
+        """Set up what must exist before the server starts."""
 
     async def story(self) -> None:
-        """Have clients and faults come and go. Returns when all are gone."""
+        """Run the clients and faults. Returns when all have ended."""
         raise NotImplementedError
 
-    # For stories -------------------------------------------------------------------------------------
+    # For scenarios -----------------------------------------------------------------------------------
 
     def visitor(self) -> Visitor:
         """Return a client at a new address."""
@@ -107,7 +107,7 @@ class Run:
         await visitor.make(visit)
         visitor.leave()
 
-    # How it goes -------------------------------------------------------------------------------------
+    # Phases of a run ---------------------------------------------------------------------------------
 
     async def _pass(self, clock: MockClock) -> Verdict:
         source = entropy.Source(self.seed, clock.current_time, tick_s=self.random.choice((0.0, 0.0001)))
@@ -149,7 +149,7 @@ class Run:
             self.system.network.serve((NODES[node], NODE_PORT), NodeServer(plan).serve)
 
     async def _has_started(self) -> bool:
-        """Wait until it listens; return whether there is a server now."""
+        """Wait until the server listens; return whether it does."""
         with trio.move_on_after(START_S):
             while not (self.system.network.is_listening or self.parent.has_ended.is_set()):  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -158,7 +158,7 @@ class Run:
         return self.system.network.is_listening
 
     def _refused_to_start(self) -> bool:
-        """Return whether a fault kept it from starting, which it reported: that ends a server rightly."""
+        """Return whether it did not start because of a fault that it reported, which is correct."""
         is_excused = self.system.machine.has_struck or any(
             "load_failed" in trouble.excuses for trouble in self.stage.troubles
         )
@@ -188,7 +188,7 @@ class Run:
         self._check_end()
 
     async def _stop(self) -> None:
-        """Stop the server, perhaps with jobs at work."""
+        """Stop the server, perhaps while jobs run."""
         longest_s = self.world.document["limits"]["drain"] + STOP_SLACK_S
         async with trio.open_nursery() as people:
             for _ in range(self.random.choice((0, 0, 3))):
@@ -202,9 +202,9 @@ class Run:
             self.problems.append(f"the server ends with {_shown(self.parent.crash)}")
 
     def _check_end(self) -> None:
-        """Nothing may be open when the server is gone, however it ended."""
+        """Check that no descriptor or process is left, however the server ended."""
         if self.system.machine.has_struck:
-            gc.collect()  # an error at any line may leave a socket to the collector, as in the real world
+            gc.collect()  # after an error at any line, the garbage collector may have to close a socket
         if self.system.machine.descriptors:
             self.problems.append(f"descriptors are left at the end: {self.system.machine.descriptors}")
         if self.system.processes.living:
@@ -231,7 +231,7 @@ class Run:
 
 @cache
 def idle_server(*, is_watched: bool) -> Idle:
-    """Return what a server has that was never used."""
+    """Return the tasks and descriptors of a server that was never used."""
 
     async def measure(clock: MockClock) -> Idle:
         entropy.use(entropy.Source(0, clock.current_time))
@@ -261,7 +261,7 @@ def _outcome(visit: Visit) -> str:
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the errors of a group but for cancellations."""
+    """Yield the errors of a group except cancellations."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
             yield from _leaves(member)

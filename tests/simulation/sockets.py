@@ -1,7 +1,7 @@
 """Python's sockets and epoll over the machine's connections.
 
-`FakeSocket` is a subclass of the real class that never opens a real socket, so that Trio's own wrappers take
-it. It has what the server uses; anything else raises.
+`FakeSocket` is a subclass of the real class, so that Trio's own wrappers accept it, but opens no real socket.
+It implements what the server uses; anything else raises.
 """
 
 import errno
@@ -28,7 +28,7 @@ class Epoll(Pollable):
         self._number = machine.open(self, "epoll")
 
     def is_ready(self, what: str) -> bool:
-        """Return whether one of the sockets was hung up on."""
+        """Return whether the peer of a watched socket has closed or reset it."""
         return what == "read" and any(end.has_ended or end.is_reset for end in self._watched)
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Poll:
         self._watched.append(number_of(sock))
 
     def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
-        """Return the sockets that were hung up on."""
+        """Return the sockets that their peers have closed or reset."""
         assert timeout_ms == 0, "nothing else is simulated"
         ends = ((number, self._machine.opened(number)) for number in self._watched)
         return [
@@ -82,7 +82,7 @@ class Poll:
 class FakeSocket(REAL_SOCKET):
     """A TCP socket of the simulated server. It never blocks."""
 
-    network: Network  # of the simulation that runs
+    network: Network  # of the current simulation
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return super().__new__(cls)
@@ -249,7 +249,7 @@ class _Unconnected(Pollable):
 
 
 def socketpair(*_: Any) -> tuple[FakeSocket, FakeSocket]:
-    """Do `socket.socketpair`."""
+    """Replace `socket.socketpair`."""
     machine = FakeSocket.network.machine
     one, other = connected(machine, ("pair", 0), ("pair", 1))
     first = FakeSocket(fileno=machine.open(one, "socketpair"))
@@ -261,6 +261,6 @@ def socketpair(*_: Any) -> tuple[FakeSocket, FakeSocket]:
 
 
 def number_of(fd: Any) -> int:
-    """Return the descriptor of what Trio's functions take: a number, or an object with `fileno`."""
+    """Return the descriptor of an argument of Trio's functions: a number, or an object with `fileno`."""
     number: int = fd if isinstance(fd, int) else fd.fileno()
     return number

@@ -14,9 +14,9 @@ USUAL_ROOM = 64 * 1024
 class End(Pollable):
     """One end of a connection; `peer` is the other end.
 
-    Sent bytes are in the peer's `inbox` after `latency_s`. At most `room` bytes are in flight or unread: a
-    send takes as many as fit, and a `ragged` one a random part of these. `on_hangup` is called when a FIN
-    or a reset arrives.
+    Sent bytes are in the peer's `inbox` after `latency_s`. At most `room` bytes are in flight or unread. A
+    send takes as many as fit; if `ragged`, a random part of these. `on_hangup` is called when a FIN or a
+    reset arrives.
     """
 
     def __init__(self, machine: Machine, local: Address, remote: Address) -> None:

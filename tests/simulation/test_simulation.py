@@ -1,4 +1,4 @@
-"""The whole parent on a simulated machine: random hours, faults at every place, and servers with mistakes.
+"""The parent process on a simulated machine: random hours, a fault at every place, and broken servers.
 
 The long form, over as many processes as there are processors:
 
@@ -8,6 +8,7 @@ The long form, over as many processes as there are processors:
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import islice
 
 import pytest
 
@@ -20,7 +21,7 @@ OF_NODES = (
     *("500", "502", "503", "429", "loading", "draining", "html", "reset", "silent", "garbage", "big head"),
     *("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json"),
 )
-# Of the places of a sweep the short form takes one in so many, others for each sweep.
+# The short form tests one in this many places of a sweep, from an offset that differs between sweeps.
 THINNED = 19
 FAILURES_SHOWN = 5
 REPORT_EVERY = 250
@@ -43,24 +44,24 @@ MISTAKES = (
 
 
 @pytest.mark.timeout(0)
-def test_random_hours_leave_the_server_well(simulators, pytestconfig, capsys):
+def test_random_hours_leave_the_server_healthy(simulators, pytestconfig, capsys):
     hours = pytestconfig.getoption("--simulation-hours")
     first = pytestconfig.getoption("--simulation-seed") or 0
     verdicts = in_parallel(simulators, hours, first)
-    assert [] == failures(told(verdicts, hours, capsys))
+    assert failures(told(verdicts, hours, capsys)) == []
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     "sweep", [*SWEEPS, *(f"child {fate}" for fate in OF_CHILDREN), *(f"node {fate}" for fate in OF_NODES)]
 )
-def test_a_fault_at_any_place_leaves_the_server_well(sweep, simulators, pytestconfig):
+def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytestconfig):
     places = simulators.submit(workers.places_of, sweep).result()
     step = 1 if pytestconfig.getoption("--simulation-thorough") else min(THINNED, places)
     chosen = range(1 + len(sweep) % step, places + 1, step)
     assert chosen
     runs = [simulators.submit(workers.run_errand, sweep, place) for place in chosen]
-    assert [] == failures(run.result() for run in runs)
+    assert failures(run.result() for run in runs) == []
 
 
 def test_the_same_seed_gives_the_same_hour(simulators):
@@ -73,17 +74,17 @@ def test_the_same_seed_gives_the_same_hour(simulators):
 def test_turns_stay_fair_while_the_disk_is_full_and_the_clock_jumps(simulators, pytestconfig):
     first = pytestconfig.getoption("--simulation-seed") or 0
     runs = [simulators.submit(workers.run_turns, seed) for seed in range(first, first + 6)]
-    assert [] == failures(run.result() for run in runs)
+    assert failures(run.result() for run in runs) == []
 
 
-def test_what_nodes_say_of_their_usage_changes_nothing_for_anybody(simulators):
+def test_usage_reported_by_nodes_changes_no_outcome(simulators):
     runs = [simulators.submit(workers.what_lies_change, seed) for seed in HOURS_OF_LIARS]
-    assert [] == [change for run in runs for change in run.result()][:FAILURES_SHOWN]
+    assert [change for run in runs for change in run.result()][:FAILURES_SHOWN] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_server_with_this_mistake_is_caught(mistake, simulators):
+def test_broken_server_is_caught(mistake, simulators):
     caught_after = simulators.submit(workers.caught_after, mistake, HOURS_TO_CATCH).result()
     assert caught_after is not None
 
@@ -99,13 +100,13 @@ def test_replay(simulators, pytestconfig, capsys):
         verdict = simulators.submit(workers.run_hour, seed, keeps_trace=True).result()
     with capsys.disabled():
         print("\n" + "\n".join(verdict.recent))  # noqa: T201
-    assert [] == failures([verdict])
+    assert failures([verdict]) == []
 
 
 def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iterator[Verdict]:
-    """Yield the verdicts of so many hours as they come, never more submitted than are soon run."""
+    """Yield the verdicts of `hours` runs as they complete; at most 8 are submitted at the same time."""
     seeds = iter(range(first, first + hours))
-    running = {simulators.submit(workers.run_hour, seed) for seed, _ in zip(seeds, range(8), strict=False)}
+    running = {simulators.submit(workers.run_hour, seed) for seed in islice(seeds, 8)}
     while running:
         done = next(as_completed(running))
         running.discard(done)
@@ -116,7 +117,7 @@ def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iter
 
 
 def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]) -> Iterator[Verdict]:
-    """Pass the verdicts on; print each that is bad at once, and now and then how far it is."""
+    """Yield the verdicts; print each one with problems at once, and the progress at intervals."""
     outcomes: Counter[str] = Counter()
     cpu_s = 0.0
     for number, verdict in enumerate(verdicts, 1):
@@ -133,7 +134,7 @@ def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[
 
 
 def failures(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return what is wrong with the first few that are not well, each with the command that replays it."""
+    """Return the first few verdicts with problems, each with the command that repeats its run."""
     found = []
     for verdict in verdicts:
         if verdict.problems:

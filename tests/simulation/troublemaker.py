@@ -7,7 +7,7 @@ import trio
 from simulation import child_troubles, machine_troubles, node_troubles
 from simulation.troubles import Stage, Trouble, Undo
 
-# Each begins the fault, says what it excuses, and returns what ends it.
+# Each begins the fault, sets what it excuses, and returns a function that ends it.
 KINDS: dict[str, Callable[[Stage, Trouble], Undo]] = {
     kind.__name__: kind
     for kind in (
@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[Stage, Trouble], Undo]] = {
 
 
 class Troublemaker:
-    """Begins and ends faults on a stage."""
+    """Begins and ends faults of a `Stage`."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -50,7 +50,7 @@ class Troublemaker:
         return sorted(name for name in possible if only is None or name in only)
 
     async def make(self, name: str, seconds: float) -> None:
-        """Have a fault of this kind for that long."""
+        """Cause a fault of this kind for this many seconds."""
         trouble = Trouble(name, trio.current_time())
         self._stage.troubles.append(trouble)
         self._stage.machine.note("trouble", name, seconds)

@@ -16,7 +16,7 @@ from simulation.machine import Machine, Strike
 from simulation.parent import Parent
 from simulation.world import World
 
-# Backoffs, probes and loads are over by then. Later errors are not excused by the fault.
+# After this time, backoffs, probes and loads have ended, and a fault excuses no more errors.
 RECOVERY_S = 90.0
 
 # Effects that have no error code.
@@ -42,7 +42,7 @@ Undo = Callable[[], None]
 class Trouble:
     """One fault. `models`: those that it affects; None: all. `excuses`: error codes and effects it may cause.
 
-    `keys`: API keys that it takes from the configuration; when they are back, their limits begin anew.
+    `keys`: API keys that it removes from the configuration; when they return, their limits start anew.
     `is_unexpected`: the injected error is one that no code can foresee, so a traceback in the log is correct.
     """
 
@@ -70,10 +70,10 @@ class Trouble:
 
 @dataclass
 class Mood:
-    """What faults do to child processes; each child asks when it starts.
+    """The faults of child processes; each child reads them when it starts.
 
-    `appointed` are the fates of the next child's frames. A model in `fates` has children with frames drawn
-    for these. `left_stopped`: a child was stopped and never continued.
+    `appointed`: the fates of the next child, by frame. `fates`: those of all children of a model, at frames
+    that are drawn for each child. `left_stopped`: a child was stopped and never continued.
     """
 
     random: Random
@@ -93,7 +93,7 @@ class Mood:
         return plan
 
     def forgive(self) -> None:
-        """Let all children behave well from now on, those that run included."""
+        """Remove the faults of all children, present and future."""
         self.loading.clear()
         self.fates.clear()
         for plan in self.plans:
@@ -118,7 +118,7 @@ class Stage:
         return self.parent.system.machine
 
     def strike(self, strike: Strike) -> Undo:
-        """Have a fault decide about each call to the system."""
+        """Let a fault decide on each system call."""
         self.machine.strikes.append(strike)
         return lambda: self.machine.strikes.remove(strike)
 

@@ -17,7 +17,7 @@ HARMLESS = ("clock_jump", "disk_full")
 
 
 class Turns(Run):
-    """One model with one seat. Jobs arrive while another holds it; `served` has them in order of service."""
+    """One model with one seat. Jobs arrive while another holds it; `served`: tickets in order of service."""
 
     name = "turns"
 
@@ -27,7 +27,7 @@ class Turns(Run):
 
     @property
     def replay(self) -> str:
-        """The command that has these turns again."""
+        """The command that repeats these turns."""
         return f"python -m pytest tests/simulation -k fair --simulation-seed {self.seed}"
 
     def prepare(self) -> None:
@@ -35,7 +35,7 @@ class Turns(Run):
         self.world.child.on_submit = lambda _model, ticket: self.served.append(ticket)
 
     async def story(self) -> None:
-        """Have one job take the seat and all others arrive meanwhile."""
+        """Let all other jobs arrive while one job holds the seat."""
         await self.make(self.drawer.canary(Person("first", None), "alpha"))
         tenants = [Person(f"tenant-{number}", None) for number in range(self.random.randrange(2, 5))]
         jobs = [tenant for tenant in tenants for _ in range(self.random.randrange(1, 6))]

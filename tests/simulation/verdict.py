@@ -1,4 +1,4 @@
-"""What came of one simulated run. Knows nothing of the product, so that any process can read it."""
+"""The result of one simulated run. It does not import the product, so that any process can unpickle it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Verdict:
     """`problems` in sentences; `trace` is the same for equal runs; `calls` are those to the system, by kind.
 
-    `replay` says how the run is had again; `recent` has the end of the trace, if it was kept.
+    `replay` is the command that repeats the run; `recent` has the end of the trace, if it was kept.
     """
 
     name: str

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def virtual_clock() -> MockClock:
-    """Return Trio's mock clock, reduced to what a clock needs that only jumps: that is twice as fast."""
+    """Return Trio's mock clock, reduced to jumps between deadlines, which makes it twice as fast."""
     clock = MockClock(autojump_threshold=0)
 
     def jump_to_deadline() -> None:

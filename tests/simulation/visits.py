@@ -24,7 +24,7 @@ SMALL_ROOM = 400  # bytes in flight to a client that reads slowly
 class Visit:
     """One request and its answer.
 
-    `leaves_after_s` and `leaves_after_bytes`: when the client closes the connection, `is_rude`: by a reset.
+    `leaves_after_s` and `leaves_after_bytes`: when the client disconnects; `is_rude`: it sends a reset.
     `raw`: the bytes to send instead of a request. `times_sent`, `has_left`, `was_cancelled` and `answer` are
     the outcome.
     """
@@ -54,7 +54,7 @@ class Visit:
 
     @property
     def ticket(self) -> str:
-        """The word that its answer is made of."""
+        """The word in its prompt that determines its answer."""
         return words.ticket(self.number)
 
     @property
@@ -74,7 +74,7 @@ class Visit:
 
     @property
     def node(self) -> str:
-        """The node that it changes, if it changes one."""
+        """The node that it changes; empty if it changes none."""
         if self.kind != "change" or not self.path.startswith("/nodes"):
             return ""
         return str(self.body["id"]) if self.method == "POST" and self.body else self.path.split("/")[2]
@@ -89,7 +89,7 @@ class Visit:
 
 
 class Visitor:
-    """A client at one address that makes one request after the other, over one connection or several."""
+    """A client at one address that makes requests in sequence, over one connection or several."""
 
     def __init__(self, network: Network, world: World, host: str, random: Random) -> None:
         self._network = network
@@ -128,7 +128,7 @@ class Visitor:
             visit.times_sent = 1
             visit.answer = await client.ask(data, on_bytes=reads_on)
             if visit.answer is None and is_old and not client.has_heard:
-                # The server closed the idle connection in the same moment: clients try again.
+                # The server closed the idle connection at the same moment: clients retry.
                 self.leave()
                 client = self._client = Client(self._knock(visit))
                 visit.times_sent = 2
@@ -154,7 +154,7 @@ class Visitor:
 
 
 def texts_of(visit: Visit) -> dict[int, str]:
-    """Return the text of each choice, as far as it has come. Raises `ValueError` and others for nonsense."""
+    """Return the text of each choice so far. Raises `ValueError` or others for malformed answers."""
     answer = visit.answer
     assert answer is not None
     texts: dict[int, str] = dict.fromkeys(range(visit.n), "")

@@ -1,8 +1,8 @@
 """The texts that fake models generate.
 
-A prompt contains a ticket (`q12z`). The text follows from the model's name and the ticket alone, whichever
-node generates it. So a test notices an answer to another prompt, of another model, or made of two, and one
-with a gap or a repetition.
+A prompt contains a ticket (`q12z`). The text depends only on the model's name and the ticket, whichever node
+generates it. So a test detects an answer to another prompt, of another model, or mixed from two answers, and
+one with a gap or a repetition.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Processes in which time and randomness are under control, and the functions that tests run in them."""
+"""Processes in which time and randomness are controlled, and the functions that tests run in them."""
 
 import os
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def prepare() -> None:
     for name in ENGINES:
         model_folder(name)
     idle_server(is_watched=True)
-    # A collection after each run does not visit what was imported.
+    # Later garbage collections do not visit what was imported.
     gc.collect()
     gc.freeze()
 
@@ -48,14 +48,14 @@ def prepare() -> None:
 def run_hour(
     seed: int, *, broken: str | None = None, kinds: tuple[str, ...] | None = None, keeps_trace: bool = False
 ) -> Verdict:
-    """Run the seed's hour, with the product as it is or broken in one way; `kinds` of trouble, or all."""
+    """Run the seed's hour, with the real or a broken product, and with these kinds of fault or all."""
     from simulation.hour import Hour
 
     return Hour(seed, kinds=kinds, broken=_broken(broken), keeps_trace=keeps_trace).run()
 
 
 def run_errand(sweep: str, at: int, *, broken: str | None = None, keeps_trace: bool = False) -> Verdict:
-    """Run an errand whose fault strikes at that place; see `errand`."""
+    """Run an errand with its fault at this place; see `errand`."""
     from simulation.errand import Errand
 
     return Errand(sweep, at, broken=_broken(broken), keeps_trace=keeps_trace).run()
@@ -69,7 +69,7 @@ def run_turns(seed: int) -> Verdict:
 
 
 def what_lies_change(seed: int) -> list[str]:
-    """Run an hour with honest nodes and one with lying nodes; return the differences."""
+    """Run an hour with correctly and one with falsely reported usage; return the differences."""
     from simulation.hour import Hour
 
     told: list[list[str]] = []
@@ -86,7 +86,7 @@ def what_lies_change(seed: int) -> list[str]:
 
 
 def caught_after(mistake: str, hours: int) -> int | None:
-    """Return in which hour a mistake shows, with its own kinds of fault; None if it does not."""
+    """Return in which hour a mistake is detected, with its own kinds of fault; None if it is not."""
     from simulation.broken_products import WHERE
 
     for seed in range(hours):
@@ -96,7 +96,7 @@ def caught_after(mistake: str, hours: int) -> int | None:
 
 
 def places_of(sweep: str) -> int:
-    """Return at how many places a sweep's fault can strike."""
+    """Return at how many places the fault of a sweep can occur."""
     from simulation.errand import FRAMES, REQUESTS, SWEEPS
 
     if sweep not in SWEEPS:

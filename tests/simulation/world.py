@@ -18,7 +18,7 @@ OPERATOR = "operator-key"
 
 @dataclass
 class Person:
-    """A user: with an API key, or with a name in a header. None: no limit."""
+    """A user, with an API key or with a name in a header. None: no limit."""
 
     name: str
     key: str | None

@@ -1,4 +1,4 @@
-"""A server without sockets and models: all of the real one but the fleet, and nodes on a virtual clock."""
+"""A real server except for sockets and models: the fleet is a fake, and nodes use a virtual clock."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ MODEL = TextModel.load(demonstration_model(), name="m")
 
 
 class Desk:
-    """A server with some nodes; `ask` speaks HTTP to it (ASGI) for a tenant."""
+    """A server with some nodes; `ask` sends it an HTTP request (over ASGI) as a tenant."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Desk:
             await trio.sleep_forever()
 
     async def ask(self, tenant: str = "A", *, left: trio.Event | None = None, **body: object) -> Reply:
-        """Ask for a completion; note who was answered, in which order."""
+        """Request a completion; append the tenant to `answered` when the response is complete."""
         await self._has_begun.wait()
         content = {"prompt": "hello", "max_tokens": 10, "user": tenant} | body
         headers = body.pop("headers", {})
@@ -64,7 +64,7 @@ class Desk:
         return reply
 
     async def come(self, *tenants: str, **body: object) -> list[Reply]:
-        """Let each tenant come after the one before is at its place; return where their replies will be."""
+        """Send one request per tenant, each once the last one waits or runs; return the list for replies."""
         replies: list[Reply] = []
 
         async def one(tenant: str) -> None:
@@ -76,7 +76,7 @@ class Desk:
         return replies
 
     async def queue(self) -> dict[str, float]:
-        """`GET /queue`."""
+        """Return the body of `GET /queue`."""
         await self._has_begun.wait()
         return (await self.client.get("/queue")).json
 

@@ -1,4 +1,4 @@
-"""The table of the source documents names for every line the tests that hold it, and they exist."""
+"""Every line of `requirements.yaml` names tests that exist, or says why there are none."""
 
 import ast
 from functools import cache
@@ -31,7 +31,7 @@ def test_table_has_the_five_documents():
 
 
 @pytest.mark.parametrize(("number", "line"), LINES, ids=lambda value: value if isinstance(value, str) else "")
-def test_line_says_what_is_required_and_names_its_tests_or_why_there_are_none(number, line):
+def test_line_has_a_requirement_and_either_tests_or_a_reason_for_none(number, line):
     assert set(line) <= FIELDS
     assert line["at"].strip()
     assert line["requirement"].strip()
@@ -49,12 +49,12 @@ def test_every_named_test_exists():
     assert missing == []
 
 
-def test_no_line_is_there_twice():
+def test_no_line_is_duplicated():
     lines = [(number, line["at"], line["requirement"]) for number, line in LINES]
     assert len(lines) == len(set(lines))
 
 
-def test_every_story_is_named_by_the_document_that_it_is_of():
+def test_every_story_is_named_in_the_table():
     named = {test for _, line in LINES for test in line.get("tests", ())}
     stories = [
         f"stories/{file.name}::{test}"

@@ -1,4 +1,4 @@
-"""Seed 000: its user stories, edge cases and success criteria, through HTTP on a virtual clock."""
+"""Stories, edge cases and criteria of document 000 (requirements.yaml), over HTTP on a virtual clock."""
 
 import pytest
 import trio
@@ -14,13 +14,13 @@ ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=Fa
 
 
 class NoProcesses:
-    """Starts and stops nothing: the nodes of a story are there when it says so."""
+    """Start and stop nothing: each story adds its nodes itself."""
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
         raise AssertionError("nothing is to be loaded")
 
     def stop_model(self, model: str) -> None:
-        """It is stopped at once."""
+        """Do nothing: the model counts as stopped at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +36,24 @@ async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_orde
     desk = Desk(nursery, node)
     replies = await desk.come("A", "B", "C")
     await trio.sleep(7)
-    assert [200, 200, 200] == [reply.status for reply in replies]
-    assert ["A", "B", "C"] == desk.answered
-    assert 1 == node.most_running
+    assert [reply.status for reply in replies] == [200, 200, 200]
+    assert desk.answered == ["A", "B", "C"]
+    assert node.most_running == 1
 
 
 async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=5))
     await desk.come("A", "B")
-    assert (1, 1) == ((await desk.queue())["running"], (await desk.queue())["waiting"])
+    assert ((await desk.queue())["running"], (await desk.queue())["waiting"]) == (1, 1)
     await trio.sleep(11)
-    assert ["A", "B"] == desk.answered
+    assert desk.answered == ["A", "B"]
 
 
 async def test_story_1_an_answer_that_had_to_wait_says_so_in_a_header(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=5))
     first, second = await finished(desk, "A", "B")
     assert "x-estimated-wait" not in first.headers
-    assert "1" == second.headers["x-queue-position"]
+    assert second.headers["x-queue-position"] == "1"
     assert int(second.headers["x-estimated-wait"]) >= 1
 
 
@@ -65,11 +65,11 @@ async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come
 ):
     desk = Desk(nursery, TimedNode(service_s=50))
     await desk.come(*101 * "A")
-    assert 100 == (await desk.queue())["waiting"]
+    assert (await desk.queue())["waiting"] == 100
     started = trio.current_time()
     refused = await desk.ask("A")
     assert started == trio.current_time()
-    assert (429, "queue_full") == (refused.status, refused.error["code"])
+    assert (refused.status, refused.error["code"]) == (429, "queue_full")
     assert "queue is full" in refused.error["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert int(refused.headers["x-estimated-wait"]) >= 1
@@ -85,8 +85,8 @@ async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nu
     started = trio.current_time()
     late = await desk.ask("B")
     assert pytest.approx(30.0, abs=0.1) == trio.current_time() - started
-    assert (504, "queue_timeout") == (late.status, late.error["code"])
-    assert "false" == late.headers["x-should-retry"]
+    assert (late.status, late.error["code"]) == (504, "queue_timeout")
+    assert late.headers["x-should-retry"] == "false"
     assert int(late.headers["x-estimated-wait"]) >= 1
     assert late.headers["x-queue-position"] == "1"
 
@@ -97,10 +97,10 @@ async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autoj
     left = trio.Event()
     nursery.start_soon(lambda: desk.ask("B", left=left))
     await trio.testing.wait_all_tasks_blocked()
-    assert 1 == (await desk.queue())["waiting"]
+    assert (await desk.queue())["waiting"] == 1
     left.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert 0 == (await desk.queue())["waiting"]
+    assert (await desk.queue())["waiting"] == 0
 
 
 # Story 4: one job a node ---------------------------------------------------------------------------
@@ -111,11 +111,11 @@ async def test_story_4_what_a_busy_node_cannot_take_is_shown_as_waiting(autojump
     desk = Desk(nursery, node)
     await desk.come("A", "B", "C")
     totals = await desk.queue()
-    assert (1, 2) == (totals["running"], totals["waiting"])
-    assert {"waiting", "running", "capacity", "seats", "mean_wait_s", "mean_service_s"} == set(totals)
+    assert (totals["running"], totals["waiting"]) == (1, 2)
+    assert set(totals) == {"waiting", "running", "capacity", "seats", "mean_wait_s", "mean_service_s"}
     await trio.sleep(5.5)
-    assert (1, 1) == ((await desk.queue())["running"], (await desk.queue())["waiting"])
-    assert 1 == node.most_running
+    assert ((await desk.queue())["running"], (await desk.queue())["waiting"]) == (1, 1)
+    assert node.most_running == 1
 
 
 # Story 5: several nodes ----------------------------------------------------------------------------
@@ -125,14 +125,14 @@ async def test_story_5_a_request_goes_to_the_idle_node(autojump_clock, nursery):
     first, second = TimedNode(service_s=5), TimedNode(service_s=5)
     desk = Desk(nursery, first, second)
     await desk.come("A", "B")
-    assert (1, 1) == (first.running, second.running)
+    assert (first.running, second.running) == (1, 1)
 
 
 async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=50), TimedNode(service_s=50), capacity=1)
     await desk.come("A", "A", "A")
     refused = await desk.ask("A")
-    assert (429, "queue_full") == (refused.status, refused.error["code"])
+    assert (refused.status, refused.error["code"]) == (429, "queue_full")
     retry = refused.headers["retry-after"]
     assert refused.error["message"] == (
         f"all nodes are busy and the queue is full (1 waiting); try again in {retry} s"
@@ -149,9 +149,9 @@ async def test_story_6_three_waiting_at_ten_seconds_each_are_told_thirty(autojum
     await desk.come("A", "A", "A", "A")
     mine = {"X-OpenWebUI-User-Id": "A"}
     estimate = (await desk.client.get("/queue/estimate?model=m", headers=mine)).json
-    assert {"position": 4, "estimated_wait_s": 30, "estimated_wait_p90_s": None} == estimate
+    assert estimate == {"position": 4, "estimated_wait_s": 30, "estimated_wait_p90_s": None}
     reply = await desk.ask("A")
-    assert ("30", "4") == (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"])
+    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("30", "4")
 
 
 async def test_story_6_with_nobody_waiting_there_is_no_wait_to_tell(autojump_clock, nursery):
@@ -167,14 +167,14 @@ async def test_story_6_who_would_wait_too_long_is_told_so_at_once_and_displaces_
     await finished(desk, "A")
     await desk.come("A", "A", "A", "A")
     too_long = await desk.ask("A")
-    assert (429, "queue_full") == (too_long.status, too_long.error["code"])
+    assert (too_long.status, too_long.error["code"]) == (429, "queue_full")
     assert "the wait would be about 30 s" in too_long.error["message"]
-    assert "30" == too_long.headers["x-estimated-wait"]
+    assert too_long.headers["x-estimated-wait"] == "30"
     assert 15 <= int(too_long.headers["retry-after"]) <= 30
-    assert 3 == (await desk.queue())["waiting"]
-    await desk.come("B")  # whose turn is next: the full queue has a place for it, at A's cost
+    assert (await desk.queue())["waiting"] == 3
+    await desk.come("B")  # B's turn is next, so the full queue displaces a job of A
     await trio.sleep(20.5)
-    assert ["A", "A", "A", "A", "B"] == desk.answered, "served, refused, displaced, served, served"
+    assert desk.answered == ["A", "A", "A", "A", "B"], "served, refused, displaced, served, served"
 
 
 # Story 7: fairness between users -------------------------------------------------------------------
@@ -185,8 +185,8 @@ async def test_story_7_five_requests_of_a_and_two_of_b_are_answered_a_b_a_b_a_a_
     autojump_clock, nursery, fairness
 ):
     desk = Desk(nursery, TimedNode(service_s=1), fairness=fairness)
-    await finished(desk, *"AAAAABB", max_tokens=2)  # as many as the node sends: equal costs
-    assert "ABABAAA" == "".join(desk.answered)
+    await finished(desk, *"AAAAABB", max_tokens=2)  # as many tokens as the node sends: equal costs
+    assert "".join(desk.answered) == "ABABAAA"
 
 
 # Edge cases ----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ async def test_story_7_five_requests_of_a_and_two_of_b_are_answered_a_b_a_b_a_a_
 async def test_edge_a_node_that_is_free_before_the_timeout_serves_who_waits(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=29), timeout_s=30)
     replies = await finished(desk, "A", "B")
-    assert [200, 200] == [reply.status for reply in replies]
+    assert [reply.status for reply in replies] == [200, 200]
 
 
 async def test_edge_what_a_node_that_goes_away_ran_and_who_waited_for_it_go_to_the_others(
@@ -208,8 +208,8 @@ async def test_edge_what_a_node_that_goes_away_ran_and_who_waited_for_it_go_to_t
     desk.dispatcher.node_down(dying)
     desk.dispatcher.node_up(other, LIMITS)
     await trio.sleep(101)
-    assert [200, 200] == [reply.status for reply in replies]
-    assert ["B", "A"] == [tenant[-1] for tenant in other.served]
+    assert [reply.status for reply in replies] == [200, 200]
+    assert [tenant[-1] for tenant in other.served] == ["B", "A"]
 
 
 async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_goes_to_the_others(
@@ -221,14 +221,14 @@ async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_g
     for node in (draining, other):
         desk.dispatcher.node_up(node, ELSEWHERE)
     replies = await desk.come("A", "B", "C")
-    assert (1, 1) == (draining.running, other.running)
+    assert (draining.running, other.running) == (1, 1)
     drained = desk.dispatcher.close(draining.id)
     await trio.sleep(25)
     assert drained.is_set()
-    assert (1, 1) == (len(replies), (await desk.queue())["waiting"])  # C may not have its seat
+    assert (len(replies), (await desk.queue())["waiting"]) == (1, 1)  # C may not take the drained node's seat
     await trio.sleep(40)
-    assert [200, 200, 200] == [reply.status for reply in replies]
-    assert (1, 2) == (len(draining.served), len(other.served))
+    assert [reply.status for reply in replies] == [200, 200, 200]
+    assert (len(draining.served), len(other.served)) == (1, 2)
 
 
 async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited_for_it_goes_to_the_others(
@@ -240,15 +240,15 @@ async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited
     replies = await desk.come("A", "B")
     desk.dispatcher.node_up(other, ELSEWHERE)
     await desk.come("C")
-    assert (1, 1) == (stopped.running, other.running)
+    assert (stopped.running, other.running) == (1, 1)
     error = NodeFailed("m was unloaded")
     desk.dispatcher.unload(
         "m", error, waiting=ModelUnloaded("m was unloaded while the request waited for it")
     )
     await trio.sleep(65)
-    assert [(502, "node_failed")] == [(reply.status, reply.error["code"]) for reply in replies[:1]]
-    assert ["A", "B", "C"] == sorted(desk.answered)
-    assert 2 == len(other.served)
+    assert [(reply.status, reply.error["code"]) for reply in replies[:1]] == [(502, "node_failed")]
+    assert sorted(desk.answered) == ["A", "B", "C"]
+    assert len(other.served) == 2
 
 
 async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node_has_is_told_at_once(
@@ -260,11 +260,11 @@ async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node
     desk.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
     await trio.testing.wait_all_tasks_blocked()
     (refused,) = replies
-    assert (409, "unloaded") == (refused.status, refused.error["code"])
-    assert "m was unloaded while the request waited for it" == refused.error["message"]
+    assert (refused.status, refused.error["code"]) == (409, "unloaded")
+    assert refused.error["message"] == "m was unloaded while the request waited for it"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     await trio.sleep(21)
-    assert 200 == replies[1].status, "what it ran is finished"
+    assert replies[1].status == 200, "what it ran is finished"
 
 
 async def test_edge_a_stopping_server_finishes_what_runs_and_refuses_who_waits_and_who_comes(
@@ -276,10 +276,10 @@ async def test_edge_a_stopping_server_finishes_what_runs_and_refuses_who_waits_a
     await trio.testing.wait_all_tasks_blocked()
     late = await desk.ask("C")
     for refused in (replies[0], late):
-        assert (503, "draining") == (refused.status, refused.error["code"])
+        assert (refused.status, refused.error["code"]) == (503, "draining")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
     await trio.sleep(21)
-    assert 200 == replies[1].status
+    assert replies[1].status == 200
 
 
 async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(
@@ -287,8 +287,8 @@ async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_
 ):
     desk = Desk(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
     late = await desk.ask("A", stream=True)
-    assert (504, "queue_timeout") == (late.status, late.error["code"])
-    assert 0 == (await desk.queue())["running"]
+    assert (late.status, late.error["code"]) == (504, "queue_timeout")
+    assert (await desk.queue())["running"] == 0
 
 
 # Success criteria ----------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_
 async def test_criterion_1_ten_requests_in_a_row_are_all_served_by_one_node(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=1))
     replies = await finished(desk, *10 * "A")
-    assert 10 * [200] == [reply.status for reply in replies]
+    assert [reply.status for reply in replies] == 10 * [200]
 
 
 async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autojump_clock, nursery):
@@ -337,7 +337,7 @@ async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, n
 
 
 async def finished(desk: Desk, *tenants: str, **body: object) -> list[Reply]:
-    """Let them come, and wait until all have their answers."""
+    """Send one request per tenant with `come`, and wait for all replies."""
     replies = await desk.come(*tenants, **body)
     with trio.fail_after(1000):
         while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual

@@ -1,11 +1,11 @@
-"""Seed 001: every row of its tables, on the InputBatch kernel, which keeps a sequence's state by slot.
+"""Every row of the tables in document 001 (requirements.yaml), on `InputBatch`, which keeps state by slot.
 
-Its words and ours: a `CachedRequestState` is a `SequenceState`; a request id is a slot and its key; a row's
-index is its place in `order()`; the tensors are columns by slot, so that nothing moves with a row.
+Its terms and ours: a `CachedRequestState` is a `SequenceState`; a request id is a slot and its key; a row's
+index is its position in `order()`; the tensors are columns by slot, so nothing moves with a row.
 
 Absent here, as in the whole server: `prompt_embeds` (a prompt is token ids), `mm_features` (text only),
-`lora_request` (one set of weights a model), speculative decoding (`num_tokens_no_spec` is the number of
-tokens), pooling. `generator` is a seed: a draw depends on it and on the position, so no state has to be kept.
+`lora_request` (one set of weights per model), speculative decoding (`num_tokens_no_spec` is the number of
+tokens), pooling. `generator` is a seed: a draw depends on it and on the position, so no state is kept.
 """
 
 from array import array
@@ -46,7 +46,7 @@ def enter(batch, slot, **changes):
 
 
 def run_step(batch, *tokens):
-    """Everything that can run does; what samples gets these tokens, in turn."""
+    """Run everything that can run; the sequences that sample get these tokens, in order."""
     survey = batch.survey(batch.slots)
     for slot in survey.prefills:
         batch.num_scheduled[slot] = batch.num_tokens[slot] - batch.num_computed_tokens[slot]
@@ -63,7 +63,7 @@ def test_field_req_id_is_the_key_that_results_are_told_by():
     batch = new_batch()
     enter(batch, 5)
     _, committed = run_step(batch, 42)
-    assert ([5], [42]) == (list(committed.keys), list(committed.tokens))
+    assert (list(committed.keys), list(committed.tokens)) == ([5], [42])
 
 
 def test_field_prompt_token_ids_are_copied_once_from_a_list_or_int32():
@@ -78,19 +78,19 @@ def test_field_sampling_params_stay_with_the_state_and_are_the_callers_own():
     sampling = object()
     state = new_state(sampling=sampling, stop_token_ids=[3, 4])
     assert sampling is state.sampling
-    assert (3, 4) == state.stop_token_ids
+    assert state.stop_token_ids == (3, 4)
 
 
 def test_field_generator_is_a_seed():
     batch = new_batch()
     enter(batch, 0, seed=2**64 - 1)
-    assert 2**64 - 1 == batch.seed[0]
+    assert batch.seed[0] == 2**64 - 1
 
 
 def test_field_block_ids_are_one_list_a_kv_cache_group_and_only_kept_in_the_batch():
     batch = new_batch(windows=(None, 8))
     batch.add_request(0, new_state(), ([4, 5], [6]))
-    assert ([4, 5], [6]) == batch.block_ids(0)
+    assert batch.block_ids(0) == ([4, 5], [6])
     batch.remove_request(0)
     with pytest.raises(ValueError, match="empty"):
         batch.block_ids(0)
@@ -101,9 +101,9 @@ def test_field_num_computed_tokens_includes_the_prefix_cache():
     state = new_state(prompt=range(10))
     state.rewind(8)
     batch.add_request(0, state, ([0, 1, 2],))
-    assert (8, 8) == (state.computed, batch.num_computed_tokens[0])
+    assert (state.computed, batch.num_computed_tokens[0]) == (8, 8)
     step, _ = run_step(batch, 1)
-    assert [8, 9] == list(step.positions)
+    assert list(step.positions) == [8, 9]
 
 
 def test_field_output_token_ids_follow_the_prompt():
@@ -111,14 +111,14 @@ def test_field_output_token_ids_follow_the_prompt():
     state, _ = enter(batch, 0)
     run_step(batch, 50)
     run_step(batch, 51)
-    assert [50, 51] == state.token_ids(state.prompt_length).tolist()
+    assert state.token_ids(state.prompt_length).tolist() == [50, 51]
     assert 2 == state.output_length == batch.output_tokens[0]
 
 
 def test_property_num_tokens_is_the_prompt_and_the_output():
     batch = new_batch()
     state, _ = enter(batch, 0)
-    assert 3 == state.num_tokens
+    assert state.num_tokens == 3
     run_step(batch, 50)
     assert 4 == state.num_tokens == state.prompt_length + state.output_length
 
@@ -134,8 +134,8 @@ def test_lifecycle_the_state_survives_preemption_and_resumes_with_its_tokens():
     state.rewind(0)
     batch.add_request(6, state, ([7, 8],))
     step, _ = run_step(batch, 52)
-    assert [10, 11, 12, 50, 51] == list(step.input_ids)
-    assert [10, 11, 12, 50, 51, 52] == state.token_ids().tolist()
+    assert list(step.input_ids) == [10, 11, 12, 50, 51]
+    assert state.token_ids().tolist() == [10, 11, 12, 50, 51, 52]
 
 
 # InputBatch: the tensors ---------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_tensor_token_ids_need_no_row_of_max_model_len():
     state, _ = enter(batch, 0)
     assert state.__sizeof__() < 1000
     run_step(batch, 50)
-    assert [10, 11, 12, 50] == list(state.tokens_view())
+    assert list(state.tokens_view()) == [10, 11, 12, 50]
 
 
 def test_tensor_token_ids_grow_with_the_output_and_older_views_stay_valid():
@@ -155,7 +155,7 @@ def test_tensor_token_ids_grow_with_the_output_and_older_views_stay_valid():
     view = state.tokens_view()
     for number in range(200):
         run_step(batch, number % 99)
-    assert [10, 11, 12] == list(view)
+    assert list(view) == [10, 11, 12]
     assert [number % 99 for number in range(200)] == state.token_ids(3).tolist()
 
 
@@ -164,9 +164,9 @@ def test_tensor_num_computed_tokens_grows_when_a_step_is_prepared():
     state, _ = enter(batch, 3)
     batch.num_scheduled[3] = 2
     step = batch.prepare_inputs()
-    assert (2, 2, 0) == (batch.num_computed_tokens[3], state.computed, state.committed)
+    assert (batch.num_computed_tokens[3], state.computed, state.committed) == (2, 2, 0)
     batch.commit_tokens(step, array("i"))
-    assert (2, 2) == (state.computed, state.committed)
+    assert (state.computed, state.committed) == (2, 2)
 
 
 def test_tensor_num_tokens_counts_the_token_under_way():
@@ -174,16 +174,16 @@ def test_tensor_num_tokens_counts_the_token_under_way():
     enter(batch, 3)
     batch.num_scheduled[3] = 3
     step = batch.prepare_inputs()
-    assert 4 == batch.num_tokens[3]
+    assert batch.num_tokens[3] == 4
     batch.commit_tokens(step, array("i", [1]))
-    assert 4 == batch.num_tokens[3]
+    assert batch.num_tokens[3] == 4
 
 
 def test_tensor_num_prompt_tokens():
     batch = new_batch()
     enter(batch, 3, prompt=range(9))
     run_step(batch, 1)
-    assert 9 == batch.num_prompt_tokens[3]
+    assert batch.num_prompt_tokens[3] == 9
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_tensor_of_a_sampling_parameter_is_a_column_by_slot(name, value, kind):
     batch = new_batch()
     column = np.asarray(getattr(batch, name))
     enter(batch, 3, **{name: value})
-    assert (kind, (8,)) == (column.dtype, column.shape)
+    assert (column.dtype, column.shape) == (kind, (8,))
     assert value == column[3]
 
 
@@ -214,8 +214,8 @@ def test_tensor_block_table_is_int32_by_slot_and_column():
     batch = new_batch()
     batch.add_request(3, new_state(), ([21, 22],))
     table = np.asarray(batch.block_table(0))
-    assert (np.int32, (8, 16)) == (table.dtype, table.shape)
-    assert [21, 22] == table[3, :2].tolist()
+    assert (table.dtype, table.shape) == (np.int32, (8, 16))
+    assert table[3, :2].tolist() == [21, 22]
 
 
 # Request management --------------------------------------------------------------------------------
@@ -226,14 +226,14 @@ def test_req_ids_say_who_is_in_each_row_and_where_nobody_is():
     for slot in (4, 2, 6):
         enter(batch, slot)
     batch.remove_request(2)
-    assert [4, -1, 6] == batch.order()
+    assert batch.order() == [4, -1, 6]
 
 
 def test_req_id_to_index_is_the_inverse():
     batch = new_batch()
     for slot in (4, 2, 6):
         enter(batch, slot)
-    assert [4, 2, 6] == sorted((4, 2, 6), key=batch.row_of)
+    assert sorted((4, 2, 6), key=batch.row_of) == [4, 2, 6]
     assert all(slot == batch.order()[batch.row_of(slot)] for slot in (4, 2, 6))
 
 
@@ -242,7 +242,7 @@ def test_num_reqs_is_how_many_there_are_holes_left_out():
     for slot in (4, 2, 6):
         enter(batch, slot)
     batch.remove_request(2)
-    assert 2 == batch.num_reqs
+    assert batch.num_reqs == 2
 
 
 # add_request ---------------------------------------------------------------------------------------
@@ -250,24 +250,24 @@ def test_num_reqs_is_how_many_there_are_holes_left_out():
 
 def test_add_1_takes_the_end_or_the_lowest_hole():
     batch = new_batch()
-    assert [0, 1, 2, 3] == [enter(batch, slot)[1] for slot in (7, 5, 3, 1)]
+    assert [enter(batch, slot)[1] for slot in (7, 5, 3, 1)] == [0, 1, 2, 3]
     batch.remove_request(3)
     batch.remove_request(5)
-    assert [1, 2, 4] == [enter(batch, slot)[1] for slot in (0, 2, 4)]
+    assert [enter(batch, slot)[1] for slot in (0, 2, 4)] == [1, 2, 4]
 
 
 def test_add_2_the_tokens_are_read_where_they_are():
     batch = new_batch()
     state, _ = enter(batch, 0, prompt=[30, 31, 32])
     batch.num_scheduled[0] = 3
-    assert [30, 31, 32] == list(batch.prepare_inputs().input_ids)
-    assert [30, 31, 32] == state.token_ids().tolist()
+    assert list(batch.prepare_inputs().input_ids) == [30, 31, 32]
+    assert state.token_ids().tolist() == [30, 31, 32]
 
 
 def test_add_3_sets_the_block_ids():
     batch = new_batch(windows=(None, 4))
     batch.add_request(0, new_state(), ([1], [2]))
-    assert (1, 1) == batch.block_counts(0)
+    assert batch.block_counts(0) == (1, 1)
 
 
 def test_add_4_copies_the_sampling_parameters_and_counts_who_needs_what():
@@ -275,8 +275,8 @@ def test_add_4_copies_the_sampling_parameters_and_counts_who_needs_what():
     enter(batch, 0, temperature=0.0, top_p=0.5, logprobs=0)
     enter(batch, 1, temperature=0.5, top_p=0.5, presence_penalty=1.0)
     counters = batch.counters
-    assert (1, 1, 1, 1) == (counters.sampled, counters.top_p, counters.penalties, counters.logprobs)
-    assert [0.0, 0.5] == list(batch.temperature[:2])
+    assert (counters.sampled, counters.top_p, counters.penalties, counters.logprobs) == (1, 1, 1, 1)
+    assert list(batch.temperature[:2]) == [0.0, 0.5]
 
 
 def test_add_to_a_full_batch_or_an_occupied_slot_raises_and_changes_nothing():
@@ -287,7 +287,7 @@ def test_add_to_a_full_batch_or_an_occupied_slot_raises_and_changes_nothing():
     for slot in (0, 1, 2, -1):
         with pytest.raises(ValueError, match="slot"):
             batch.add_request(slot, late, ([1],))
-    assert ([0, 1], 2, -1) == (batch.order(), batch.num_reqs, late.slot)
+    assert (batch.order(), batch.num_reqs, late.slot) == ([0, 1], 2, -1)
 
 
 # remove_request ------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_remove_1_and_2_leave_a_hole_and_no_index():
     enter(batch, 0)
     enter(batch, 1)
     batch.remove_request(0)
-    assert [-1, 1] == batch.order()
+    assert batch.order() == [-1, 1]
     with pytest.raises(ValueError, match="empty"):
         batch.row_of(0)
 
@@ -317,9 +317,9 @@ def test_remove_4_clears_no_column_and_the_next_occupant_overwrites_it():
     batch = new_batch()
     enter(batch, 0, top_k=5)
     batch.remove_request(0)
-    assert (5, 3) == (batch.top_k[0], batch.num_prompt_tokens[0])
+    assert (batch.top_k[0], batch.num_prompt_tokens[0]) == (5, 3)
     enter(batch, 0, top_k=6, prompt=[1])
-    assert (6, 1) == (batch.top_k[0], batch.num_prompt_tokens[0])
+    assert (batch.top_k[0], batch.num_prompt_tokens[0]) == (6, 1)
 
 
 # condense ------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_condense_a_hole_b_hole_c_becomes_a_c_b():
         enter(batch, slot)
     batch.remove_requests([x, y])
     assert [a, -1, b, -1, c] == batch.order()
-    assert [(4, 1)] == batch.condense()
+    assert batch.condense() == [(4, 1)]
     assert [a, c, b] == batch.order()
 
 
@@ -340,10 +340,10 @@ def test_condense_of_a_batch_without_holes_moves_nothing():
     batch = new_batch()
     enter(batch, 0)
     enter(batch, 1)
-    assert [] == batch.condense()
+    assert batch.condense() == []
     batch.remove_request(1)
-    assert [] == batch.condense()
-    assert [0] == batch.order()
+    assert batch.condense() == []
+    assert batch.order() == [0]
 
 
 def test_condense_of_an_empty_batch_leaves_nothing():
@@ -351,7 +351,7 @@ def test_condense_of_an_empty_batch_leaves_nothing():
     enter(batch, 0)
     enter(batch, 1)
     batch.remove_requests([0, 1])
-    assert ([], []) == (batch.condense(), batch.order())
+    assert (batch.condense(), batch.order()) == ([], [])
 
 
 def test_condense_keeps_every_column_of_what_moves():
@@ -362,7 +362,7 @@ def test_condense_keeps_every_column_of_what_moves():
     before = seen_of(batch, 2)
     batch.remove_request(0)
     batch.condense()
-    assert [2, 1] == batch.order()
+    assert batch.order() == [2, 1]
     assert before == seen_of(batch, 2)
 
 
@@ -381,7 +381,7 @@ def seen_of(batch, slot):
 def test_group_table_is_found_by_the_groups_number():
     batch = new_batch(windows=(None, 4))
     batch.add_request(0, new_state(), ([1], [2]))
-    assert (1, 2) == (batch.block_table(0)[0, 0], batch.block_table(1)[0, 0])
+    assert (batch.block_table(0)[0, 0], batch.block_table(1)[0, 0]) == (1, 2)
     with pytest.raises(ValueError, match="group 2"):
         batch.block_table(2)
 
@@ -390,12 +390,12 @@ def test_group_append_row_reaches_all_groups_or_none():
     batch = new_batch(windows=(None, 4))
     batch.add_request(0, new_state(), ([1], [2]))
     batch.append_block_ids(0, ([3], [4, 5]))
-    assert ([1, 3], [2, 4, 5]) == batch.block_ids(0)
+    assert batch.block_ids(0) == ([1, 3], [2, 4, 5])
     with pytest.raises(ValueError, match="block ids"):
         batch.append_block_ids(0, ([6], [-1]))
     with pytest.raises(ValueError, match="2 lists"):
         batch.append_block_ids(0, ([6],))
-    assert ([1, 3], [2, 4, 5]) == batch.block_ids(0)
+    assert batch.block_ids(0) == ([1, 3], [2, 4, 5])
 
 
 def test_group_commit_sends_the_changed_entries_of_all_groups_in_one_arena():
@@ -403,9 +403,9 @@ def test_group_commit_sends_the_changed_entries_of_all_groups_in_one_arena():
     batch.add_request(3, new_state(), ([1], [2]))
     batch.num_scheduled[3] = 3
     step = batch.prepare_inputs()
-    assert [0, 3, 0, 1, 1, 1, 3, 0, 1, 2] == list(step.block_writes)
+    assert list(step.block_writes) == [0, 3, 0, 1, 1, 1, 3, 0, 1, 2]
     header = list(step.arena[:HEADER])
-    assert [10, 2, 2] == header[4:7]
+    assert header[4:7] == [10, 2, 2]
     assert list(step.block_writes) == list(step.arena[header[-1] :])
 
 
@@ -414,13 +414,13 @@ def test_group_with_a_window_frees_what_slides_out_and_the_other_keeps_it():
     state = new_state(prompt=range(12))
     batch.add_request(0, state, ([1, 2, 3], [4, 5, 6]))
     run_step(batch, 1)
-    assert 12 == state.committed
-    assert ([], [4, 5]) == (batch.slide(0, 0), batch.slide(0, 1))
-    assert ([1, 2, 3], [-1, -1, 6]) == batch.block_ids(0)
-    assert [] == batch.slide(0, 1)
+    assert state.committed == 12
+    assert (batch.slide(0, 0), batch.slide(0, 1)) == ([], [4, 5])
+    assert batch.block_ids(0) == ([1, 2, 3], [-1, -1, 6])
+    assert batch.slide(0, 1) == []
 
 
-# The whole of it: only differences -----------------------------------------------------------------
+# Steps write only differences ----------------------------------------------------------------------
 
 
 def test_a_step_that_changes_nothing_writes_no_block_table():
@@ -428,7 +428,7 @@ def test_a_step_that_changes_nothing_writes_no_block_table():
     enter(batch, 0, prompt=[1])
     first, _ = run_step(batch, 5)
     second, _ = run_step(batch, 6)
-    assert (5, 0) == (len(first.block_writes), len(second.block_writes))
+    assert (len(first.block_writes), len(second.block_writes)) == (5, 0)
 
 
 def test_a_new_block_is_the_only_thing_written():
@@ -436,7 +436,7 @@ def test_a_new_block_is_the_only_thing_written():
     enter(batch, 0, prompt=[1, 2, 3, 4])
     run_step(batch, 5)
     step, _ = run_step(batch, 6)
-    assert [0, 0, 1, 1, 1] == list(step.block_writes)
+    assert list(step.block_writes) == [0, 0, 1, 1, 1]
 
 
 def test_a_slot_that_is_reused_between_two_steps_is_written_once():
@@ -446,7 +446,7 @@ def test_a_slot_that_is_reused_between_two_steps_is_written_once():
         if block < 49:
             batch.remove_request(2)
     batch.num_scheduled[2] = 3
-    assert [0, 2, 0, 1, 49] == list(batch.prepare_inputs().block_writes)
+    assert list(batch.prepare_inputs().block_writes) == [0, 2, 0, 1, 49]
 
 
 def test_a_step_of_ones_that_leave_and_come_is_one_slot_mapping_with_decodes_first():
@@ -457,12 +457,12 @@ def test_a_step_of_ones_that_leave_and_come_is_one_slot_mapping_with_decodes_fir
     batch.remove_request(0)
     enter(batch, 5, prompt=[9, 9, 9, 9, 9])
     step, committed = run_step(batch, 70, 71)
-    assert ([1, 5], 1) == (list(step.slots), step.decodes)
-    assert [0, 1, 6] == list(step.query_starts)
-    assert [8, 9, 9, 9, 9, 9] == list(step.input_ids)
-    assert [3, 0, 1, 2, 3, 4] == list(step.positions)
-    assert [10 * BLOCK + 3, *range(50 * BLOCK, 50 * BLOCK + 5)] == list(step.slot_mapping[0])
-    assert ([1, 5], [70, 71]) == (list(committed.keys), list(committed.tokens))
+    assert (list(step.slots), step.decodes) == ([1, 5], 1)
+    assert list(step.query_starts) == [0, 1, 6]
+    assert list(step.input_ids) == [8, 9, 9, 9, 9, 9]
+    assert list(step.positions) == [3, 0, 1, 2, 3, 4]
+    assert list(step.slot_mapping[0]) == [10 * BLOCK + 3, *range(50 * BLOCK, 50 * BLOCK + 5)]
+    assert (list(committed.keys), list(committed.tokens)) == ([1, 5], [70, 71])
 
 
 def test_unscheduled_rows_stay_in_the_batch_and_miss_a_step_only():
@@ -473,9 +473,9 @@ def test_unscheduled_rows_stay_in_the_batch_and_miss_a_step_only():
     batch.survey(8)
     batch.num_scheduled[0] = 0
     step = batch.prepare_inputs()
-    assert [1] == list(step.slots)
+    assert list(step.slots) == [1]
     batch.commit_tokens(step, array("i", [9]))
-    assert ([0, 1], 4, 5) == (batch.order(), batch.num_tokens[0], batch.num_tokens[1])
+    assert (batch.order(), batch.num_tokens[0], batch.num_tokens[1]) == ([0, 1], 4, 5)
 
 
 def test_the_next_step_is_prepared_while_one_is_under_way():
@@ -485,12 +485,12 @@ def test_the_next_step_is_prepared_while_one_is_under_way():
     first = batch.prepare_inputs()
     batch.survey(8)
     second = batch.prepare_inputs()
-    assert [-1] == list(second.input_ids)
+    assert list(second.input_ids) == [-1]
     with pytest.raises(RuntimeError, match="under way"):
         batch.prepare_inputs()
     batch.commit_tokens(first, array("i", [40]))
     batch.commit_tokens(second, array("i", [41]))
-    assert [40, 41] == state.token_ids(3).tolist()
+    assert state.token_ids(3).tolist() == [40, 41]
 
 
 def test_a_late_result_never_reaches_the_slots_next_occupant():
@@ -501,5 +501,5 @@ def test_a_late_result_never_reaches_the_slots_next_occupant():
     batch.remove_request(0)
     successor, _ = enter(batch, 0)
     committed = batch.commit_tokens(step, array("i", [40]))
-    assert ([], [], []) == (list(committed.keys), committed.finished, list(committed.filled))
-    assert [10, 11, 12] == successor.token_ids().tolist()
+    assert (list(committed.keys), committed.finished, list(committed.filled)) == ([], [], [])
+    assert successor.token_ids().tolist() == [10, 11, 12]

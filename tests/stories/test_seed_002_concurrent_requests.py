@@ -1,7 +1,7 @@
-"""Seed 002: its states, its limits with its own numbers, and its rules, each as a test of the engine.
+"""States, limits (with its numbers) and rules of document 002 (requirements.yaml), as tests of the engine.
 
-What it calls RequestQueue is the parent's queue and its 429 (seed 000's stories); `runningRequests_` is what
-the engine holds: 8 with a slot, 4 of them in a step.
+Its RequestQueue is the parent's queue with its 429 (stories of document 000). Its `runningRequests_` are the
+sequences in the engine: 8 with a slot, 4 of them in a step.
 """
 
 from array import array
@@ -21,7 +21,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Sampling
 from fairlead.worker.wire import Output
 
-# The seed's numbers; spec 5 adds cancelling and preemption to its states.
+# The document's numbers. The engine adds cancellation and preemption to the document's states.
 MODEL = ModelConfig(
     name="m",
     path=Path("/nowhere"),
@@ -40,7 +40,7 @@ HASH_KEY = bytes(16)
 
 
 class Server(Loop):
-    """The engine with the seed's limits, over a fake model, on a clock that is moved by hand."""
+    """The engine with the document's limits, over a fake model and a clock that the tests advance."""
 
     def __init__(self, *, blocks=BLOCKS, slots=MODEL.slots, max_entries=MODEL.kv_cache.max_entries) -> None:
         runner = FakeRunner(BLOCK_SIZE)
@@ -73,7 +73,7 @@ class Server(Loop):
         return key
 
     def state(self, key: int) -> State | None:
-        """None: it is released from `runningRequests_`."""
+        """Return the sequence's state, or None after its release from `runningRequests_`."""
         sequence = self.engine._sequences.get(key)
         return None if sequence is None else sequence.state
 
@@ -86,21 +86,21 @@ class Server(Loop):
 
 
 def test_the_numbers_of_the_seed_are_a_configuration():
-    assert (256, 8, 4, 128, 2048, 60.0) == (
+    assert (
         CONFIG.queue.capacity,
         MODEL.slots,
         MODEL.max_batch,
         MODEL.max_input_tokens,
         MODEL.max_output_tokens,
         CONFIG.request_timeout_s,
-    )
+    ) == (256, 8, 4, 128, 2048, 60.0)
     cache = MODEL.kv_cache
-    assert (4_194_304, 1024, 0.8, 1.0) == (
+    assert (
         cache.max_entries,
         cache.max_memory_mb,
         cache.eviction_threshold,
         cache.cleanup_interval_s,
-    )
+    ) == (4_194_304, 1024, 0.8, 1.0)
 
 
 def test_a_batch_larger_than_what_runs_is_refused():
@@ -149,18 +149,18 @@ def test_every_other_transition_is_refused(before, after):
 def test_pending_until_a_slot_is_free_then_processing():
     server = Server(slots=1)
     first, second = server.request(), server.request()
-    assert (State.PENDING, State.PENDING) == (server.state(first), server.state(second))
+    assert (server.state(first), server.state(second)) == (State.PENDING, State.PENDING)
     server.turn()
-    assert (State.PROCESSING, State.PENDING) == (server.state(first), server.state(second))
+    assert (server.state(first), server.state(second)) == (State.PROCESSING, State.PENDING)
 
 
 def test_processing_to_completed_releases_everything_and_tells():
     server = Server()
     key = server.request(tokens=3)
     server.run()
-    assert "length" == server.ends[key].finish_reason
+    assert server.ends[key].finish_reason == "length"
     assert server.state(key) is None
-    assert (0, 8, BLOCKS) == (server.counts.running, server.counts.slots_free, server.counts.blocks_free)
+    assert (server.counts.running, server.counts.slots_free, server.counts.blocks_free) == (0, 8, BLOCKS)
 
 
 def test_processing_to_timeout_releases_everything_and_tells_408():
@@ -170,9 +170,9 @@ def test_processing_to_timeout_releases_everything_and_tells_408():
     server.turn(60.1)
     reason = "the request took longer than 60 s"
     assert Output(key, [], error=reason, code="request_timeout") == server.ends[key]
-    assert (0, 8, BLOCKS) == (server.counts.running, server.counts.slots_free, server.counts.blocks_free)
+    assert (server.counts.running, server.counts.slots_free, server.counts.blocks_free) == (0, 8, BLOCKS)
     (status,) = {kind.status for kind in kinds_of_error() if kind.code == "request_timeout"}
-    assert 408 == status
+    assert status == 408
 
 
 def test_processing_to_failed_releases_everything_and_tells():
@@ -184,8 +184,8 @@ def test_processing_to_failed_releases_everything_and_tells():
     )
     server.run()
     assert Output(key, [], error="the logits are not numbers") == server.ends[key]
-    assert "length" == server.ends[other].finish_reason
-    assert (0, 8, BLOCKS) == (server.counts.running, server.counts.slots_free, server.counts.blocks_free)
+    assert server.ends[other].finish_reason == "length"
+    assert (server.counts.running, server.counts.slots_free, server.counts.blocks_free) == (0, 8, BLOCKS)
 
 
 def test_a_connection_that_is_cut_releases_everything_and_tells_nobody():
@@ -196,7 +196,7 @@ def test_a_connection_that_is_cut_releases_everything_and_tells_nobody():
         server.engine.abort(key)
         assert server.state(key) is None
     server.turn()
-    assert (7, 0) == (server.counts.running, server.counts.pending)
+    assert (server.counts.running, server.counts.pending) == (7, 0)
     assert not server.ends
 
 
@@ -249,16 +249,16 @@ def test_eight_run_at_once_and_four_of_them_are_in_a_step():
         before = server.runner.computed
         server.turn()
         rows.append(server.runner.computed - before)
-        assert (8, 4) == (server.counts.running, server.counts.pending)
-    assert [4 * 3, 4 * 3, 4, 4, 4, 4] == rows  # two steps of prompts, then decodes, taking turns
+        assert (server.counts.running, server.counts.pending) == (8, 4)
+    assert rows == [4 * 3, 4 * 3, 4, 4, 4, 4]  # two steps of prompts, then decodes in turn
 
 
 def test_a_prompt_has_at_most_128_tokens():
     server = Server()
     fits, refused = server.request([1] * 128, tokens=2), server.request([1] * 129, tokens=2)
     server.run()
-    assert "length" == server.ends[fits].finish_reason
-    assert "the prompt has 129 tokens; at most 128 are accepted" == server.ends[refused].error
+    assert server.ends[fits].finish_reason == "length"
+    assert server.ends[refused].error == "the prompt has 129 tokens; at most 128 are accepted"
 
 
 def test_an_output_has_at_most_2048_tokens():
@@ -267,8 +267,8 @@ def test_an_output_has_at_most_2048_tokens():
     server.now_s = -1000.0
     for _ in range(2048):
         server.turn(0.001)
-    assert 2048 == len(server.told[key])
-    assert "length" == server.ends[key].finish_reason
+    assert len(server.told[key]) == 2048
+    assert server.ends[key].finish_reason == "length"
 
 
 def test_when_one_of_a_batch_is_complete_the_others_go_on():
@@ -276,7 +276,7 @@ def test_when_one_of_a_batch_is_complete_the_others_go_on():
     short, long = server.request([1, 2, 3], tokens=2), server.request([4, 5, 6], tokens=9)
     for _ in range(4):
         server.turn()
-    assert (None, State.PROCESSING) == (server.state(short), server.state(long))
+    assert (server.state(short), server.state(long)) == (None, State.PROCESSING)
     server.run()
     assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.told[long]
 
@@ -289,7 +289,7 @@ def test_the_next_request_flows_in_as_soon_as_one_is_released():
         server.turn()
     server.turn()
     assert State.PROCESSING is server.state(keys[8])
-    assert (8, 0) == (server.counts.running, server.counts.pending)
+    assert (server.counts.running, server.counts.pending) == (8, 0)
 
 
 # Sequence ids --------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_sequence_id_is_reused_and_its_former_owner_is_refused():
 
 
 def kept(pool: BlockPool, key: int, tokens: int, hashes: BlockHashes | None = None) -> None:
-    """A request of so many tokens, all different from any other's, that has ended."""
+    """Cache the blocks of an ended request of `tokens` tokens, which differ from those of other keys."""
     blocks = pool.get_new_blocks(tokens // BLOCK_SIZE)
     hashes = hashes if hashes is not None else BlockHashes(HASH_KEY, BLOCK_SIZE)
     ids = array("i", [key] * tokens)
@@ -345,12 +345,12 @@ def new_pool(*, blocks: int, max_entries: int | None = None) -> BlockPool:
 
 
 def test_entries_are_counted_in_tokens():
-    """The seed's example: a request of 128 and one of 256 are 384 entries."""
+    """The document's example: requests of 128 and 256 tokens are 384 entries."""
     pool = new_pool(blocks=1000, max_entries=MODEL.kv_cache.max_entries)
     kept(pool, 1, 128)
     kept(pool, 2, 256)
-    assert 384 == pool.statistics().cached_tokens
-    assert [] == pool.trim()
+    assert pool.statistics().cached_tokens == 384
+    assert pool.trim() == []
 
 
 def test_above_80_percent_of_4194304_entries_the_least_recently_used_request_goes_whole():
@@ -358,20 +358,20 @@ def test_above_80_percent_of_4194304_entries_the_least_recently_used_request_goe
     pool = new_pool(blocks=entries // BLOCK_SIZE * 2, max_entries=entries)
     for key in range(1, 34):
         kept(pool, key, 100_000)  # 25 hold 2.5 million, 33 hold 3.3 million, 80 % are 3.36 million
-    assert [] == pool.trim()
+    assert pool.trim() == []
     kept(pool, 34, 100_000)
-    assert [1] == pool.trim()
-    assert 3_300_000 == pool.statistics().cached_tokens
+    assert pool.trim() == [1]
+    assert pool.statistics().cached_tokens == 3_300_000
 
 
 def test_above_80_percent_of_the_memory_the_least_recently_used_requests_go():
-    """1024 MB of blocks of 1 MB."""
+    """The pool has 1024 MB, in blocks of 1 MB."""
     pool = new_pool(blocks=1024, max_entries=MODEL.kv_cache.max_entries)
     for key in range(1, 9):
         kept(pool, key, 100 * BLOCK_SIZE)  # 800 MB; 80 % are 819
-    assert [] == pool.trim()
+    assert pool.trim() == []
     kept(pool, 9, 100 * BLOCK_SIZE)
-    assert [1] == pool.trim()
+    assert pool.trim() == [1]
 
 
 def test_what_was_used_again_is_not_the_least_recently_used():
@@ -383,7 +383,7 @@ def test_what_was_used_again_is_not_the_least_recently_used():
     pool.touch(found)
     pool.free_blocks(found)
     kept(pool, 3, 100 * BLOCK_SIZE)
-    assert [2] == pool.trim()
+    assert pool.trim() == [2]
 
 
 def test_the_cache_is_looked_at_every_second():
@@ -393,11 +393,11 @@ def test_the_cache_is_looked_at_every_second():
     server.run()
     server.request([3] * 16, tokens=1)
     server.turn(0.5)  # 17 blocks are in use, and 16 may be
-    assert 272 == server.counts.cached_tokens
+    assert server.counts.cached_tokens == 272
     server.turn(0.3)
-    assert 272 == server.counts.cached_tokens
+    assert server.counts.cached_tokens == 272
     server.turn(0.4)
-    assert 144 == server.counts.cached_tokens
+    assert server.counts.cached_tokens == 144
 
 
 def test_what_is_processing_is_never_evicted():
@@ -411,16 +411,16 @@ def test_what_is_processing_is_never_evicted():
         assert State.PROCESSING is server.state(key)
     server.run()
     assert answer([1] * 128, Sampling(max_tokens=120, ignore_eos=True), 2176)[0] == server.told[key]
-    assert 128 + 120 - 1 + 6 * 100 == server.runner.computed  # nothing of it was computed twice
+    assert server.runner.computed == 128 + 120 - 1 + 6 * 100  # nothing of it was computed twice
 
 
 def test_a_full_cache_drops_what_is_kept_to_make_room_for_a_new_request():
     server = Server(blocks=10)
     server.request([1] * 128, tokens=1)
     server.run()
-    assert 128 == server.counts.cached_tokens
+    assert server.counts.cached_tokens == 128
     server.request([2] * 128, tokens=1)
-    server.turn(0.1)  # too early for the clean-up
+    server.turn(0.1)  # too early for the cleanup
     assert 2 in server.ends
 
 
@@ -432,4 +432,4 @@ def test_the_cache_belongs_to_the_request_not_to_its_sequence_id():
     computed = server.runner.computed
     server.request([1] * 100, tokens=1)
     server.run()
-    assert 100 - 96 == server.runner.computed - computed
+    assert server.runner.computed - computed == 100 - 96

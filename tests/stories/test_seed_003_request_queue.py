@@ -1,7 +1,7 @@
-"""Seed 003: its list of tests, and one for each of its faults, on the kernel and the scheduler.
+"""The tests that document 003 (requirements.yaml) lists, and one for each of its faults, on `FairQueue`.
 
-The list: basic operations, cancellation, batch selection, threads, edge cases. Threads racing on the
-kernel are in cext/test_fair_queue_threads.py, where this list is named too.
+The list: basic operations, cancellation, batch selection, threads, edge cases. Races between threads on
+the queue are in `cext/test_fair_queue_threads.py`.
 """
 
 import json
@@ -25,21 +25,21 @@ def queue() -> FairQueue:
 
 def test_one_entry_goes_in_and_comes_out(queue):
     handle = queue.push("A")
-    assert (1, True) == (len(queue), handle in queue)
+    assert (len(queue), handle in queue) == (1, True)
     assert handle == queue.pop()
-    assert (0, False) == (len(queue), handle in queue)
+    assert (len(queue), handle in queue) == (0, False)
 
 
 def test_entries_leave_by_priority(queue):
     handles = {queue.push("A", priority=priority): priority for priority in (2, 0, 1)}
-    assert [0, 1, 2] == [handles[queue.pop()] for _ in range(3)]
+    assert [handles[queue.pop()] for _ in range(3)] == [0, 1, 2]
 
 
 def test_count_and_emptiness_follow_what_waits(queue):
-    assert 0 == len(queue)
+    assert len(queue) == 0
     handles = [queue.push("A") for _ in range(3)]
     queue.discard(handles[1])
-    assert 2 == len(queue)
+    assert len(queue) == 2
 
 
 # Cancellation --------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_a_cancelled_entry_never_comes_out(queue):
 
 def test_cancelling_lets_go_of_everything(queue):
     queue.discard(queue.push("A"))
-    assert (0, 0) == (len(queue), queue.waiting("A"))
+    assert (len(queue), queue.waiting("A")) == (0, 0)
     with pytest.raises(IndexError):
         queue.pop()
 
@@ -64,7 +64,7 @@ def test_cancelling_lets_go_of_everything(queue):
 def test_a_batch_has_at_most_so_many(queue):
     handles = [queue.push("A", size=1) for _ in range(5)]
     assert handles[:3] == queue.pop_many(3, 100)
-    assert 2 == len(queue)
+    assert len(queue) == 2
 
 
 def test_a_batch_fits_its_memory(queue):
@@ -83,7 +83,7 @@ def test_a_batch_is_in_the_order_of_priority(queue):
 def test_an_empty_queue_says_so_at_once(queue):
     with pytest.raises(IndexError):
         queue.pop()
-    assert [] == queue.pop_many(1, 1)
+    assert queue.pop_many(1, 1) == []
 
 
 def test_what_is_not_there_cannot_be_removed(queue):
@@ -94,7 +94,7 @@ def test_a_cleared_queue_is_empty(queue):
     for tenant in "ABC":
         queue.push(tenant)
     queue.clear()
-    assert 0 == len(queue)
+    assert len(queue) == 0
 
 
 def test_threads_that_push_and_pop_lose_nothing(queue):
@@ -121,7 +121,7 @@ def test_threads_that_push_and_pop_lose_nothing(queue):
     assert sorted(pushed) == sorted(popped)
 
 
-# What is wrong in the seed -------------------------------------------------------------------------
+# Faults of document 003 ----------------------------------------------------------------------------
 
 
 def test_fault_equal_priorities_leave_in_the_order_in_which_they_came(queue):
@@ -139,7 +139,7 @@ def test_fault_the_count_does_not_drift_when_entries_are_removed(queue):
     for _ in range(1000):
         queue.discard(queue.push("A"))
     queue.push("A")
-    assert 1 == len(queue)
+    assert len(queue) == 1
     queue.pop()
     with pytest.raises(IndexError):
         queue.pop()

@@ -1,4 +1,4 @@
-"""What document 004 asks of the seams: policies that only decide, and a swap that is logged once."""
+"""Document 004 (requirements.yaml): eviction policies only decide, and a swap is logged once."""
 
 import pytest
 import structlog
@@ -39,7 +39,7 @@ async def test_swap_is_logged_once_although_the_policy_is_asked_often():
 
 
 class Asked(EvictionPolicy):
-    """A policy that notes what it is asked, and has one model at a time."""
+    """A policy that records its calls and allows one model at a time."""
 
     def __init__(self) -> None:
         self.questions: list[tuple[str, frozenset[str]]] = []
@@ -55,7 +55,7 @@ def test_policy_is_asked_with_the_models_that_are_being_loaded_among_the_running
     submit(subject, job(model="x"))
     assert effects.swaps == [("x", frozenset())]
     submit(subject, job("B", model="y"))
-    assert effects.swaps == [("x", frozenset())]  # nothing that is on its way is evicted
+    assert effects.swaps == [("x", frozenset())]  # a model that is being loaded is not evicted
     assert policy.questions[-1] == ("y", frozenset("x"))
 
 

@@ -1,4 +1,4 @@
-"""Groups decide as llama-swap's documentation says."""
+"""Groups evict as llama-swap's documentation says."""
 
 import pytest
 
@@ -15,25 +15,25 @@ def test_members_of_a_swapping_group_take_turns() -> None:
 def test_members_of_a_group_that_does_not_swap_run_together() -> None:
     policy = GroupPolicy({"one": Group(("a", "b"), swap=False)})
 
-    assert frozenset() == policy.eviction_for("b", ["a"])
+    assert policy.eviction_for("b", ["a"]) == frozenset()
 
 
-def test_an_exclusive_group_turns_out_all_other_groups() -> None:
+def test_exclusive_group_evicts_all_other_groups() -> None:
     policy = GroupPolicy({"one": Group(("a",)), "two": Group(("b", "c"), swap=False)})
 
     assert frozenset({"b", "c"}) == policy.eviction_for("a", ["b", "c"])
 
 
-def test_a_group_that_is_not_exclusive_leaves_the_others_alone() -> None:
+def test_group_that_is_not_exclusive_evicts_no_other_group() -> None:
     policy = GroupPolicy({"one": Group(("a",), exclusive=False), "two": Group(("b", "c"), swap=False)})
 
-    assert frozenset() == policy.eviction_for("a", ["b", "c"])
+    assert policy.eviction_for("a", ["b", "c"]) == frozenset()
 
 
-def test_nobody_turns_out_a_persistent_group() -> None:
+def test_persistent_group_is_not_evicted_by_other_groups() -> None:
     policy = GroupPolicy({"one": Group(("a",)), "always": Group(("b",), persistent=True)})
 
-    assert frozenset() == policy.eviction_for("a", ["b"])
+    assert policy.eviction_for("a", ["b"]) == frozenset()
 
 
 def test_members_of_a_persistent_group_still_swap_with_each_other() -> None:
@@ -42,18 +42,18 @@ def test_members_of_a_persistent_group_still_swap_with_each_other() -> None:
     assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
 
 
-def test_models_of_no_group_run_one_at_a_time_and_turn_out_groups() -> None:
+def test_models_without_a_group_run_one_at_a_time_and_evict_groups() -> None:
     policy = GroupPolicy({"one": Group(("a",))})
 
     assert frozenset({"a", "x"}) == policy.eviction_for("y", ["a", "x"])
 
 
-def test_a_model_is_in_one_group_only() -> None:
+def test_model_in_two_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="a is in another group"):
         GroupPolicy({"one": Group(("a",)), "two": Group(("a",))})
 
 
-def test_the_reason_for_a_swap_is_the_group_and_what_may_be_loaded_then():
+def test_swap_reason_has_the_group_and_the_models_loaded_afterwards():
     policy = GroupPolicy({"g": Group(("a", "b")), "kept": Group(("k",), persistent=True)})
     assert policy.reason_for("b", ["k", "a"]) == SwapReason(chosen=("b", "k"), cost=1, rule="group g")
     assert policy.reason_for("other", ["k", "a"]) == SwapReason(chosen=("k", "other"), cost=1)

@@ -1,4 +1,4 @@
-"""A llama-swap configuration means here what it means there."""
+"""A llama-swap configuration file has the same meaning in Fairlead."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -135,7 +135,7 @@ def config(example) -> Config:
     return example.config
 
 
-def test_commands_are_split_without_comments_after_macros_are_in(config):
+def test_commands_are_split_without_comments_after_macros_are_expanded(config):
     zeta = config.models[0]
     expected = [
         "/opt/server",
@@ -147,26 +147,28 @@ def test_commands_are_split_without_comments_after_macros_are_in(config):
         "16384",
         "--names",
     ]
-    assert (*expected, '{"a b": 1}') == zeta.cmd
+    assert zeta.cmd == (*expected, '{"a b": 1}')
 
 
-def test_ports_go_to_those_who_ask_in_the_order_of_their_names(config):
-    assert ["http://localhost:9101", "http://127.0.0.1:9100", "http://127.0.0.1:7777/base"] == [
-        model.proxy for model in config.models
+def test_ports_are_assigned_in_the_order_of_model_names(config):
+    assert [model.proxy for model in config.models] == [
+        "http://localhost:9101",
+        "http://127.0.0.1:9100",
+        "http://127.0.0.1:7777/base",
     ]
 
 
-def test_the_process_is_left_for_whoever_stops_it(config):
-    assert ("box", "stop", "alpha", "${PID}") == config.models[1].cmd_stop
+def test_pid_in_cmd_stop_is_not_expanded_by_the_reader(config):
+    assert config.models[1].cmd_stop == ("box", "stop", "alpha", "${PID}")
 
 
-def test_a_value_that_is_nothing_but_a_macro_takes_over_its_type(config):
+def test_value_that_is_only_a_macro_takes_its_type(config):
     expected = {"port": 9101, "heat": 0.7, "list": [True, "at 9101 with 0.7"]}
     assert expected == config.models[0].metadata
-    assert "on 9101" == config.models[0].description
+    assert config.models[0].description == "on 9101"
 
 
-def test_filters_leave_the_model_of_a_request_alone(config):
+def test_filters_never_change_the_model_of_a_request(config):
     assert (
         FiltersConfig(
             strip_params=("top_k", "top_p"),
@@ -178,33 +180,33 @@ def test_filters_leave_the_model_of_a_request_alone(config):
 
 
 def test_names_with_parameters_of_their_own_are_aliases(config):
-    assert ("z-4", "zeta:high") == config.models[0].aliases
+    assert config.models[0].aliases == ("z-4", "zeta:high")
 
 
-def test_what_the_file_says_of_all_models_holds_for_each_that_says_nothing(config):
-    assert [60.0, 0.0, 30.0] == [model.ttl_s for model in config.models]
-    assert [5.0, 20.0, 20.0] == [model.unload_timeout_s for model in config.models]
-    assert [300.0] * 3 == [model.health_check_timeout_s for model in config.models]
-    assert [10, 4, 10] == [model.concurrency_limit for model in config.models]
+def test_global_settings_apply_to_models_without_their_own(config):
+    assert [model.ttl_s for model in config.models] == [60.0, 0.0, 30.0]
+    assert [model.unload_timeout_s for model in config.models] == [5.0, 20.0, 20.0]
+    assert [model.health_check_timeout_s for model in config.models] == [300.0] * 3
+    assert [model.concurrency_limit for model in config.models] == [10, 4, 10]
     assert TimeoutsConfig(3.0, 40.0, idle_s=9.0) == config.models[0].timeouts
-    assert {"GPU": "0,1", "EMPTY": ""} == config.models[0].env
-    assert ("/ready", "none") == (config.models[0].check_endpoint, config.models[2].check_endpoint)
-    assert ("vendor/zeta", None) == (config.models[0].use_model_name, config.models[1].use_model_name)
-    assert [False, True, False] == [model.unlisted for model in config.models]
+    assert config.models[0].env == {"GPU": "0,1", "EMPTY": ""}
+    assert (config.models[0].check_endpoint, config.models[2].check_endpoint) == ("/ready", "none")
+    assert (config.models[0].use_model_name, config.models[1].use_model_name) == ("vendor/zeta", None)
+    assert [model.unlisted for model in config.models] == [False, True, False]
 
 
-def test_preloaded_models_are_known_by_their_aliases_too(config):
-    assert [True, False, False] == [model.preload for model in config.models]
+def test_preload_accepts_aliases(config):
+    assert [model.preload for model in config.models] == [True, False, False]
 
 
 def test_keys_may_come_from_the_environment(config):
-    assert ["key-1", "s3cr:t_#1"] == [key.key for key in config.api_keys]
+    assert [key.key for key in config.api_keys] == ["key-1", "s3cr:t_#1"]
 
 
-def test_peers_models_go_by_full_names_and_by_their_own_where_nobody_else_has_them(config):
+def test_peer_models_have_full_names_and_their_own_names_if_unique(config):
     near, far = config.nodes
-    assert ("near/m", "near/shared", "near/zeta", "m") == near.models
-    assert {"near/m": "m", "near/shared": "shared", "near/zeta": "zeta"} == near.model_names
+    assert near.models == ("near/m", "near/shared", "near/zeta", "m")
+    assert near.model_names == {"near/m": "m", "near/shared": "shared", "near/zeta": "zeta"}
     assert (
         NodeConfig(
             "far",
@@ -220,8 +222,8 @@ def test_peers_models_go_by_full_names_and_by_their_own_where_nobody_else_has_th
     )
 
 
-def test_what_has_no_effect_is_named(example):
-    assert {
+def test_settings_without_effect_are_listed(example):
+    assert set(example.without_effect) == {
         "logToStdout",
         "logTimeFormat",
         "metricsMaxInMemory",
@@ -241,15 +243,15 @@ def test_what_has_no_effect_is_named(example):
         "routing.router.settings.groups.pair.members[2]",
         "routing.router.settings.matrix",
         "routing.scheduler.use",
-    } == set(example.without_effect)
+    }
 
 
-def test_priorities_are_those_of_models_by_all_their_names(tmp_path):
+def test_priorities_accept_names_and_aliases_of_models(tmp_path):
     models = "models: {a: {cmd: 'x ${PORT}', aliases: [first]}, b: {cmd: 'x ${PORT}'}}"
     priority = "routing: {scheduler: {settings: {fifo: {priority: {first: 10, b: -1, nobody: 3}}}}}"
     found = reading(tmp_path, f"{models}\n{priority}")
-    assert {"a": 10, "b": -1} == found.config.priorities
-    assert ("routing.scheduler.settings.fifo.priority.nobody",) == found.without_effect
+    assert found.config.priorities == {"a": 10, "b": -1}
+    assert found.without_effect == ("routing.scheduler.settings.fifo.priority.nobody",)
 
 
 SELECTED = "groups: {g: {swap: false, members: [a, b]}}\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}}\n"
@@ -275,47 +277,47 @@ SELECTED = "groups: {g: {swap: false, members: [a, b]}}\nmodels: {a: {cmd: '${PO
         ("s: {strategy: spillover, targets: [a, b, a]}", "selectors.s.targets[2]: a is there twice"),
     ],
 )
-def test_selectors_that_cannot_be_are_refused_by_name(tmp_path, selectors, expected):
+def test_invalid_selectors_are_refused_by_name(tmp_path, selectors, expected):
     found = refusals(tmp_path, f"{SELECTED}selectors: {{{selectors}}}")
     assert [refusal for refusal in found if expected in refusal], found
 
 
-def test_jobs_cannot_spill_over_between_models_that_turn_each_other_out(tmp_path):
+def test_jobs_cannot_spill_over_between_models_that_evict_each_other(tmp_path):
     selectors = "selectors: {s: {strategy: spillover, targets: [a, b]}}"
-    assert () == reading(tmp_path, SELECTED + selectors).without_effect
+    assert reading(tmp_path, SELECTED + selectors).without_effect == ()
     found = refusals(tmp_path, SELECTED.partition("\n")[2] + selectors)
     assert "selectors.s.targets[1]: b cannot be loaded beside a" in found
 
 
-def test_a_peers_model_that_is_called_as_a_selector_is_known_by_its_full_name_only(tmp_path):
+def test_peer_model_named_like_a_selector_has_only_its_full_name(tmp_path):
     text = "selectors: {s: {strategy: pin, targets: [p/s]}}\npeers: {p: {proxy: 'http://h', models: [s, m]}}"
     found = reading(tmp_path, text)
-    assert ("p/s", "p/m", "m") == found.config.nodes[0].models
-    assert () == found.without_effect
+    assert found.config.nodes[0].models == ("p/s", "p/m", "m")
+    assert found.without_effect == ()
     nodes = "nodes: [{id: n, url: 'http://h', models: [s]}]\nselectors: {s: {strategy: pin, targets: [x]}}"
-    assert ["selectors.s: is the name of a model"] == refusals(tmp_path, nodes)
+    assert refusals(tmp_path, nodes) == ["selectors.s: is the name of a model"]
 
 
-def test_of_nodes_that_are_asked_nobody_knows_yet_which_targets_they_have(tmp_path):
+def test_unknown_target_is_accepted_if_a_node_does_not_list_its_models(tmp_path):
     text = "selectors: {s: {strategy: pin, targets: [x]}}\nnodes: [{id: n, url: 'http://h'}]"
-    assert () == reading(tmp_path, text).without_effect
+    assert reading(tmp_path, text).without_effect == ()
 
 
 @pytest.mark.parametrize("env", ["", "env: [A=1]", "env: {A: '1'}", "env:"])
-def test_a_command_without_a_port_is_told_one_by_its_environment(tmp_path, env):
+def test_command_without_a_port_gets_one_in_its_environment(tmp_path, env):
     found = reading(tmp_path, f"models:\n  a:\n    cmd: x\n    {env}\n  b: {{cmd: 'x ${{PORT}}'}}")
     first, second = found.config.models
-    assert "http://localhost:5800" == first.proxy
+    assert first.proxy == "http://localhost:5800"
     assert ({"A": "1"} if "A" in env else {}) | {"PORT": "5800"} == first.env
-    assert ("http://localhost:5801", {}) == (second.proxy, second.env)
-    assert ["models.a.cmd"] == [remark.partition(": ")[0] for remark in found.remarks]
+    assert (second.proxy, second.env) == ("http://localhost:5801", {})
+    assert [remark.partition(": ")[0] for remark in found.remarks] == ["models.a.cmd"]
 
 
-def test_sections_that_ask_for_nothing_are_no_reason_to_refuse(tmp_path):
+def test_empty_sections_are_accepted(tmp_path):
     text = (
         "profiles: {}\nselectors:\nupstream: {ignorePaths: []}\nmodels: {a: {cmd: 'x ${PORT}', compat: {}}}"
     )
-    assert ["a"] == [model.name for model in reading(tmp_path, text).config.models]
+    assert [model.name for model in reading(tmp_path, text).config.models] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -353,46 +355,46 @@ def test_sections_that_ask_for_nothing_are_no_reason_to_refuse(tmp_path):
         ("models: {a: {cmd: '${PORT}', ttl: -2}}", "models.a.ttl: must be a time, or 0"),
     ],
 )
-def test_what_llama_swap_refuses_is_refused(tmp_path, text, expected):
+def test_values_that_llama_swap_refuses_are_refused(tmp_path, text, expected):
     found = refusals(tmp_path, text)
     assert [refusal for refusal in found if expected in refusal], found
 
 
-def test_macros_cannot_multiply_without_end(tmp_path):
+def test_expansion_of_macros_is_bounded(tmp_path):
     macros = "\n".join(f"  m{level}: '{f'${{m{level - 1}}}' * 10}'" for level in range(1, 12))
     found = refusals(tmp_path, f"macros:\n  m0: x\n{macros}\nhost: ${{m11}}")
     assert "host: would have more than 100000 letters" in found
 
 
-def test_many_large_values_from_macros_are_too_many(tmp_path):
+def test_total_size_of_expanded_macros_is_bounded(tmp_path):
     text = f"macros: {{a: {'x' * 1000}, b: '{'${a}' * 90}'}}\nx-all: 1\nmodels:\n" + "".join(
         f"  m{number}: {{cmd: '${{PORT}} ${{b}}'}}\n" for number in range(60)
     )
     assert any("is one macro in a macro too many" in refusal for refusal in refusals(tmp_path, text))
 
 
-def test_a_models_macros_hide_those_of_the_file_and_use_those_before_them(tmp_path):
+def test_macros_of_a_model_override_those_of_the_file_and_may_use_earlier_ones(tmp_path):
     text = """\
         macros: {a: 1, b: "b${a}"}
         models:
           m: {macros: {a: 2, c: "c${b}"}, cmd: "${PORT} ${a} ${b} ${c} ${MODEL_ID}"}
         """
-    assert ("5800", "2", "b2", "cb2", "m") == reading(tmp_path, text).config.models[0].cmd
+    assert reading(tmp_path, text).config.models[0].cmd == ("5800", "2", "b2", "cb2", "m")
 
 
-def test_a_server_has_fifteen_seconds_to_be_ready_at_least(tmp_path):
+def test_health_check_timeout_is_at_least_fifteen_seconds(tmp_path):
     text = "healthCheckTimeout: 3\nmodels: {a: {cmd: '${PORT}'}}"
-    assert 15.0 == reading(tmp_path, text).config.models[0].health_check_timeout_s
+    assert reading(tmp_path, text).config.models[0].health_check_timeout_s == 15.0
 
 
-def test_anchors_may_be_put_aside(tmp_path):
+def test_anchors_may_be_defined_in_extra_sections(tmp_path):
     text = """\
         defs: {c: &c {tools: true}}
         x-env: &e [A=1]
         models: {a: {cmd: "${PORT}", env: *e, capabilities: {<<: *c}}}
         """
     (model,) = reading(tmp_path, text).config.models
-    assert ({"A": "1"}, {"tools": True}) == (model.env, model.capabilities)
+    assert (model.env, model.capabilities) == ({"A": "1"}, {"tools": True})
 
 
 @pytest.mark.parametrize(
@@ -413,11 +415,11 @@ def test_each_way_to_make_room_has_its_policy(swap, kind, running, evicted):
 
 def test_the_groups_of_a_file_evict_as_documented(config):
     policy = policy_for(config.swap, {})
-    assert frozenset() == policy.eviction_for("zeta", ["alpha", "fixed"])
+    assert policy.eviction_for("zeta", ["alpha", "fixed"]) == frozenset()
     assert frozenset({"alpha"}) == policy.eviction_for("fixed", ["alpha"])
 
 
-def test_settings_can_be_written_as_a_schema():
+def test_settings_can_be_converted_to_a_json_schema():
     from fairlead.swap.sections import Peer, Routing
 
     kinds = [

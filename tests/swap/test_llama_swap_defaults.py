@@ -79,7 +79,7 @@ DEFAULTS: dict[str, tuple[Any, Callable[[Config], Any]]] = {
     "peers.*.filters.setParams": ({}, lambda config: config.nodes[0].filters.set_params),
 }
 
-# Names that are required where their section is, and what has a test of its own below.
+# Keys that are required in their section, and keys that have a test of their own below.
 WITHOUT_DEFAULT = {
     "macros",
     "models.*.macros",
@@ -117,7 +117,7 @@ def test_table_of_defaults_has_no_key_without_effect():
 def keys_of(section: Any, path: tuple[str, ...] = ()) -> set[str]:
     """Return the keys of a file down to those that are in a table of this module."""
     if path == ("routing", "router", "settings"):
-        path = ()  # where groups and matrix are the same as at the top
+        path = ()  # which has the same groups and matrix as the top level
     key = ".".join(path)
     if key in DEFAULTS or key in WITHOUT_DEFAULT or path in WITHOUT_EFFECT or not isinstance(section, dict):
         return {key}
@@ -134,13 +134,13 @@ def test_tables_have_every_key_of_the_example_of_llama_swap():
     assert keys_of(example) - DEFAULTS.keys() - WITHOUT_DEFAULT - without_effect == set()
 
 
-def test_losing_a_model_costs_one_unless_the_matrix_says_otherwise(tmp_path):
-    # `b` may stay beside `a` or beside `c`, so that `a` and `c` cost the same and the first set wins.
+def test_evicting_a_model_costs_one_by_default(tmp_path):
+    # `b` may stay beside `a` or beside `c`, so `a` and `c` cost the same and the first set is chosen.
     policy = policy_for(config_of(tmp_path, MATRIX).swap, {})
     assert policy.eviction_for("b", ["a", "c"]) == {"c"}
 
 
-def test_models_of_no_group_run_one_at_a_time_and_exclusively(tmp_path):
+def test_models_without_a_group_run_one_at_a_time_and_exclusively(tmp_path):
     text = "models: {a: {cmd: 'serve ${PORT}'}, b: {cmd: 'serve ${PORT}'}}"
     policy = policy_for(config_of(tmp_path, text).swap, {})
     assert policy.eviction_for("a", ["b"]) == {"b"}
@@ -152,11 +152,11 @@ def test_concurrency_limit_that_is_not_set_is_ten(tmp_path, said):
     assert config_of(tmp_path, text).models[0].concurrency_limit == 10
 
 
-def test_zero_of_the_whole_file_means_the_default_of_ten_seconds_to_unload(tmp_path):
+def test_unload_timeout_of_zero_means_the_default_of_ten_seconds(tmp_path):
     text = "unloadTimeout: 0\nmodels: {a: {cmd: 'serve ${PORT}', unloadTimeout: 0}}"
     assert config_of(tmp_path, text).models[0].unload_timeout_s == 10.0
 
 
-def test_ttl_of_minus_one_is_that_of_the_whole_file(tmp_path):
+def test_ttl_of_minus_one_means_the_global_ttl(tmp_path):
     text = "globalTTL: 30\nmodels: {a: {cmd: 'serve ${PORT}', ttl: -1}}"
     assert config_of(tmp_path, text).models[0].ttl_s == 30.0

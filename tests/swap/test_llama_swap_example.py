@@ -1,6 +1,6 @@
-"""llama-swap's own example configuration is read, and means here what its documentation says.
+"""llama-swap's own example configuration has the meaning that its documentation gives it.
 
-Real processes of it: `e2e/test_selectors.py`. Other groups, and a matrix: `nodes/test_fleet_swapping.py`.
+With real processes: `e2e/test_selectors.py`. Other groups, and a matrix: `nodes/test_fleet_swapping.py`.
 """
 
 import json
@@ -32,28 +32,28 @@ def config(reading) -> Config:
     return reading.config
 
 
-def test_config_check_takes_it(monkeypatch, capsys):
+def test_config_check_accepts_the_example(monkeypatch, capsys):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    assert 0 == main(["config", "check", str(FILE), "--json"])
+    assert main(["config", "check", str(FILE), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (True, 3, 4) == (told["ok"], len(told["models"]), told["api_keys"])
-    assert ["coding-model", "llm-plan", "llama"] == told["selectors"]
-    assert 0 == main(["config", "check", str(FILE)])
+    assert (told["ok"], len(told["models"]), told["api_keys"]) == (True, 3, 4)
+    assert told["selectors"] == ["coding-model", "llm-plan", "llama"]
+    assert main(["config", "check", str(FILE)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  selectors: coding-model, llm-plan, llama" in lines
     assert any(line.startswith("  note: models.unlisted-model.cmd: ") for line in lines)
 
 
-def test_it_is_refused_for_a_variable_that_is_not_set_as_it_is_there(capsys, monkeypatch):
+def test_unset_environment_variable_is_refused_as_by_llama_swap(capsys, monkeypatch):
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "x")
     monkeypatch.delenv("API_KEY_2")
-    assert 2 == main(["config", "check", str(FILE)])
+    assert main(["config", "check", str(FILE)]) == 2
     assert "apiKeys[3]: " in capsys.readouterr().err
 
 
-def test_models_that_it_does_not_define_are_noted_wherever_they_are_named(reading):
+def test_undefined_models_are_reported_wherever_they_are_named(reading):
     named = {
         key
         for key in reading.without_effect
@@ -74,7 +74,7 @@ def test_models_that_it_does_not_define_are_noted_wherever_they_are_named(readin
     } == named
 
 
-def test_its_selectors_are_ours(config):
+def test_selectors_of_the_example_are_read(config):
     assert {
         "coding-model": SelectorConfig(
             "warm",
@@ -88,22 +88,22 @@ def test_its_selectors_are_ours(config):
     } == config.selectors
 
 
-def test_a_command_that_says_nothing_of_a_port_finds_it_in_its_environment(config, reading):
+def test_command_without_a_port_gets_it_in_its_environment(config, reading):
     (model,) = [model for model in config.models if model.name == "unlisted-model"]
-    assert (("some-upstream-server",), {"PORT": "10003"}) == (model.cmd, model.env)
-    assert "http://localhost:10003" == model.proxy
+    assert (model.cmd, model.env) == (("some-upstream-server",), {"PORT": "10003"})
+    assert model.proxy == "http://localhost:10003"
     assert reading.remarks[0].startswith("models.unlisted-model.cmd: does not use ${PORT}")
 
 
-def test_the_others_keep_the_ports_that_they_have_there(config):
+def test_other_models_have_the_same_ports_as_in_llama_swap(config):
     ports = {model.name: [word for word in model.cmd if "1000" in word] for model in config.models}
-    assert ["10002"] == ports["gpt-oss-120b"]
-    assert ["10001:8080"] == ports["docker-llama"]
+    assert ports["gpt-oss-120b"] == ["10002"]
+    assert ports["docker-llama"] == ["10001:8080"]
 
 
-def test_its_groups_evict_what_the_documentation_says(config):
-    # `group2` is neither exclusive nor persistent; who is in no group is in an exclusive one, one at a time.
+def test_groups_of_the_example_evict_as_documented(config):
+    # `group2` is neither exclusive nor persistent; models without a group are in an exclusive one that swaps.
     policy = policy_for(config.swap, {})
     assert frozenset({"unlisted-model"}) == policy.eviction_for("gpt-oss-120b", ["unlisted-model"])
     assert frozenset({"docker-llama"}) == policy.eviction_for("unlisted-model", ["docker-llama"])
-    assert frozenset() == policy.eviction_for("docker-llama", ["gpt-oss-120b"])
+    assert policy.eviction_for("docker-llama", ["gpt-oss-120b"]) == frozenset()

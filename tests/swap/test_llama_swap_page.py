@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "llama-swap.md").read_text(encoding
 
 @pytest.mark.parametrize("pattern", WITHOUT_EFFECT, ids=".".join)
 def test_setting_without_effect_is_on_the_page(pattern):
-    # Of a model's or a peer's settings the page says only the last parts.
+    # For settings of a model or a peer, the page has only the last parts of the name.
     name = ".".join(pattern[pattern.index("*") + 1 :] if "*" in pattern else pattern)
     *_, last = pattern
     assert f"`{name}`" in PAGE or f"`{last}`" in PAGE

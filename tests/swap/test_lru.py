@@ -1,4 +1,4 @@
-"""The model used longest ago makes room."""
+"""The least recently used models are evicted."""
 
 import pytest
 from hypothesis import given
@@ -12,11 +12,11 @@ from fairlead.swap.policy import SwapReason
 def test_the_model_used_longest_ago_leaves_when_there_are_too_many() -> None:
     policy = LruPolicy(max_loaded=2)
 
-    assert frozenset() == policy.eviction_for("c", ["a"])
+    assert policy.eviction_for("c", ["a"]) == frozenset()
     assert frozenset({"a"}) == policy.eviction_for("c", ["a", "b"])
 
 
-def test_models_leave_until_the_next_one_fits_the_memory() -> None:
+def test_models_are_evicted_until_the_next_one_fits_the_memory() -> None:
     policy = LruPolicy(capacity_mb=10, memory_mb={"a": 3, "b": 3, "c": 6, "d": 5})
 
     assert frozenset({"a"}) == policy.eviction_for("c", ["a", "b"])
@@ -29,14 +29,14 @@ def test_a_model_of_unknown_size_is_loaded_alone() -> None:
     assert frozenset({"a"}) == policy.eviction_for("unknown", ["a"])
 
 
-def test_what_was_measured_meanwhile_counts_at_the_next_decision() -> None:
+def test_new_measurement_counts_for_the_next_decision() -> None:
     measured = {"a": 4.0}
     policy = LruPolicy(capacity_mb=10, memory_mb=measured)
     assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
 
     measured["b"] = 5.0
 
-    assert frozenset() == policy.eviction_for("b", ["a"])
+    assert policy.eviction_for("b", ["a"]) == frozenset()
 
 
 def gpus_with(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
@@ -46,7 +46,7 @@ def gpus_with(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
     return gpus
 
 
-def test_models_on_one_gpu_leave_until_the_next_one_fits_there() -> None:
+def test_models_on_one_gpu_are_evicted_until_the_next_one_fits_there() -> None:
     gpus = gpus_with({"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "other": "cuda:1"}, cuda_0=10)
     policy = LruPolicy(memory_mb={"a": 4, "b": 4, "c": 6, "other": 9, "cpu": 9}, gpus=gpus)
 
@@ -68,7 +68,7 @@ def test_model_has_a_gpu_of_unknown_size_to_itself() -> None:
     assert policy.eviction_for("b", []) == frozenset()
 
 
-def test_limits_of_all_models_hold_beside_those_of_a_gpu() -> None:
+def test_limits_of_all_models_apply_in_addition_to_those_of_a_gpu() -> None:
     gpus = gpus_with({"a": "cuda:0", "b": "cuda:0"}, cuda_0=10)
     sizes = {"a": 4, "b": 4, "cpu": 4}
 
@@ -76,7 +76,7 @@ def test_limits_of_all_models_hold_beside_those_of_a_gpu() -> None:
     assert LruPolicy(max_loaded=2, memory_mb=sizes, gpus=gpus).eviction_for("b", ["cpu", "a"]) == {"cpu"}
 
 
-def test_a_limit_of_no_model_is_refused() -> None:
+def test_limit_of_zero_models_is_refused() -> None:
     with pytest.raises(ValueError, match="maxLoaded"):
         LruPolicy(max_loaded=0)
 
@@ -102,6 +102,6 @@ def test_it_evicts_the_shortest_prefix_that_makes_room(
     assert frozenset(running[:expected]) == policy.eviction_for("target", running)
 
 
-def test_the_reason_for_a_swap_is_what_stays_loaded_and_how_many_go():
+def test_swap_reason_has_the_loaded_models_and_the_number_of_evictions():
     policy = LruPolicy(max_loaded=2)
     assert policy.reason_for("d", ["a", "b", "c"]) == SwapReason(chosen=("c", "d"), cost=2)

@@ -1,4 +1,4 @@
-"""Expressions expand and decide as llama-swap's documentation says."""
+"""Matrix expressions expand and choose evictions as llama-swap's documentation says."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def test_an_expression_expands_into_combinations(expression: str, expected: list
 def test_a_reference_stands_for_the_combinations_of_another_set() -> None:
     found = matrix.expand({"llms": "g | q", "both": "+llms & v"}, {})
 
-    assert [{"g"}, {"q"}, {"g", "v"}, {"q", "v"}] == [set(each) for each in found]
+    assert [set(each) for each in found] == [{"g"}, {"q"}, {"g", "v"}, {"q", "v"}]
 
 
 def test_variables_stand_for_models_and_take_precedence() -> None:
@@ -42,7 +42,7 @@ def test_variables_stand_for_models_and_take_precedence() -> None:
 @pytest.mark.parametrize(
     "expression", ["", "a &", "& a", "(a", "a)", "a b", "a | | b", "+missing", "()", "a & + b", "+it"]
 )
-def test_an_expression_that_makes_no_sense_is_refused_by_the_name_of_its_set(expression: str) -> None:
+def test_invalid_expression_is_refused_by_the_name_of_its_set(expression: str) -> None:
     with pytest.raises(MatrixError, match=r"sets\.it"):
         matrix.expand({"it": expression}, {})
 
@@ -52,7 +52,7 @@ def test_sets_that_refer_to_each_other_in_a_circle_are_refused() -> None:
         matrix.expand({"one": "+two", "two": "+one"}, {})
 
 
-def test_an_expression_that_explodes_is_refused() -> None:
+def test_expression_with_too_many_combinations_is_refused() -> None:
     clause = "(" + "|".join(f"m{number}" for number in range(50)) + ")"
 
     with pytest.raises(MatrixError, match="more than 10000"):
@@ -67,7 +67,7 @@ def test_an_expression_nested_too_deep_is_refused() -> None:
 def test_models_of_one_combination_run_together() -> None:
     policy = MatrixPolicy({"one": "a & b & c"})
 
-    assert frozenset() == policy.eviction_for("b", ["a", "c"])
+    assert policy.eviction_for("b", ["a", "c"]) == frozenset()
 
 
 def test_the_combination_that_costs_least_is_chosen() -> None:
@@ -94,7 +94,7 @@ def test_a_model_in_no_combination_runs_alone() -> None:
     assert frozenset({"a", "b"}) == policy.eviction_for("stranger", ["a", "b"])
 
 
-def test_a_stranger_makes_room_for_a_combination() -> None:
+def test_model_in_no_combination_is_evicted_for_a_combination() -> None:
     policy = MatrixPolicy({"one": "a & b"})
 
     assert frozenset({"stranger"}) == policy.eviction_for("a", ["stranger"])
@@ -108,7 +108,7 @@ MODELS = ["a", "b", "c", "d", "e"]
     running=st.lists(st.sampled_from(MODELS[1:]), unique=True),
     costs=st.dictionaries(st.sampled_from(MODELS), st.integers(0, 9)),
 )
-def test_what_stays_is_allowed_beside_the_target_and_nothing_allowed_would_cost_less(
+def test_eviction_is_allowed_by_a_set_and_has_the_lowest_cost(
     sets: list[set[str]], running: list[str], costs: dict[str, int]
 ) -> None:
     policy = MatrixPolicy(
@@ -124,13 +124,13 @@ def test_what_stays_is_allowed_beside_the_target_and_nothing_allowed_would_cost_
     )
 
 
-def test_the_reason_for_a_swap_is_the_chosen_combination_its_set_and_its_cost():
+def test_swap_reason_has_the_combination_its_set_and_its_cost():
     policy = MatrixPolicy({"small": "a & b", "large": "x & (a | b)"}, evict_costs={"a": 5, "b": 2})
     assert policy.eviction_for("x", ["a", "b"]) == {"b"}
     expected = SwapReason(chosen=("a", "x"), cost=2, rule="set large: x & (a | b)")
     assert policy.reason_for("x", ["a", "b"]) == expected
 
 
-def test_the_reason_for_a_model_of_no_combination_is_that_it_runs_alone():
+def test_swap_reason_of_a_model_in_no_combination_has_only_that_model():
     policy = MatrixPolicy({"pair": "a & b"}, evict_costs={"a": 5})
     assert policy.reason_for("stranger", ["a", "b"]) == SwapReason(chosen=("stranger",), cost=6)

@@ -1,4 +1,4 @@
-"""Which of its models a selector's job gets: by example, and against a plain account of the rules."""
+"""Which target a selector chooses for a job: by example, and against a simple model of the rules."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ HUNT = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
 
 
 def chosen(strategy: str, *targets: Target, selection: Selection | None = None, limit: int = 1) -> str:
-    """Return who is chosen, and have it taken if the selection is to remember it."""
+    """Return the name of the chosen target; count the job in `selection` if one is given."""
     told = SelectorConfig(strategy, ("?",), SelectorSettings(limit))
     target = (selection or Selection()).choose("s", told, targets)
     if selection is not None:
@@ -43,8 +43,8 @@ def theirs(name: str, *, is_well: bool = True) -> Target:
 
 
 @pytest.mark.parametrize("state", ["ready", "loading", "stopped", "draining", "stopping", "failed"])
-def test_a_pin_is_the_first_whatever_it_is_doing(state):
-    assert "a" == chosen("pin", ours("a", state), ours("b", "ready"))
+def test_pin_chooses_the_first_target_in_any_state(state):
+    assert chosen("pin", ours("a", state), ours("b", "ready")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -54,66 +54,66 @@ def test_a_pin_is_the_first_whatever_it_is_doing(state):
         ("c", "stopped loading ready"),
         ("b", "stopped ready ready"),
         ("b", "stopped loading loading"),
-        ("b", "draining stopped stopping"),  # it is to make room for another
+        ("b", "draining stopped stopping"),  # a draining model is being evicted
         ("b", "failed draining stopping"),
         ("c", "failed failed stopped"),
         ("a", "failed failed failed"),
     ],
 )
-def test_warm_is_the_first_that_would_answer_soonest(expected, states):
+def test_warm_chooses_the_first_target_that_would_answer_soonest(expected, states):
     targets = [ours(name, state) for name, state in zip("abc", states.split(), strict=True)]
     assert expected == chosen("warm", *targets)
 
 
-def test_warm_is_what_another_server_has_while_it_answers():
-    assert "b" == chosen("warm", ours("a"), theirs("b"))
-    assert "a" == chosen("warm", ours("a"), theirs("b", is_well=False))
+def test_warm_chooses_a_remote_target_while_it_is_healthy():
+    assert chosen("warm", ours("a"), theirs("b")) == "b"
+    assert chosen("warm", ours("a"), theirs("b", is_well=False)) == "a"
 
 
-def test_what_is_ready_but_not_well_is_not_warm():
-    assert "b" == chosen("warm", ours("a", "ready", is_well=False), ours("b"))
+def test_warm_skips_a_ready_target_that_is_unhealthy():
+    assert chosen("warm", ours("a", "ready", is_well=False), ours("b")) == "b"
 
 
-def test_jobs_spill_over_when_a_target_has_its_number():
+def test_jobs_spill_over_when_a_target_reaches_its_limit():
     selection = Selection()
     targets = [ours("a"), ours("b"), theirs("c")]
     told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(8)]
-    assert ["a", "a", "b", "b", "c", "c"] == told[:6]
-    assert {"a", "b", "c"} >= set(told[6:])  # all are full: they go on filling evenly
-    assert 2 == len(set(told[6:]))
+    assert told[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert {"a", "b", "c"} >= set(told[6:])  # all are full: further jobs are spread evenly
+    assert len(set(told[6:])) == 2
 
 
-def test_what_is_loaded_is_filled_before_another_is_begun_with():
+def test_loaded_targets_are_filled_before_another_is_used():
     selection = Selection()
     targets = [ours("a"), ours("b", "ready"), ours("c", "loading")]
     told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(5)]
     assert Counter("bbcca") == Counter(told)
-    assert "a" == told[-1]
+    assert told[-1] == "a"
 
 
-def test_a_job_that_is_over_makes_room_in_its_target():
+def test_ended_job_frees_its_place_in_the_target():
     selection = Selection()
     targets = [ours("a"), ours("b")]
-    assert ["a", "b"] == [chosen("spillover", *targets, selection=selection) for _ in "ab"]
+    assert [chosen("spillover", *targets, selection=selection) for _ in "ab"] == ["a", "b"]
     selection.give_back("s", "a")
-    assert "a" == chosen("spillover", *targets, selection=selection)
+    assert chosen("spillover", *targets, selection=selection) == "a"
 
 
 @pytest.mark.parametrize("state", ["draining", "stopping", "failed"])
-def test_jobs_spill_over_to_what_is_on_its_way_out_only_if_there_is_nothing_else(state):
+def test_jobs_spill_over_to_stopping_or_failed_targets_only_without_any_other(state):
     selection = Selection()
     out = [ours("a", state), ours("b"), ours("c", state)]
-    assert ["b", "b"] == [chosen("spillover", *out, selection=selection) for _ in range(2)]
-    assert "a" == chosen("spillover", out[0], out[2])
+    assert [chosen("spillover", *out, selection=selection) for _ in range(2)] == ["b", "b"]
+    assert chosen("spillover", out[0], out[2]) == "a"
 
 
 def test_each_selector_counts_its_own_jobs():
     selection = Selection()
     selection.take("another", "a")
-    assert "a" == chosen("spillover", ours("a"), ours("b"), selection=selection)
+    assert chosen("spillover", ours("a"), ours("b"), selection=selection) == "a"
 
 
-def test_nothing_is_kept_of_jobs_that_are_over():
+def test_ended_jobs_leave_no_counts():
     selection = Selection()
     chosen("spillover", ours("a"), selection=selection)
     selection.give_back("s", "a")
@@ -145,7 +145,7 @@ GROUPS = {
         (KeepSwap(), "far b far", ["far is there twice"] * 2),
     ],
 )
-def test_jobs_cannot_spill_over_to_what_would_turn_the_others_out(swap, targets, expected):
+def test_spillover_targets_that_evict_each_other_are_refused(swap, targets, expected):
     local = {name: name for name in "abcd"} | {"a2": "a"}
     selectors = {
         "s": SelectorConfig("spillover", tuple(targets.split())),
@@ -156,13 +156,13 @@ def test_jobs_cannot_spill_over_to_what_would_turn_the_others_out(swap, targets,
     assert {"s"} >= {fault.path[0] for fault in found}
 
 
-# Against a plain account of the rules --------------------------------------------------------------------
+# Against a simple model of the rules ---------------------------------------------------------------------
 
 STATES = ["ready", "loading", "stopped", "draining", "stopping", "failed"]
 
 
 class SelectionMachine(RuleBasedStateMachine):
-    """Jobs of one selector that spills over three models, which come and go as they like."""
+    """Jobs of one spillover selector over three models whose states change at random."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Everything a snapshot is pulled from, as plain values that a test sets."""
+"""Everything that a snapshot reads, as plain values that a test sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from fairlead.tally import Tally, TallyStatistics
 
 @dataclass
 class FakeFleet:
-    """Shows what it was given."""
+    """A fleet with the statuses that a test sets."""
 
     statuses: list[ModelStatus] = field(default_factory=list)
     node_statuses: list[NodeStatus] = field(default_factory=list)
@@ -26,7 +26,7 @@ class FakeFleet:
 
 @dataclass
 class FakeGateway:
-    """Adds up the journeys it is told of, with those under way."""
+    """A gateway whose statistics are of `tally` and of the journeys under way."""
 
     tally: Tally = field(default_factory=Tally)
     under_way: list[Journey] = field(default_factory=list)
@@ -37,7 +37,7 @@ class FakeGateway:
 
 @dataclass
 class FakeSources:
-    """A server that is ready, with a queue of so many."""
+    """A server that is ready, with the statistics of its queue."""
 
     fleet: FakeFleet = field(default_factory=FakeFleet)
     gateway: FakeGateway = field(default_factory=FakeGateway)
@@ -58,13 +58,13 @@ class FakeSources:
 
 
 def engine(model: str = "m", **changes: Any) -> ModelStatus:
-    """A loaded model of ours."""
+    """Return the status of a loaded local model."""
     settings = {"kind": "engine", "node": f"engine:{model}", "state": "ready", "seats": 8} | changes
     return ModelStatus(model=model, **settings)
 
 
 def journey(tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any) -> Journey:
-    """A job of three prompt tokens and five of an answer: it waited 1 s, began after 3 and ended after 7."""
+    """Return a job with 3 prompt and 5 output tokens: granted after 1 s, first delta at 3 s, ended at 7 s."""
     request = {"request_id": "r-1", "prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=10)}
     options = {name: changes.pop(name) for name in list(changes) if name in Job.__struct_fields__}
     made = Journey(

@@ -1,4 +1,4 @@
-"""Journeys are told of after what their tasks still had to do, each once, whatever goes wrong."""
+"""`Backlog` reports each ended journey once, after its task has sent the response, despite failures."""
 
 import structlog
 import trio
@@ -8,7 +8,7 @@ from fairlead.telemetry.backlog import Backlog
 from telemetry.sources import journey
 
 
-async def test_who_adds_a_journey_sends_its_answer_first():
+async def test_response_is_sent_before_the_journey_is_reported():
     events = []
     backlog = Backlog(lambda told: events.append(told.job.request_id))
 
@@ -25,10 +25,10 @@ async def test_who_adds_a_journey_sends_its_answer_first():
         await serve("three")
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    assert ["one sent", "one", "two sent", "three sent", "two", "three"] == events
+    assert events == ["one sent", "one", "two sent", "three sent", "two", "three"]
 
 
-async def test_the_last_ones_are_told_of_at_the_end():
+async def test_remaining_journeys_are_reported_at_the_end():
     told = []
     backlog = Backlog(lambda each: told.append(each.job.request_id))
     backlog.add(journey(request_id="before it ran"))
@@ -37,10 +37,10 @@ async def test_the_last_ones_are_told_of_at_the_end():
         await trio.testing.wait_all_tasks_blocked()
         backlog.add(journey(request_id="last"))
         nursery.cancel_scope.cancel()
-    assert ["before it ran", "last"] == told
+    assert told == ["before it ran", "last"]
 
 
-async def test_one_that_cannot_be_told_of_holds_up_no_other():
+async def test_failed_report_does_not_prevent_the_others():
     told = []
 
     def tell(each):
@@ -56,5 +56,5 @@ async def test_one_that_cannot_be_told_of_holds_up_no_other():
                 backlog.add(journey(request_id=name))
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    assert ["good", "better"] == told
-    assert ["bad"] == [line["request_id"] for line in logged]
+    assert told == ["good", "better"]
+    assert [line["request_id"] for line in logged] == ["bad"]

@@ -1,4 +1,4 @@
-"""Grafana's dashboard asks for nothing that the server does not tell."""
+"""Grafana's dashboard uses only metrics and labels that the server exports."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def _expressions() -> list[str]:
     return [target["expr"] for panel in _dashboard()["panels"] for target in panel.get("targets", ())]
 
 
-async def test_every_metric_and_label_in_it_exists():
+async def test_every_metric_and_label_of_the_dashboard_exists():
     sources = FakeSources(refused={"invalid_request": 1})
     told = {"cache_usage": 0.5, "blocks_total": 8, "preemptions": 0, "prefix_queries": 1, "prefix_hits": 1}
     sources.fleet.statuses = [engine(**told)]
@@ -41,7 +41,7 @@ async def test_every_metric_and_label_in_it_exists():
         assert words & names, expression
 
 
-def test_no_two_panels_lie_on_each_other_or_outside():
+def test_panels_neither_overlap_nor_exceed_the_grid():
     taken = set()
     for panel in _dashboard()["panels"]:
         at = panel["gridPos"]

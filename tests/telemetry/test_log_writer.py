@@ -33,9 +33,9 @@ def wait_for(holds: Callable[[], object]) -> None:
 
 
 class File:
-    """A sink. `faults` are what its next calls do: write so many bytes, or raise an error.
+    """A sink. Each of `faults` applies to one call: write at most that many bytes, or raise that error.
 
-    While `gate` is closed, it blocks. `written` is what came out.
+    While `gate` is closed, calls block. `written` has all bytes that were written.
     """
 
     def __init__(self, *faults: int | Exception) -> None:
@@ -72,12 +72,12 @@ def _quick_retries(monkeypatch):
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Puts and removes in any order; the oracle is a list of what comes out, notices included."""
+    """Put and remove lines in any order; the oracle is the list of expected output, including notices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tested = buffer(max_lines=5, max_bytes=40)
-        self.expected: list[str] = []  # what is written, were everything removed now
+        self.expected: list[str] = []  # the output if everything were removed now
         self.waiting: list[str] = []
         self.gap = 0
         self.dropped = 0
@@ -132,13 +132,13 @@ class BufferMachine(RuleBasedStateMachine):
 TestBuffer = BufferMachine.TestCase
 
 
-def test_a_line_that_is_put_while_another_is_being_put_does_not_deadlock():
+def test_line_put_while_another_is_being_put_does_not_deadlock():
     tested = buffer()
     with tested._lock:  # as when the garbage collector runs a destructor that prints
         tested.put("from a destructor\n")
     batch = tested.peek()
     assert batch is not None
-    assert b"from a destructor\n" == batch.data
+    assert batch.data == b"from a destructor\n"
 
 
 # The thread ------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ FAULTS = st.lists(
 
 
 @given(faults=FAULTS, pieces=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=8))
-def test_what_comes_out_is_what_went_in_in_order_but_for_lines_that_were_counted(faults, pieces):
-    """The stream blocks, fails, takes parts and recovers at random."""
+def test_output_is_the_input_in_order_except_for_counted_dropped_lines(faults, pieces):
+    """The stream blocks, fails, writes partially and recovers at random."""
     file = File(*faults)
     tested = LogWriter(file.write, buffer(max_lines=20, max_bytes=150))
     put: list[str] = []
@@ -177,21 +177,21 @@ def test_what_comes_out_is_what_went_in_in_order_but_for_lines_that_were_counted
     assert len(put) - len(written) == tested.dropped == noticed
 
 
-def test_a_caller_never_waits_for_a_stream_that_nobody_reads():
+def test_caller_never_waits_for_a_blocked_stream():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer(max_lines=10))
     tested.put("first\n")
     assert file.blocked.wait(PATIENCE_S)
-    for number in range(1000):  # would never end
+    for number in range(1000):  # would block forever if it waited
         tested.put(f"{number}\n")
-    assert 1000 - 9 == tested.dropped
+    assert tested.dropped == 1000 - 9
     file.gate.set()
     assert tested.close(PATIENCE_S)
-    assert ["first", *map(str, range(9)), "<991 dropped>"] == file.lines
+    assert file.lines == ["first", *map(str, range(9)), "<991 dropped>"]
 
 
-def test_a_notice_stands_where_the_lines_are_missing():
+def test_notice_is_written_where_lines_are_missing():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer(max_lines=2))
@@ -203,19 +203,19 @@ def test_a_notice_stands_where_the_lines_are_missing():
     wait_for(lambda: "<2 dropped>" in file.lines)
     tested.put("later\n")
     assert tested.close(PATIENCE_S)
-    assert ["first", "second", "<2 dropped>", "later"] == file.lines
+    assert file.lines == ["first", "second", "<2 dropped>", "later"]
 
 
-def test_a_line_that_was_cut_by_a_full_disk_is_completed_when_there_is_room():
+def test_line_cut_by_a_full_disk_is_completed_when_there_is_room():
     file = File(3, OSError(28, "no space left"), OSError(28, "no space left"))
     tested = LogWriter(file.write, buffer())
     tested.put("a whole line\n")
     wait_for(lambda: file.lines == ["a whole line"])
     assert tested.close(PATIENCE_S)
-    assert 0 == tested.dropped
+    assert tested.dropped == 0
 
 
-def test_closing_a_stream_that_fails_takes_no_time():
+def test_close_does_not_wait_for_a_failing_stream():
     file = File(*[OSError(28, "no space left")] * 100_000)
     tested = LogWriter(file.write, buffer())
     tested.put("lost\n")
@@ -224,7 +224,7 @@ def test_closing_a_stream_that_fails_takes_no_time():
     assert file.faults  # it gave up before the stream recovered
 
 
-def test_closing_abandons_a_stream_that_blocks():
+def test_close_abandons_a_stream_that_blocks():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer())
@@ -235,15 +235,15 @@ def test_closing_abandons_a_stream_that_blocks():
     tested._thread.join(PATIENCE_S)
 
 
-def test_closing_waits_for_a_pipe_that_is_only_full_now():
+def test_close_waits_for_a_pipe_that_is_temporarily_full():
     file = File(*[BlockingIOError(11, "try again")] * 5)
     tested = LogWriter(file.write, buffer())
     tested.put("written\n")
     assert tested.close(PATIENCE_S)
-    assert ["written"] == file.lines
+    assert file.lines == ["written"]
 
 
-def test_a_line_that_comes_when_the_thread_has_just_looked_is_written_without_another():
+def test_line_put_just_after_the_thread_found_none_is_written_without_another_put():
     late: list[Callable[[], None]] = []
 
     class Buffer(LogBuffer):
@@ -261,7 +261,7 @@ def test_a_line_that_comes_when_the_thread_has_just_looked_is_written_without_an
     assert tested.close(PATIENCE_S)
 
 
-def test_closing_writes_what_was_put_before():
+def test_close_writes_the_lines_put_before():
     file = File()
     tested = LogWriter(file.write, buffer())
     for number in range(100):
@@ -270,7 +270,7 @@ def test_closing_writes_what_was_put_before():
     assert list(map(str, range(100))) == file.lines
 
 
-def test_many_lines_of_a_busy_time_are_few_writes():
+def test_lines_queued_while_the_stream_blocks_are_written_in_one_call():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer())
@@ -280,10 +280,10 @@ def test_many_lines_of_a_busy_time_are_few_writes():
         tested.put(f"{number}\n")
     file.gate.set()
     assert tested.close(PATIENCE_S)
-    assert (501, 2) == (len(file.lines), file.calls)
+    assert (len(file.lines), file.calls) == (501, 2)
 
 
-def test_a_pipe_that_somebody_made_non_blocking_is_waited_for():
+def test_writer_waits_for_a_full_non_blocking_pipe():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     tested = LogWriter(lambda data: os.write(writing, data), buffer(max_lines=10_000, max_bytes=1_000_000))
@@ -293,7 +293,7 @@ def test_a_pipe_that_somebody_made_non_blocking_is_waited_for():
     while len(received) < 200_000:
         received += os.read(reading, 65536)
     assert tested.close(PATIENCE_S)
-    assert (0, 2000) == (tested.dropped, received.count(b"\n"))
+    assert (tested.dropped, received.count(b"\n")) == (0, 2000)
     os.close(reading)
     os.close(writing)
 
@@ -312,4 +312,4 @@ def test_lines_of_each_thread_keep_their_order():
     assert tested.close(PATIENCE_S)
     for name in range(4):
         assert [f"{name} {n}" for n in range(500)] == [line for line in file.lines if line[0] == str(name)]
-    assert 0 == tested.dropped
+    assert tested.dropped == 0

@@ -1,4 +1,4 @@
-"""The log: one line a request, readable or JSON, of the level asked for, without names of people."""
+"""The log: one line per request, as text or JSON, of the configured level, without names of people."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ def _as_before():
 
 @pytest.fixture
 def write(monkeypatch, capsys):
-    """Configure the log and return what it says of a journey, or of a function that logs."""
+    """Return a function that configures the log, logs a journey or runs a call, and returns the output."""
 
     def write(told=None, *, config: Config | None = None, call=None, **options) -> str:
         structlog.reset_defaults()
@@ -40,12 +40,12 @@ def write(monkeypatch, capsys):
     return write
 
 
-def test_a_request_is_one_line_with_all_that_is_known_of_it(write):
+def test_request_is_logged_as_one_line_with_all_its_fields(write):
     line = write(journey("ana"), json=True, config=Config(models=(), tenant_names="plain"))
-    assert 1 == line.count("\n")
+    assert line.count("\n") == 1
     said = json.loads(line)
     assert said.pop("timestamp").endswith("Z")
-    assert {
+    assert said == {
         "event": "request",
         "level": "info",
         "request_id": "r-1",
@@ -58,10 +58,10 @@ def test_a_request_is_one_line_with_all_that_is_known_of_it(write):
         "took_s": 7.0,
         "prompt_tokens": 3,
         "tokens": 5,
-    } == said
+    }
 
 
-def test_on_a_terminal_it_is_readable_and_coloured_and_elsewhere_not_coloured(write, monkeypatch):
+def test_log_is_colored_only_on_a_terminal_without_no_color(write, monkeypatch):
     plain = write(journey())
     assert "request_id=r-1" in plain
     assert "\x1b" not in plain
@@ -84,7 +84,7 @@ def test_on_a_terminal_it_is_readable_and_coloured_and_elsewhere_not_coloured(wr
         ("internal_error", "error"),
     ],
 )
-def test_who_was_turned_away_is_a_warning_and_what_failed_an_error(write, outcome, level):
+def test_refused_job_is_a_warning_and_failed_job_an_error(write, outcome, level):
     assert level == json.loads(write(journey(outcome=outcome), json=True))["level"]
 
 
@@ -102,19 +102,19 @@ def test_refused_job_below_upstream_is_logged_with_its_own_method(write):
     assert (said["method"], said["path"]) == ("DELETE", "/upstream/m/x")
 
 
-def test_a_job_that_never_had_a_seat_waited_all_its_time_and_has_no_node(write):
+def test_job_without_a_seat_waited_all_its_time_and_has_no_node(write):
     told = journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0)
     said = json.loads(write(told, json=True))
-    assert (7.0, None, None) == (said["waited_s"], said["first_token_s"], said["node"])
+    assert (said["waited_s"], said["first_token_s"], said["node"]) == (7.0, None, None)
 
 
-def test_attempts_are_named_when_there_was_more_than_one(write):
-    assert 2 == json.loads(write(journey(attempts=2), json=True))["attempts"]
+def test_attempts_are_logged_only_if_more_than_one(write):
+    assert json.loads(write(journey(attempts=2), json=True))["attempts"] == 2
     assert "attempts" not in json.loads(write(journey(), json=True))
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warn", "error"])
-def test_only_what_is_as_bad_as_the_level_is_written(write, level):
+def test_only_events_of_at_least_the_level_are_written(write, level):
     def speak(logger) -> None:
         logger.debug("one")
         logger.info("two")
@@ -124,19 +124,19 @@ def test_only_what_is_as_bad_as_the_level_is_written(write, level):
     written = write(call=speak, level=level)
     expected = ["one", "two", "three", "four"][["debug", "info", "warn", "error"].index(level) :]
     assert expected == [word for word in ("one", "two", "three", "four") if word in written]
-    assert logging.getLogger().level == logging.WARNING  # nobody else's log is touched
+    assert logging.getLogger().level == logging.WARNING  # the level of libraries is not changed
 
 
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_what_a_client_sends_can_neither_begin_a_line_nor_command_a_terminal(write, json_lines):
+def test_client_text_can_neither_begin_a_line_nor_control_a_terminal(write, json_lines):
     told = journey("a\nb\x1b[2J", request_id="x\x9b31m\r")
     line = write(told, json=json_lines, config=Config(models=(), tenant_names="plain"))
-    assert (1, True) == (line.count("\n"), line.endswith("\n"))
+    assert (line.count("\n"), line.endswith("\n")) == (1, True)
     assert not any(sign in line for sign in ("\x1b", "\x9b", "\r"))
 
 
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_a_traceback_says_where_but_not_what_was_in_the_variables(write, json_lines):
+def test_traceback_has_locations_but_no_values_of_variables(write, json_lines):
     def fail(logger) -> None:
         api_key = "-".join(["sk", "secret"] * 2)  # never whole in the source, which tracebacks may show
         try:
@@ -153,30 +153,30 @@ def test_a_traceback_says_where_but_not_what_was_in_the_variables(write, json_li
 # Tenants --------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_is_shown_as_a_hash_that_stays_the_same_and_does_not_say_who_it_is():
+def test_tenant_is_shown_as_a_stable_hash_that_hides_its_name():
     names = TenantNames(Config(models=()))
     assert names.shown("address/192.0.2.7") == names.shown("address/192.0.2.7")
     assert names.shown("address/192.0.2.7") != names.shown("address/192.0.2.8")
-    assert "192" not in names.shown("address/192.0.2.7") or 12 == len(names.shown("address/192.0.2.7"))
+    assert "192" not in names.shown("address/192.0.2.7") or len(names.shown("address/192.0.2.7")) == 12
 
 
-def test_nobody_finds_an_address_by_hashing_them_all():
+def test_without_api_keys_the_key_of_the_hashes_is_random():
     shown = {TenantNames(Config(models=())).shown("address/192.0.2.7") for _ in range(3)}
-    assert 3 == len(shown)
+    assert len(shown) == 3
 
 
-def test_with_api_keys_a_tenant_is_called_the_same_after_a_restart():
+def test_with_api_keys_the_hash_of_a_tenant_survives_a_restart():
     config = Config(models=(), api_keys=(ApiKey("one"), ApiKey("two")))
     other = Config(models=(), api_keys=(ApiKey("one"), ApiKey("three")))
     assert TenantNames(config).shown("ana") == TenantNames(config).shown("ana")
     assert TenantNames(config).shown("ana") != TenantNames(other).shown("ana")
 
 
-def test_a_tenant_with_half_a_character_in_its_name_has_a_hash_too():
-    assert 12 == len(TenantNames(Config(models=())).shown("\ud800"))
+def test_tenant_name_with_a_lone_surrogate_has_a_hash():
+    assert len(TenantNames(Config(models=())).shown("\ud800")) == 12
 
 
-def test_a_line_that_nobody_can_read_any_more_is_no_error(write, monkeypatch):
+def test_broken_pipe_of_the_log_is_not_an_error(write, monkeypatch):
     class Broken:
         def write(self, _text):
             raise BrokenPipeError
@@ -185,4 +185,4 @@ def test_a_line_that_nobody_can_read_any_more_is_no_error(write, monkeypatch):
             return False
 
     monkeypatch.setattr("sys.stderr", Broken())
-    assert "" == write(journey())
+    assert write(journey()) == ""

@@ -1,4 +1,4 @@
-"""`/metrics` as Prometheus reads it: every name, with the values that the server's own counts have."""
+"""`/metrics` as Prometheus parses it: every name, with the values of the server's own counters."""
 
 import math
 
@@ -34,7 +34,7 @@ def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> Pulled:  #
 
 
 def samples(sources: FakeSources, **config) -> dict:
-    """Every sample: its name and labels, and its value."""
+    """Return the value of every sample by its name and labels."""
     text = generate_latest(pulled(sources, **config)).decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
@@ -51,7 +51,7 @@ def value(found: dict, name: str, **labels: str) -> float:
 
 @pytest.fixture
 def sources() -> FakeSources:
-    """After four jobs of which one failed, with one running and one waiting."""
+    """Return sources after four jobs of which one failed, with one running and one queued."""
     sources = FakeSources(refused={"invalid_api_key": 2})
     sources.fleet.statuses = [
         engine(
@@ -80,11 +80,11 @@ def sources() -> FakeSources:
     return sources
 
 
-async def test_vllms_names_have_the_values_of_the_jobs_there_were(sources):
+async def test_vllm_metrics_have_the_values_of_the_jobs(sources):
     found = samples(sources)
     of_m = {"model_name": "m", "engine": "0"}
     values = {name: value(found, f"vllm:{name}", **of_m) for name in VLLM[:-1]}
-    assert {
+    assert values == {
         "num_requests_running": 1,
         "num_requests_waiting": 1,
         "kv_cache_usage_perc": 0.25,
@@ -93,59 +93,59 @@ async def test_vllms_names_have_the_values_of_the_jobs_there_were(sources):
         "num_preemptions_total": 3,
         "prompt_tokens_total": 15,
         "generation_tokens_total": 22,
-    } == values
+    }
     ends = {
         reason: value(found, "vllm:request_success_total", **of_m, finished_reason=reason)
         for reason in ("stop", "length", "abort")
     }
-    assert {"stop": 2, "length": 0, "abort": 1} == ends
+    assert ends == {"stop": 2, "length": 0, "abort": 1}
 
 
-async def test_vllms_histograms_add_up(sources):
+async def test_vllm_histograms_have_consistent_counts_and_sums(sources):
     found = samples(sources)
     of_m = {"model_name": "m", "engine": "0"}
     for name in VLLM_HISTOGRAMS:
         count = value(found, f"vllm:{name}_count", **of_m)
         assert count == value(found, f"vllm:{name}_bucket", **of_m, le="+Inf")
-    assert 4 * 3.0 == value(found, "vllm:time_to_first_token_seconds_sum", **of_m)
-    assert 2 * 7.0 == value(found, "vllm:e2e_request_latency_seconds_sum", **of_m)
-    assert 2 * 4 == value(found, "vllm:inter_token_latency_seconds_count", **of_m)
-    assert 0 == value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="0.75")
-    assert 8 == value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="1.0")
+    assert value(found, "vllm:time_to_first_token_seconds_sum", **of_m) == 4 * 3.0
+    assert value(found, "vllm:e2e_request_latency_seconds_sum", **of_m) == 2 * 7.0
+    assert value(found, "vllm:inter_token_latency_seconds_count", **of_m) == 2 * 4
+    assert value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="0.75") == 0
+    assert value(found, "vllm:inter_token_latency_seconds_bucket", **of_m, le="1.0") == 8
 
 
-async def test_our_names_tell_outcomes_refusals_states_and_what_went_wrong(sources):
+async def test_fairlead_metrics_have_outcomes_refusals_states_and_failures(sources):
     found = samples(sources)
     outcomes = {
         outcome: value(found, "fairlead_jobs_total", model="m", outcome=outcome)
         for outcome in ("success", "client_left", "node_failed")
     }
-    assert {"success": 2, "client_left": 1, "node_failed": 1} == outcomes
-    assert 2 == value(found, "fairlead_requests_refused_total", code="invalid_api_key")
-    assert 2 == value(found, "fairlead_queue_waiting_jobs")
+    assert outcomes == {"success": 2, "client_left": 1, "node_failed": 1}
+    assert value(found, "fairlead_requests_refused_total", code="invalid_api_key") == 2
+    assert value(found, "fairlead_queue_waiting_jobs") == 2
     states = {dict(labels)["state"]: on for (name, labels), on in found.items() if name.endswith("l_state")}
-    assert {"ready"} == {state for state, on in states.items() if on}
-    assert 6 == len(states)
-    assert (0, 2) == (
+    assert {state for state, on in states.items() if on} == {"ready"}
+    assert len(states) == 6
+    assert (
         value(found, "fairlead_node_up", node="n", kind="remote"),
         value(found, "fairlead_node_downs_total", node="n", kind="remote"),
-    )
-    assert (2, 1) == (
+    ) == (0, 2)
+    assert (
         value(found, "fairlead_model_loads_total", model="m"),
         value(found, "fairlead_model_stuck_total", model="m"),
-    )
+    ) == (2, 1)
 
 
-async def test_log_lines_that_were_dropped_are_counted(sources, monkeypatch):
-    assert 0 == value(samples(sources), "fairlead_log_lines_dropped_total")
+async def test_dropped_log_lines_are_counted(sources, monkeypatch):
+    assert value(samples(sources), "fairlead_log_lines_dropped_total") == 0
     monkeypatch.setattr("fairlead.telemetry.metrics.lines_dropped", lambda: 7)
-    assert 7 == value(samples(sources), "fairlead_log_lines_dropped_total")
+    assert value(samples(sources), "fairlead_log_lines_dropped_total") == 7
 
 
-async def test_what_a_model_cannot_tell_has_no_sample(sources):
+async def test_unknown_value_of_a_model_has_no_sample(sources):
     found = samples(sources)
     assert ("fairlead_model_cache_usage", frozenset({("model", "far")})) not in found
-    assert 8 == value(found, "fairlead_model_seats", model="far")
+    assert value(found, "fairlead_model_seats", model="far") == 8
 
 
 async def test_five_thousand_tenants_make_a_thousand_and_one_labels():
@@ -158,33 +158,33 @@ async def test_five_thousand_tenants_make_a_thousand_and_one_labels():
         for (name, labels), n in found.items()
         if name == "fairlead_tenant_jobs_total"
     }
-    assert (1001, 4000, 5000) == (len(tenants), tenants["other"], sum(tenants.values()))
+    assert (len(tenants), tenants["other"], sum(tenants.values())) == (1001, 4000, 5000)
     assert not any("made up" in tenant for tenant in tenants)
 
 
-async def test_a_node_that_tells_of_five_thousand_models_makes_a_thousand_labels():
+async def test_five_thousand_remote_models_make_a_thousand_labels():
     sources = FakeSources()
     sources.fleet.statuses = [engine(), *(engine(f"far {number}", kind="remote") for number in range(5000))]
     names = {dict(labels).get("model") for _, labels in samples(sources)} - {None}
-    assert (1000, True) == (len(names), "m" in names)
+    assert (len(names), "m" in names) == (1000, True)
 
 
-async def test_tenants_are_named_as_they_are_where_the_configuration_says_so():
+async def test_tenant_names_are_shown_in_full_if_configured():
     sources = FakeSources()
     sources.gateway.tally.add(journey('ana "\\\n}'))
     found = samples(sources, tenant_names="plain", api_keys=(ApiKey("k"),))
-    assert 1 == value(found, "fairlead_tenant_jobs_total", tenant='ana "\\\\n}')
+    assert value(found, "fairlead_tenant_jobs_total", tenant='ana "\\\\n}') == 1
 
 
-async def test_names_that_would_break_the_format_do_not(sources):
+async def test_special_characters_in_names_are_escaped(sources):
     sources.fleet.statuses = [engine('m"\n} 1\nfake_metric 7\\')]
     sources.gateway.tally.add(journey(model='m"\n} 1\nfake_metric 7\\'))
     found = samples(sources)
     assert not [name for name, _ in found if name.startswith("fake")]
-    assert 8 == value(found, "fairlead_model_seats", model='m"\n} 1\nfake_metric 7\\')
+    assert value(found, "fairlead_model_seats", model='m"\n} 1\nfake_metric 7\\') == 8
 
 
-async def test_the_same_can_be_had_as_openmetrics(sources):
+async def test_metrics_are_available_in_the_openmetrics_format(sources):
     text = generate_openmetrics(pulled(sources)).decode()
     names = {family.name for family in parse_openmetrics(text)}
     assert {"fairlead_jobs", "vllm:prompt_tokens", "vllm:e2e_request_latency_seconds"} <= names
@@ -194,7 +194,7 @@ async def test_no_value_is_negative_or_not_a_number(sources):
     assert not [key for key, number in samples(sources).items() if number < 0 or math.isnan(number)]
 
 
-async def test_what_was_pulled_does_not_change_while_it_is_written_out(sources):
+async def test_pulled_metrics_do_not_change_while_they_are_written(sources):
     before = pulled(sources)
     sources.gateway.tally.add(journey("somebody else", outcome="success"))
     text = generate_latest(before).decode()
@@ -204,4 +204,4 @@ async def test_what_was_pulled_does_not_change_while_it_is_written_out(sources):
         for sample in family.samples
         if sample.name == "fairlead_tenant_jobs_total"
     ]
-    assert [4] == ended
+    assert ended == [4]

@@ -23,7 +23,7 @@ def _structlog_as_before():
 
 
 class Printed:
-    """A stream over a list."""
+    """A `LogStream` that appends to a list."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -33,58 +33,58 @@ class Printed:
         self.texts.append(text)
 
 
-def test_a_stream_passes_whole_lines_on():
+def test_stream_passes_on_whole_lines():
     printed = Printed()
     print("a", 1, file=printed.stream)
     print("b\nc", end="\n", file=printed.stream)
-    assert ["a 1\n", "b\n", "c\n"] == printed.texts
+    assert printed.texts == ["a 1\n", "b\n", "c\n"]
 
 
-def test_flushing_passes_on_the_beginning_of_a_line_as_a_progress_bar_needs_it():
+def test_flush_passes_on_a_partial_line_for_progress_bars():
     printed = Printed()
     printed.stream.write("\r 10 %")
-    assert [] == printed.texts
+    assert printed.texts == []
     printed.stream.flush()
-    assert ["\r 10 %"] == printed.texts
+    assert printed.texts == ["\r 10 %"]
 
 
-def test_where_lines_are_wrapped_the_beginning_of_one_waits_for_its_end():
+def test_partial_line_is_held_back_until_its_end_if_lines_are_wrapped():
     printed = Printed()
     printed.stream.wrap = lambda line: f"<{line}>"
     printed.stream.write("\n10")
     printed.stream.flush()
     printed.stream.write(" %\n20 %\n30")
-    assert ["<10 %>\n", "<20 %>\n"] == printed.texts
+    assert printed.texts == ["<10 %>\n", "<20 %>\n"]
     printed.stream.finish()
-    assert "<30>\n" == printed.texts[-1]
+    assert printed.texts[-1] == "<30>\n"
 
 
-def test_a_line_without_an_end_takes_no_memory():
+def test_line_without_an_end_is_not_kept_in_memory():
     printed = Printed()
     for _ in range(100):
         printed.stream.write("x" * 1000)
     assert len("".join(printed.texts)) > 80_000
 
 
-def test_a_stream_without_a_file_has_no_descriptor_and_is_no_terminal():
+def test_stream_without_a_file_has_no_descriptor_and_is_not_a_terminal():
     printed = Printed()
     assert not printed.stream.isatty()
     with pytest.raises(OSError):
         printed.stream.fileno()
 
 
-def test_what_cannot_be_encoded_is_escaped():
+def test_characters_that_cannot_be_encoded_are_escaped():
     written = io.BytesIO()
     writer = LogWriter(written.write, LogBuffer(max_lines=9, max_bytes=99, notice=str))
     print("half a character: \ud800", file=streams.LogStream(writer, None))
     assert writer.close(30)
-    assert b"half a character: \\ud800\n" == written.getvalue()
+    assert written.getvalue() == b"half a character: \\ud800\n"
 
 
 # The process's streams -------------------------------------------------------------------------------
 
 
-def test_everything_printed_is_written_and_the_streams_are_as_before_afterwards(capfd):
+def test_everything_printed_is_written_and_the_streams_are_restored(capfd):
     before = sys.stdout, sys.stderr
     with logs.log_streams():
         structlog.get_logger("test").warning("an event")
@@ -94,7 +94,7 @@ def test_everything_printed_is_written_and_the_streams_are_as_before_afterwards(
         assert before != (sys.stdout, sys.stderr)
     assert before == (sys.stdout, sys.stderr)
     printed = capfd.readouterr()
-    assert "on standard output\n" == printed.out
+    assert printed.out == "on standard output\n"
     found = [printed.err.index(text) for text in ("an event", "a line", "[qwen] of a child")]
     assert sorted(found) == found
 
@@ -107,18 +107,19 @@ def test_in_json_every_line_is_an_object(capfd):
         child_output.relay("qwen", "of a child")
         child_output.relay("qwen", "")
     out, err = capfd.readouterr()
-    assert [("stdout", "on standard output")] == [
-        (event["source"], event["line"]) for event in map(json.loads, out.splitlines())
+    assert [(event["source"], event["line"]) for event in map(json.loads, out.splitlines())] == [
+        ("stdout", "on standard output")
     ]
     events = [json.loads(line) for line in err.splitlines()]
     assert all({"event", "level", "timestamp"} <= set(event) for event in events)
-    assert ("an event", 1) == (events[0]["event"], events[0]["number"])
-    assert [("stderr", "a line"), ("qwen", "of a child")] == [
-        (event["source"], event["line"]) for event in events[1:]
+    assert (events[0]["event"], events[0]["number"]) == ("an event", 1)
+    assert [(event["source"], event["line"]) for event in events[1:]] == [
+        ("stderr", "a line"),
+        ("qwen", "of a child"),
     ]
 
 
-def test_what_python_itself_prints_is_an_object_too():
+def test_lines_that_python_itself_prints_are_json_objects():
     code = """if True:
         import logging, threading, warnings
         from fairlead.telemetry.logs import log_streams
@@ -136,7 +137,7 @@ def test_what_python_itself_prints_is_an_object_too():
             Broken()
     """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "" == ran.stdout
+    assert ran.stdout == ""
     lines = [json.loads(line)["line"] for line in ran.stderr.splitlines()]
     for expected in (
         *("UserWarning: a warning", "an error of a library", "ZeroDivisionError: division by zero"),
@@ -145,7 +146,7 @@ def test_what_python_itself_prints_is_an_object_too():
         assert any(expected in line for line in lines), expected
 
 
-def test_a_logger_that_was_used_before_json_was_asked_for_writes_json_from_then_on(capfd):
+def test_logger_used_before_json_is_configured_writes_json_afterwards(capfd):
     with logs.log_streams():
         logger = structlog.get_logger("test")
         logger.warning("early")
@@ -153,24 +154,24 @@ def test_a_logger_that_was_used_before_json_was_asked_for_writes_json_from_then_
         logger.warning("late")
     early, late = capfd.readouterr().err.splitlines()
     assert "early" in early
-    assert "late" == json.loads(late)["event"]
+    assert json.loads(late)["event"] == "late"
 
 
-def test_dropped_lines_are_reported_in_the_form_of_the_log(capfd, monkeypatch):
+def test_dropped_lines_are_reported_in_the_format_of_the_log(capfd, monkeypatch):
     monkeypatch.setattr(streams, "MAX_BYTES", 300)
     with logs.log_streams():
         sys.stderr.write("x" * 300 + "\n")
-        assert 1 == streams.lines_dropped()
+        assert streams.lines_dropped() == 1
         sys.stderr.write("fits\n")
         logs.configure(json=True)
-    assert 0 == streams.lines_dropped()
+    assert streams.lines_dropped() == 0
     plain, fits = capfd.readouterr().err.splitlines()
-    assert "fits" == fits
+    assert fits == "fits"
     assert "log lines dropped" in plain
     with logs.log_streams(json=True):
         sys.stderr.write("x" * 300 + "\n")
     event = json.loads(capfd.readouterr().err)
-    assert ("log lines dropped", 1, "warning") == (event["event"], event["lines"], event["level"])
+    assert (event["event"], event["lines"], event["level"]) == ("log lines dropped", 1, "warning")
 
 
 def test_streams_that_are_the_same_file_keep_the_order_of_all_lines(tmp_path):
@@ -185,19 +186,19 @@ def test_streams_that_are_the_same_file_keep_the_order_of_all_lines(tmp_path):
     assert list(map(str, range(500))) == file.read_text().splitlines()
 
 
-def test_a_blocked_terminal_gets_what_was_printed_when_it_is_read_again():
+def test_blocked_terminal_gets_all_lines_when_it_is_read_again():
     ours, theirs = os.openpty()
     stream = os.fdopen(theirs, "w")
     redirected = streams.LogStreams(None, stream, notice=lambda lines: f"{lines} dropped\n")
     assert redirected.stderr.isatty()
-    for number in range(3000):  # more than a terminal takes: nobody reads yet
+    for number in range(3000):  # more than a terminal buffers while nothing reads it
         print(f"line {number:04}", file=redirected.stderr)
     received = b""
     while received.count(b"\n") < 3000:
         received += os.read(ours, 65536)
     assert redirected.close()
     assert b"line 2999" in received
-    assert 0 == redirected.dropped
+    assert redirected.dropped == 0
     stream.close()
     os.close(ours)
 
@@ -209,4 +210,4 @@ def test_closed_standard_streams_do_not_become_sockets():
         "with socket.socket() as one: os._exit(0 if one.fileno() > 2 else 3)\n"
     )
     command = f'exec "{sys.executable}" -c "$0" <&- >&- 2>&-'
-    assert 0 == subprocess.run(["/bin/sh", "-c", command, code], check=False).returncode
+    assert subprocess.run(["/bin/sh", "-c", command, code], check=False).returncode == 0

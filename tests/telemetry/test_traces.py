@@ -1,4 +1,4 @@
-"""OpenTelemetry: one trace a request with its phases, GenAI's names, and the client's trace as the parent."""
+"""OpenTelemetry: one trace per request with its phases, GenAI names, and the client's trace as parent."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ NS = 1_000_000_000
 
 
 class Collector:
-    """Traces that are kept in memory."""
+    """Traces whose spans and metrics are kept in memory."""
 
     def __init__(self, load=None) -> None:
         self._spans = InMemorySpanExporter()
@@ -46,21 +46,21 @@ class Collector:
         self.traces(journey, self._load)
 
     def spans(self) -> dict:
-        """What was made, by name; the request's own as `request`."""
+        """Return the finished spans by name; the request's own is `request`."""
         return {
             "request" if span.kind is SpanKind.SERVER else span.name: span
             for span in self._spans.get_finished_spans()
         }
 
     def phases(self) -> dict[str, tuple[float, float]]:
-        """When each began and ended, in seconds after the arrival."""
+        """Return when each span began and ended, in seconds after the arrival."""
         return {
             name: ((span.start_time - 5 * NS) / NS, (span.end_time - 5 * NS) / NS)
             for name, span in self.spans().items()
         }
 
     def histograms(self) -> dict[str, tuple[int, float]]:
-        """How many values there were, and their sum."""
+        """Return the count and the sum of each metric's values."""
         found: dict[str, tuple[int, float]] = {}
         for resource in self._reader.get_metrics_data().resource_metrics:
             for scope in resource.scope_metrics:
@@ -70,15 +70,15 @@ class Collector:
         return found
 
 
-def test_a_request_has_a_span_for_each_phase_that_it_went_through():
+def test_request_has_a_span_for_each_phase():
     collector = Collector()
     collector.tell(journey())
-    assert {
+    assert collector.phases() == {
         "request": (0, 7),
         "queue": (0, 1),
         "prefill": (1, 3),
         "decode": (3, 7),
-    } == collector.phases()
+    }
     spans = collector.spans()
     ours = spans["request"].get_span_context()
     assert {ours.span_id} == {spans[name].parent.span_id for name in ("queue", "prefill", "decode")}
@@ -86,52 +86,52 @@ def test_a_request_has_a_span_for_each_phase_that_it_went_through():
     assert spans["request"].parent is None
 
 
-def test_the_part_of_the_wait_in_which_its_model_was_loaded_is_a_span_of_its_own():
+def test_model_load_during_the_wait_is_a_span_of_its_own():
     collector = Collector(load=(99.0, 100.5))
     collector.tell(journey())
-    assert (0, 0.5) == collector.phases()["load"]
+    assert collector.phases()["load"] == (0, 0.5)
 
 
 @pytest.mark.parametrize("load", [(90.0, 99.0), (101.0, 102.0), None])
-def test_a_load_that_it_did_not_wait_for_is_not_in_its_trace(load):
+def test_model_load_outside_the_wait_is_not_in_the_trace(load):
     collector = Collector(load=load)
     collector.tell(journey())
     assert "load" not in collector.spans()
 
 
-def test_the_clients_trace_goes_on():
+def test_request_span_is_a_child_of_the_clients_span():
     collector = Collector()
     collector.tell(journey(traceparent=PARENT))
     request = collector.spans()["request"]
-    assert 0x0AF7651916CD43DD8448EB211C80319C == request.get_span_context().trace_id
-    assert 0xB7AD6B7169203331 == request.parent.span_id
+    assert request.get_span_context().trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert request.parent.span_id == 0xB7AD6B7169203331
 
 
 @pytest.mark.parametrize(
     "sent", ["", "nonsense", PARENT[:-1], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "é" * 9]
 )
-def test_a_traceparent_that_is_none_begins_a_trace_of_our_own(sent):
+def test_invalid_traceparent_begins_a_new_trace(sent):
     collector = Collector()
     collector.tell(journey(traceparent=sent))
     assert collector.spans()["request"].parent is None
 
 
-def test_a_trace_that_its_client_does_not_sample_is_not_made():
+def test_trace_that_the_client_does_not_sample_is_not_recorded():
     collector = Collector()
     collector.tell(journey(traceparent=PARENT[:-2] + "00"))
-    assert {} == collector.spans()
+    assert collector.spans() == {}
 
 
-def test_attributes_have_the_names_of_the_convention():
+def test_attributes_have_the_names_of_the_genai_convention():
     collector = Collector()
     sampling = Sampling(max_tokens=10, temperature=0.5, top_p=0.9, seed=7)
     collector.tell(journey("ana", sampling=sampling, n=2, id="chatcmpl-9"))
     request = collector.spans()["request"]
     told = dict(request.attributes)
-    assert "chat m" == request.name
+    assert request.name == "chat m"
     tenant = told.pop("fairlead.tenant")
     assert "ana" not in tenant
-    assert {
+    assert told == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "fairlead",
         "gen_ai.request.model": "m",
@@ -153,7 +153,7 @@ def test_attributes_have_the_names_of_the_convention():
         "fairlead.request_id": "r-1",
         "fairlead.attempts": 1,
         "fairlead.node": "engine:m",
-    } == told
+    }
 
 
 @pytest.mark.parametrize(
@@ -165,44 +165,44 @@ def test_attributes_have_the_names_of_the_convention():
         ("/v1/responses", "generate_content"),
     ],
 )
-def test_what_is_relayed_is_named_by_its_path(path, operation):
+def test_operation_of_a_relayed_request_is_named_by_its_path(path, operation):
     collector = Collector()
     collector.tell(journey(id="relay-1", relay=Relay(path, b"{}")))
     assert operation == collector.spans()["request"].attributes["gen_ai.operation.name"]
 
 
-def test_an_error_is_named_and_a_client_that_left_is_none():
+def test_error_has_a_type_and_a_client_disconnect_is_not_an_error():
     collector = Collector()
     collector.tell(journey(outcome="node_failed"))
     failed = collector.spans()["request"]
-    assert (StatusCode.ERROR, "node_failed") == (failed.status.status_code, failed.attributes["error.type"])
+    assert (failed.status.status_code, failed.attributes["error.type"]) == (StatusCode.ERROR, "node_failed")
     collector = Collector()
     collector.tell(journey(outcome="client_left"))
     left = collector.spans()["request"]
-    assert (StatusCode.UNSET, False) == (left.status.status_code, "error.type" in left.attributes)
+    assert (left.status.status_code, "error.type" in left.attributes) == (StatusCode.UNSET, False)
 
 
-def test_a_refused_job_has_nothing_but_its_wait():
+def test_refused_job_has_only_a_queue_span():
     collector = Collector()
     collector.tell(journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, tokens=0))
-    assert {"request", "queue"} == set(collector.spans())
+    assert set(collector.spans()) == {"request", "queue"}
 
 
-def test_histograms_have_the_names_of_the_convention():
+def test_histograms_have_the_names_of_the_genai_convention():
     collector = Collector()
     collector.tell(journey())
     collector.tell(journey(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
-    assert {
+    assert collector.histograms() == {
         "gen_ai.server.request.duration": (2, 14.0),
         "gen_ai.server.time_to_first_token": (1, 3.0),
         "gen_ai.server.time_per_output_token": (1, 1.0),
         "gen_ai.client.token.usage": (2, 8.0),
-    } == collector.histograms()
+    }
 
 
 @contextmanager
 def collector_server():
-    """Take what is exported, on loopback: the paths that were posted to."""
+    """Accept exports on the loopback interface; yield the URL and the list of paths posted to."""
     posted: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
@@ -227,18 +227,18 @@ def collector_server():
         server.server_close()
 
 
-def test_what_is_left_is_sent_to_the_configured_collector_at_the_end(monkeypatch):
+def test_remaining_telemetry_is_sent_to_the_collector_at_the_end(monkeypatch):
     for patience in ("EXPORT_S", "CLOSE_S"):
         monkeypatch.setattr(traces, patience, 60)
     before = set(threading.enumerate())
     with collector_server() as (url, posted):
         with witness_of(Config(models=(), otlp_endpoint=f"{url}/")) as tell:
             tell(journey(), None)
-        assert {"/v1/traces", "/v1/metrics"} == set(posted)
+        assert set(posted) == {"/v1/traces", "/v1/metrics"}
     assert set(threading.enumerate()) <= before  # threads of earlier tests may have ended meanwhile
 
 
-def test_without_a_collector_nothing_of_it_is_imported_nor_asyncio_with_one():
+def test_opentelemetry_is_imported_only_with_a_collector_and_asyncio_never():
     program = """
 import json, os, sys
 from fairlead.config import Config
@@ -254,10 +254,10 @@ print(json.dumps(before), flush=True)
 os._exit(0)  # what cannot be sent is not waited for
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
-    assert [] == json.loads(said.stdout)
+    assert json.loads(said.stdout) == []
 
 
-def test_without_the_extra_the_configuration_is_refused_by_its_key(monkeypatch):
+def test_endpoint_without_the_otel_extra_is_refused_by_its_key(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with (
         pytest.raises(ConfigError, match=r"^otlpEndpoint: needs .*fairlead\[otel\]"),
@@ -266,7 +266,7 @@ def test_without_the_extra_the_configuration_is_refused_by_its_key(monkeypatch):
         pass
 
 
-def test_a_collector_that_does_not_answer_does_not_hold_up_the_servers_end(monkeypatch):
+def test_unresponsive_collector_does_not_block_shutdown(monkeypatch):
     monkeypatch.setattr(traces, "CLOSE_S", 0.05)
     answered = threading.Event()
     collector = Collector()
@@ -276,9 +276,9 @@ def test_a_collector_that_does_not_answer_does_not_hold_up_the_servers_end(monke
     answered.set()
 
 
-def test_what_the_sdk_complains_of_is_in_our_log_and_not_with_every_try():
+def test_sdk_errors_are_logged_but_not_for_every_retry():
     complaints = traces._Complaints()
     with structlog.testing.capture_logs() as said:
         for _ in range(3):
             complaints.handle(logging.LogRecord("x", logging.ERROR, "", 1, "no answer", None, None))
-    assert [("telemetry not sent", "no answer")] == [(line["event"], line["reason"]) for line in said]
+    assert [(line["event"], line["reason"]) for line in said] == [("telemetry not sent", "no answer")]

@@ -1,4 +1,4 @@
-"""Models of the chats in `chats`, transformers' encoding of the same messages, and an oracle."""
+"""Models for the chats in `chats`, transformers' encoding of the same messages, and an oracle."""
 
 import copy
 from functools import cache
@@ -12,7 +12,7 @@ from fairlead.text.model import GenerationDefaults, TextModel
 from fairlead.text.tokenizer import Tokenizer
 from text.chats import CHATS, chat_library
 
-# Around the oracle's control tokens. No text has these, so only the oracle's template writes control tokens.
+# Delimiters of the oracle's control tokens. No drawn text has them, so only its template writes such tokens.
 LEFT, RIGHT = "⟦", "⟧"
 
 
@@ -45,7 +45,7 @@ def by_transformers(name, messages, **options):
 
 
 def by_oracle(name, messages, **options):
-    """Return the ids of a chat in which only the template has control tokens: a text cannot spell them."""
+    """Return the ids of a chat in which only the template has control tokens: texts lack their delimiters."""
     return ids_of(transformers_tokenizer(name, is_oracle=True), messages, **options)
 
 
@@ -69,7 +69,7 @@ def ids_of(tokenizer, messages, **options):
 
 
 def control_ids(name, ids):
-    """Return the control tokens among the ids, but for the one that stands for unknown characters."""
+    """Return the control tokens among the ids, except `<unk>`, which stands for unknown characters."""
     known = set(MODELS[name].tokenizer.control_tokens.values()) - {chat_library(name).token_to_id("<unk>")}
     return [token_id for token_id in ids if token_id in known]
 

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known models, each with a small vocabulary and its control tokens."""
+"""Chat templates like those of well-known models, each with a small vocabulary and its control tokens."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Library
 
 from text.vocabularies import BYTES, CORPUS
 
-# Qwen 2.5 and 3: system message, tools as JSON, tool results within a user's message, thoughts split off.
+# Qwen 2.5 and 3: system message, tools as JSON, tool results within a user's message, reasoning split off.
 CHATML = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -97,7 +97,7 @@ MISTRAL = """\
 {%- endfor %}
 """
 
-# Gemma 3: contents as parts, written one behind the other; the assistant is the model.
+# Gemma 3: content parts are concatenated; the assistant's role is called `model`.
 GEMMA = """\
 {{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
@@ -119,13 +119,13 @@ GEMMA = """\
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
 """
 
-# Phi 3: the template puts its control tokens together.
+# Phi 3: the template joins its control tokens from parts and a role.
 PHI_3 = """\
 {% for message in messages %}\
 {{ '<|' + message['role'] + '|>' + '\\n' + message['content'] + '<|end|>' + '\\n' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' + '\\n' }}{% endif %}"""
 
-# DeepSeek R1: tokens that its vocabulary does not mark as special, and looks for in normalized text.
+# DeepSeek R1: some control tokens are not marked as special and are matched in normalized text.
 DEEPSEEK = """\
 {{ bos_token }}
 {%- for message in messages %}
@@ -142,9 +142,9 @@ DEEPSEEK = """\
 
 @dataclass(frozen=True)
 class Chat:
-    """A template, the control tokens of its model, its plain added tokens, and the make of its vocabulary.
+    """A template, the control tokens of its model, its plain added tokens, and the kind of its vocabulary.
 
-    `put_together`: parts of spellings in the template's source, which it joins with a role.
+    `put_together`: parts of control tokens in the template's source, which the template joins with a role.
     """
 
     template: str
@@ -227,7 +227,7 @@ CHATS = {
 def chat_library(name: str, spelled: str = "{}") -> Library:
     """Return the Rust library's tokenizer of a chat.
 
-    `spelled` is how its control tokens are: with another spelling they keep their ids, and no text has them.
+    `spelled` formats its control tokens. With another spelling they keep their ids, and no text has them.
     """
     chat = CHATS[name]
     if chat.make in ("byte_level", "unmarked"):
@@ -235,14 +235,14 @@ def chat_library(name: str, spelled: str = "{}") -> Library:
     else:
         tokenizer, is_in_model = _byte_fallback(chat, spelled), True
     if chat.make == "metaspace":
-        # As in newer files: only the very beginning of a text gets a blank.
+        # As in newer files: a blank is added only at the very beginning of a text.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     elif chat.make == "replaced_blanks":
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     assert is_in_model or tokenizer.token_to_id(chat.control[0]) is None
     marked = chat.control if chat.make != "unmarked" else chat.control[:2]
-    # Phi's eat the blanks behind them.
+    # Phi's control tokens also match the blanks after them.
     tokenizer.add_tokens(
         [
             AddedToken(
@@ -269,7 +269,7 @@ def _byte_level() -> Library:
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    # Pieces of the spellings have merges, as in a vocabulary that was trained on the web.
+    # Parts of control tokens have merges, as in a vocabulary that was trained on web pages.
     tokenizer.train_from_iterator([*CORPUS, "<|im_ end|> <|", "|><| </s> _id|>", "}}\n\n{{"] * 3, trainer)
     return tokenizer
 

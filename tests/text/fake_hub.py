@@ -1,4 +1,4 @@
-"""A model hub on the loopback: repositories of files, over the routes that `huggingface_hub` asks."""
+"""A fake model hub on the loopback interface, with the routes that `huggingface_hub` requests."""
 
 import hashlib
 import json
@@ -10,10 +10,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Serves `files` [repository][path] → bytes. `asked` collects (method, path, authorization).
+    """Serve `files` ([repository][path] → bytes). `asked` collects (method, path, authorization).
 
-    `private` repositories want a token; `gated` ones refuse even that. Of `broken` files
-    something else arrives than was promised.
+    `private` repositories require a token; `gated` ones refuse every token. A GET of a `broken` file
+    returns other content than its HEAD announced.
     """
 
     def __init__(self, files):

@@ -1,4 +1,4 @@
-"""A sequence's outputs become the text its client is meant to see, and no more."""
+"""`ChoiceText` turns a sequence's outputs into the text that its client may see, and no more."""
 
 import pytest
 from hypothesis import given
@@ -21,26 +21,26 @@ def choice(*stops, **options):
     return ChoiceText(TOKENIZER, stops, 3, eos_token_ids=frozenset({END}), **options)
 
 
-def test_text_comes_with_its_tokens_and_logprobs():
+def test_delta_has_text_tokens_and_logprobs():
     ids = ids_of("hello")
     logprobs = [TokenLogprob(token_id, -1.0) for token_id in ids]
     assert Delta(3, "hello", ids, logprobs) == choice().push(Output(0, ids, logprobs))
 
 
-def test_an_end_of_sequence_is_a_token_without_text_and_without_a_reason():
+def test_end_of_sequence_token_has_no_text_and_no_stop_reason():
     answer, ids = choice(), ids_of("hello")
     delta = answer.push(Output(0, [*ids, END], [], "stop", END))
     assert Delta(3, "hello", [*ids, END], [], "stop") == delta
     assert answer.ended
 
 
-def test_a_stop_token_of_the_client_is_hidden_and_told():
+def test_client_stop_token_is_hidden_and_is_the_stop_reason():
     ids = ids_of("hello world")
     delta = choice().push(Output(0, ids, [], "stop", ids[-1]))
     assert Delta(3, TOKENIZER.decode(ids[:-1]), ids, [], "stop", ids[-1]) == delta
 
 
-def test_a_stop_string_ends_the_answer_before_the_engine_knows():
+def test_stop_string_ends_the_answer_before_the_engine_does():
     answer, ids = choice("wor"), ids_of("hello world, hello")
     delta = answer.push(Output(0, ids))
     assert Delta(3, "hello ", ids, [], "stop", "wor") == delta
@@ -49,26 +49,26 @@ def test_a_stop_string_ends_the_answer_before_the_engine_knows():
     assert answer.push(Output(0, ids, [], "length")) is None
 
 
-def test_a_stop_string_in_the_last_text_wins_over_the_length():
+def test_stop_string_in_the_last_text_takes_precedence_over_length():
     ids = ids_of("hello world")
     delta = choice("world").push(Output(0, ids, [], "length"))
-    assert ("hello ", "stop", "world") == (delta.text, delta.finish_reason, delta.stop_reason)
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("hello ", "stop", "world")
 
 
-def test_the_beginning_of_a_stop_string_is_told_when_nothing_comes_of_it():
+def test_partial_stop_string_is_returned_at_the_end_of_the_answer():
     answer, ids = choice("world!"), ids_of("hello world")
-    assert "hello " == answer.push(Output(0, ids)).text
+    assert answer.push(Output(0, ids)).text == "hello "
     assert Delta(3, "world", [END], [], "stop") == answer.push(Output(0, [END], [], "stop", END))
 
 
-def test_half_a_character_is_told_at_the_end():
+def test_incomplete_character_becomes_a_replacement_character_at_the_end():
     answer = choice()
     first_byte = next(i for i in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(i) == b"\xf0")
     assert Delta(3, "", [first_byte]) == answer.push(Output(0, [first_byte]))
     assert Delta(3, "\ufffd", [], [], "length") == answer.push(Output(0, [], [], "length"))
 
 
-def test_an_output_of_nothing_is_no_news():
+def test_empty_output_has_no_delta():
     assert choice().push(Output(0, [])) is None
 
 
@@ -83,16 +83,16 @@ def test_deltas_can_be_merged_without_changing_the_outputs():
     assert [[token_id] for token_id in ids] == [output.token_ids for output in outputs]
 
 
-def test_a_context_keeps_the_first_blank():
+def test_leading_blank_is_kept_after_a_context():
     tokenizer = loaded("llama")
     the = tokenizer.token_id("▁the")
-    assert "the" == ChoiceText(tokenizer, (), 0).push(Output(0, [the])).text
-    assert " the" == ChoiceText(tokenizer, (), 0, context=[the]).push(Output(0, [the])).text
+    assert ChoiceText(tokenizer, (), 0).push(Output(0, [the])).text == "the"
+    assert ChoiceText(tokenizer, (), 0, context=[the]).push(Output(0, [the])).text == " the"
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "word_piece"])
 @given(data=st.data())
-def test_an_answer_is_the_text_before_the_first_stop_string_however_it_comes(name, data):
+def test_answer_pushed_token_by_token_is_the_text_before_the_first_stop_string(name, data):
     tokenizer = loaded(name)
     ids = data.draw(st.lists(st.integers(3, tokenizer.vocab_size - 1), max_size=30))
     text = tokenizer.decode(ids)

@@ -1,4 +1,4 @@
-"""Where breaks are put into text, and what a tokenizer makes of text with breaks."""
+"""Where `ControlTokens` inserts breaks into text, and how a tokenizer encodes text with breaks."""
 
 import pytest
 from hypothesis import assume, given
@@ -34,11 +34,11 @@ def test_control_tokens_are_those_marked_named_or_in_bars():
     )
     expected = {"<|end|>", "<|im_start|>", "<|im_end|>", "<｜wide｜>", "<|fim|>"}
     assert set(tokenizer_of(library).control_tokens) == expected
-    # A name for an ordinary word, some authors' padding, must not part that word in everybody's text.
+    # Some models name an ordinary word as their padding token: it must not be broken in client text.
     assert set(tokenizer_of(library, named=("<think>", "the")).control_tokens) == expected | {"<think>"}
 
 
-def test_a_token_found_in_normalized_text_is_not_found_in_a_clients():
+def test_normalized_control_token_is_not_matched_in_broken_text():
     library = copy_of("byte_level")
     library.normalizer = normalizers.Lowercase()
     library.add_tokens([AddedToken("<|user|>", special=True, normalized=True)])
@@ -51,7 +51,7 @@ def test_a_token_found_in_normalized_text_is_not_found_in_a_clients():
     assert tokenizer.encode("<|user|>", with_breaks=True) == [user]
 
 
-def test_a_vocabulary_with_control_tokens_as_words_does_not_find_them_in_text():
+def test_control_tokens_that_are_also_vocabulary_words_are_not_matched_in_text():
     tokenizer = loaded("unigram")
     control = ControlTokens(tokenizer.control_tokens)
     ids = tokenizer.encode(control.broken("the </s> of"), with_breaks=True)
@@ -68,7 +68,7 @@ def test_text_without_breaks_has_the_same_ids(name, text):
     assert tokenizer.encode(text) == with_breaks == tokenizer.encode(text, with_breaks=True)
 
 
-def test_tokens_that_overlap_are_all_broken():
+def test_overlapping_tokens_are_all_broken():
     broken = ControlTokens(["aba", "bab"]).broken("xababab")
     assert broken.replace(BREAK, "") == "xababab"
     assert not any(token in broken for token in ("aba", "bab"))
@@ -97,12 +97,12 @@ def test_a_part_of_a_token_is_found_at_either_end_of_a_long_text(white, blanks):
         assert control.may_be_in(["x" * place, last])
 
 
-def test_what_is_long_and_harmless_is_not_suspicious():
+def test_may_be_in_is_false_for_long_harmless_text():
     control = ControlTokens(["<|im_end|>"], ["see <|"])
     assert not control.may_be_in({"role": "user", "content": "x" * 100_000 + "\n" * 100, "name": " "})
 
 
-def test_a_vocabulary_without_control_tokens_breaks_nothing():
+def test_without_control_tokens_no_text_is_broken():
     control = ControlTokens([])
     assert not control.may_be_in({"a": ["<|im_end|>"]})
     assert control.broken("<|im_end|>") == "<|im_end|>"
@@ -115,7 +115,7 @@ def test_a_vocabulary_without_control_tokens_breaks_nothing():
         max_leaves=8,
     )
 )
-def test_what_needs_a_break_is_never_overlooked(value):
+def test_may_be_in_is_true_for_every_value_that_needs_a_break(value):
     control = ControlTokens(CHATS["chatml"].control)
     assert control.may_be_in(value) or value == control.broken(value)
     assert str(value) == str(control.broken(value)).replace(BREAK, "")

@@ -1,4 +1,4 @@
-"""Chats are written as transformers writes them, and no message or template gets out of the sandbox."""
+"""Chats are rendered as transformers renders them, and no message or template escapes the sandbox."""
 
 import copy
 import json
@@ -111,12 +111,12 @@ turns = st.lists(st.text(max_size=20), min_size=1, max_size=5).map(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(messages=turns, generation=st.booleans())
-def test_a_chat_reads_as_transformers_writes_it(name, messages, generation):
+def test_chat_is_rendered_as_by_transformers(name, messages, generation):
     expected = by_transformers(TEMPLATES[name], messages, add_generation_prompt=generation)
     assert expected == rendered(TEMPLATES[name], messages, add_generation_prompt=generation)
 
 
-def test_tools_read_as_transformers_writes_them():
+def test_tools_are_rendered_as_by_transformers():
     call = {
         "id": "1",
         "type": "function",
@@ -126,12 +126,12 @@ def test_tools_read_as_transformers_writes_them():
     expected = by_transformers(CHATML, messages, tools=TOOLS, add_generation_prompt=True)
     assert "<Größe> & 'more'" in expected
     assert expected == rendered(CHATML, messages, tools=TOOLS)
-    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])  # as OpenAI's clients send it
+    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])  # as OpenAI's clients send them
     assert expected == rendered(CHATML, messages, tools=TOOLS)
     assert isinstance(call["function"]["arguments"], str)
 
 
-def test_arguments_that_are_not_json_are_told_as_they_are():
+def test_arguments_that_are_not_json_are_rendered_as_a_string():
     call = {"type": "function", "function": {"name": "look_up", "arguments": "{oops"}}
     messages = [*user("hi"), {"role": "assistant", "tool_calls": [call]}]
     assert '<tool_call>look_up "{oops"' in rendered(CHATML, messages)
@@ -173,13 +173,13 @@ def test_content_takes_the_form_that_the_template_reads(source, content, expecte
     "content",
     [5, {"type": "text", "text": "x"}, [{"type": "image_url"}], [{"type": "text", "text": 5}], [[]]],
 )
-def test_content_that_is_no_text_is_refused(content):
+def test_content_that_is_not_text_is_refused(content):
     with pytest.raises(InvalidRequest) as caught:
         rendered(BOTH_FORMS, user(content))
-    assert "messages" == caught.value.param
+    assert caught.value.param == "messages"
 
 
-# Hostility -----------------------------------------------------------------------------------------
+# Hostile input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,18 +202,18 @@ def test_content_that_is_no_text_is_refused(content):
         ("{{ strftime_now(5) }}", "TypeError"),
     ],
 )
-def test_a_template_that_goes_wrong_makes_an_error_that_says_so(source, reason):
+def test_template_error_is_an_invalid_request_with_the_reason(source, reason):
     with pytest.raises(InvalidRequest, match=reason) as caught:
         rendered(source, user("hi"))
-    assert "messages" == caught.value.param
+    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("source", ["{{ ''.__class__ }}", "{{ '{0.__class__}'.format(messages) }}"])
-def test_what_a_template_may_not_see_is_nothing(source):
-    assert "" == rendered(source, user("hi"))
+def test_forbidden_attribute_renders_as_nothing(source):
+    assert rendered(source, user("hi")) == ""
 
 
-def test_messages_nested_without_end_are_refused():
+def test_deeply_nested_values_are_refused():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -221,21 +221,21 @@ def test_messages_nested_without_end_are_refused():
         rendered("{{ tools | tojson }}", user("hi"), tools=[{"deep": deep}])
 
 
-def test_a_chat_that_grows_over_the_bound_is_refused(monkeypatch):
+def test_chat_longer_than_max_rendered_chars_is_refused(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 100)
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert "x" * 100 == rendered(source, user("x" * 100))
+    assert rendered(source, user("x" * 100)) == "x" * 100
     with pytest.raises(InvalidRequest, match="too long"):
         rendered(source, user("x" * 101))
 
 
-def test_a_long_reason_is_cut_short():
+def test_long_error_message_is_truncated():
     with pytest.raises(InvalidRequest) as caught:
         rendered("{{ raise_exception(messages[0].content) }}", user("x" * 10_000))
-    assert 500 == len(caught.value.message)
+    assert len(caught.value.message) == 500
 
 
-def test_a_reason_can_be_sent_whatever_it_quotes():
+def test_error_message_that_quotes_a_surrogate_can_be_encoded():
     with pytest.raises(InvalidRequest) as caught:
         rendered("{{ raise_exception(messages[0].content) }}", user("\ud83d"))
     assert caught.value.message.encode().endswith(b": ?")
@@ -244,36 +244,36 @@ def test_a_reason_can_be_sent_whatever_it_quotes():
 @pytest.mark.parametrize(
     "message", [{"content": "", "tool_calls": 5}, {"content": "", "tool_calls": [5]}, 5, []]
 )
-def test_a_message_of_another_form_is_refused(message):
+def test_malformed_message_is_refused(message):
     with pytest.raises(InvalidRequest):
         rendered(CHATML, [message])
 
 
-def test_jinja_in_a_message_is_only_text():
-    assert "{{ bos_token }}{% raw %}" == rendered(
-        "{{ messages[0].content }}", user("{{ bos_token }}{% raw %}")
+def test_jinja_syntax_in_a_message_is_not_evaluated():
+    assert (
+        rendered("{{ messages[0].content }}", user("{{ bos_token }}{% raw %}")) == "{{ bos_token }}{% raw %}"
     )
 
 
-def test_variables_are_the_templates_own():
+def test_variables_are_passed_but_cannot_replace_the_messages():
     source = "{{ mood }} {{ messages[0].content }} {{ bos_token }}"
-    assert "glad hi <s>" == rendered(source, user("hi"), mood="glad", messages="no", self="no")
+    assert rendered(source, user("hi"), mood="glad", messages="no", self="no") == "glad hi <s>"
 
 
-def test_the_messages_are_left_as_they_were():
+def test_rendering_does_not_change_the_messages():
     messages = user(PARTS)
     before = copy.deepcopy(messages)
     rendered(LISTS_ONLY, messages)
     assert before == messages
 
 
-def test_a_generation_block_keeps_its_variables_to_itself():
+def test_variables_of_a_generation_block_have_the_scope_of_transformers():
     source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}"
     assert by_transformers(source, user("hi")) == rendered(source, user("hi"))
 
 
-def test_a_date_is_to_be_had():
-    assert 4 == len(rendered("{{ strftime_now('%Y') }}", user("hi")))
+def test_template_can_get_the_date():
+    assert len(rendered("{{ strftime_now('%Y') }}", user("hi"))) == 4
 
 
 # Files ---------------------------------------------------------------------------------------------
@@ -285,19 +285,19 @@ def write(directory, name, content):
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
 
 
-def test_a_directory_without_a_template_has_none(tmp_path):
+def test_load_returns_none_without_a_template(tmp_path):
     assert ChatTemplate.load(tmp_path) is None
     write(tmp_path, "tokenizer_config.json", {"chat_template": None, "bos_token": None})
     assert ChatTemplate.load(tmp_path) is None
 
 
-def test_the_template_file_goes_before_the_configuration(tmp_path):
+def test_template_file_takes_precedence_over_the_configuration(tmp_path):
     write(tmp_path, "chat_template.json", {"chat_template": "third"})
-    assert "third" == ChatTemplate.load(tmp_path).render(user("hi"))
+    assert ChatTemplate.load(tmp_path).render(user("hi")) == "third"
     write(tmp_path, "tokenizer_config.json", {"chat_template": "second"})
-    assert "second" == ChatTemplate.load(tmp_path).render(user("hi"))
+    assert ChatTemplate.load(tmp_path).render(user("hi")) == "second"
     write(tmp_path, "chat_template.jinja", "first")
-    assert "first" == ChatTemplate.load(tmp_path).render(user("hi"))
+    assert ChatTemplate.load(tmp_path).render(user("hi")) == "first"
 
 
 @pytest.mark.parametrize(
@@ -307,21 +307,21 @@ def test_the_template_file_goes_before_the_configuration(tmp_path):
         {"tool_use": "tooled", "default": "plain"},
     ],
 )
-def test_tools_choose_the_template_that_is_made_for_them(tmp_path, templates):
+def test_tool_use_template_is_chosen_when_there_are_tools(tmp_path, templates):
     write(tmp_path, "tokenizer_config.json", {"chat_template": templates})
     template = ChatTemplate.load(tmp_path)
-    assert "plain" == template.render(user("hi"))
-    assert "plain" == template.render(user("hi"), tools=[])
-    assert "tooled" == template.render(user("hi"), tools=TOOLS)
+    assert template.render(user("hi")) == "plain"
+    assert template.render(user("hi"), tools=[]) == "plain"
+    assert template.render(user("hi"), tools=TOOLS) == "tooled"
 
 
-def test_more_templates_lie_in_a_directory(tmp_path):
+def test_additional_templates_are_read_from_their_directory(tmp_path):
     write(tmp_path, "chat_template.jinja", "plain")
     write(tmp_path, "additional_chat_templates/tool_use.jinja", "tooled")
-    assert "tooled" == ChatTemplate.load(tmp_path).render(user("hi"), tools=TOOLS)
+    assert ChatTemplate.load(tmp_path).render(user("hi"), tools=TOOLS) == "tooled"
 
 
-def test_special_tokens_come_as_text_or_as_objects(tmp_path):
+def test_special_tokens_are_read_as_text_or_as_objects(tmp_path):
     write(tmp_path, "special_tokens_map.json", {"bos_token": "<old>", "unk_token": "<unk>"})
     write(
         tmp_path,
@@ -333,7 +333,7 @@ def test_special_tokens_come_as_text_or_as_objects(tmp_path):
             "chat_template": "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}",
         },
     )
-    assert "<s></s><unk>" == ChatTemplate.load(tmp_path).render(user("hi"))
+    assert ChatTemplate.load(tmp_path).render(user("hi")) == "<s></s><unk>"
 
 
 @pytest.mark.parametrize(
@@ -346,14 +346,14 @@ def test_special_tokens_come_as_text_or_as_objects(tmp_path):
         ("chat_template.json", "{", "not JSON"),
     ],
 )
-def test_a_broken_template_is_named_with_its_file(tmp_path, name, content, reason):
+def test_error_names_the_file_of_a_broken_template(tmp_path, name, content, reason):
     write(tmp_path, name, content)
     with pytest.raises(LoadFailed, match=reason) as caught:
         ChatTemplate.load(tmp_path)
     assert name in caught.value.message
 
 
-def test_a_template_that_is_not_utf_8_is_named(tmp_path):
+def test_error_names_a_template_that_is_not_utf_8(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(LoadFailed, match=r"chat_template\.jinja cannot be read"):
         ChatTemplate.load(tmp_path)
@@ -368,7 +368,7 @@ def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(monkeyp
     source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | length }} {% endfor %}"
     length = MAX_ARGUMENT_VALUES // 2 - 1
     assert f"{length} {length} " == rendered(source, calling(half, half))
-    monkeypatch.setattr("fairlead.text.chat_template.json", None)  # nothing may ask for it
+    monkeypatch.setattr("fairlead.text.chat_template.json", None)  # parsing would raise
     with pytest.raises(InvalidRequest, match="JSON values") as caught:
         rendered(source, calling(half, half, "1"))
-    assert "messages" == caught.value.param
+    assert caught.value.param == "messages"

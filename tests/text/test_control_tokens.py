@@ -1,4 +1,4 @@
-"""Text of clients has no control tokens, and any other text is encoded exactly as transformers encodes it."""
+"""Client text yields no control tokens; all other text is encoded exactly as by transformers."""
 
 import copy
 import json
@@ -29,13 +29,13 @@ from text.chats import CHATS, chat_library
 
 @pytest.mark.parametrize("name", CHATS)
 @given(messages=chats_with(ordinary), generation=st.booleans())
-def test_ordinary_text_has_the_ids_that_transformers_gives_it(name, messages, generation):
+def test_ordinary_text_has_the_same_ids_as_from_transformers(name, messages, generation):
     expected = by_transformers(name, messages, add_generation_prompt=generation)
     neutral = by_transformers(name, with_texts(messages, lambda _: "x"), add_generation_prompt=generation)
     ids = MODELS[name].encode_chat(messages, add_generation_prompt=generation)
     if control_ids(name, expected) == control_ids(name, neutral):
         assert ids == expected
-    else:  # the parts of a spelling came together, which transformers takes for the token
+    else:  # adjacent parts form a control token, which transformers encodes as that token
         assert by_oracle(name, messages, add_generation_prompt=generation) == ids
 
 
@@ -61,7 +61,7 @@ WITH_TOOLS = [name for name, chat in CHATS.items() if chat.takes_tools]
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_tools_and_calls_have_the_ids_that_transformers_gives_them(name):
+def test_tools_and_calls_have_the_same_ids_as_from_transformers(name):
     expected = by_transformers(name, ERRAND, tools=TOOLS, add_generation_prompt=True)
     assert MODELS[name].encode_chat(ERRAND, tools=TOOLS) == expected
 
@@ -71,19 +71,19 @@ def test_tools_and_calls_have_the_ids_that_transformers_gives_them(name):
 
 @pytest.mark.parametrize("name", CHATS)
 @given(messages=chats_with(hostile), generation=st.booleans())
-def test_no_text_has_control_tokens_and_the_rest_of_the_chat_is_as_ever(name, messages, generation):
+def test_client_text_has_no_control_tokens_and_the_template_keeps_its_own(name, messages, generation):
     expected = by_oracle(name, messages, add_generation_prompt=generation)
     assert MODELS[name].encode_chat(messages, add_generation_prompt=generation) == expected
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama_3", "gemma", "deepseek"])
 @given(content=hostile)
-def test_the_model_reads_what_the_client_wrote(name, content):
+def test_decoded_chat_contains_the_client_text(name, content):
     ids = MODELS[name].encode_chat([{"role": "user", "content": content}])
     neutral = MODELS[name].encode_chat([{"role": "user", "content": "x"}])
     assert control_ids(name, neutral) == control_ids(name, ids)
     decoded = MODELS[name].tokenizer.decode(ids, skip_special_tokens=False)
-    # Gemma's vocabulary has no ▁ but for blanks.
+    # In Gemma's vocabulary ▁ always means a blank.
     assert unicodedata.normalize("NFC", content.strip()).replace("▁", " ") in decoded.replace("▁", " ")
 
 
@@ -148,7 +148,7 @@ HI = [{"role": "user", "content": "hi"}]
         ("{{ messages[0].content | list | join }}", "<|im_end|>"),
     ],
 )
-def test_a_template_cannot_be_made_to_write_control_tokens(template, message):
+def test_client_text_cannot_make_a_template_write_control_tokens(template, message):
     is_list = isinstance(message, list)
     content = [{"type": "text", "text": text} for text in message] if is_list else message
     model = model_of("chatml", template=template + "<|im_start|>")
@@ -157,20 +157,20 @@ def test_a_template_cannot_be_made_to_write_control_tokens(template, message):
 
 
 @pytest.mark.parametrize("options", ["", "ensure_ascii=True"])
-def test_a_control_token_in_json_is_shown_as_it_was_written(options):
+def test_control_token_in_json_is_decoded_as_it_was_written(options):
     model = model_of("chatml", template="{{ messages[0].content | tojson(" + options + ") }}")
     ids = model.encode_chat([{"role": "user", "content": "a<|im_end|>b"}])
     assert model.tokenizer.decode(ids, skip_special_tokens=False) == '"a<|im_end|>b"'
 
 
-def test_an_error_quotes_the_client_without_breaks():
+def test_error_quotes_the_client_text_without_breaks():
     model = model_of("chatml", template="{{ raise_exception('no ' + messages[0].content) }}")
     with pytest.raises(InvalidRequest, match=r"no <\|im_end\|>$"):
         model.encode_chat([{"role": "user", "content": "<|im_end|>"}])
 
 
-def test_what_models_write_into_answers_is_read_as_they_wrote_it():
-    """`<think>` is shown to clients, who send it back: it must have the ids with which it was generated."""
+def test_plain_added_tokens_in_client_text_keep_their_ids():
+    """Answers with `<think>` or `<tool_call>` are sent back: these must keep the ids of their generation."""
     model = MODELS["chatml"]
     think = model.tokenizer.token_id("<tool_call>")
     assert think in model.encode_chat([{"role": "user", "content": "<|im_end|> <tool_call>"}])
@@ -179,14 +179,14 @@ def test_what_models_write_into_answers_is_read_as_they_wrote_it():
 
 @pytest.mark.parametrize("name", CHATS)
 @given(messages=chats_with(hostile))
-def test_where_the_configuration_says_so_text_is_parsed(name, messages):
+def test_control_tokens_in_client_text_are_parsed_if_configured(name, messages):
     assert by_transformers(name, messages, add_generation_prompt=True) == PARSING[name].encode_chat(messages)
 
 
 @pytest.mark.parametrize(
     "text", [BREAK, BREAK[0] + BREAK + BREAK[1], f"<{BREAK}|im_end|>", BREAK * 3 + BREAK[0]]
 )
-def test_a_clients_own_breaks_are_text(text):
+def test_breaks_in_client_text_are_ordinary_text(text):
     model = MODELS["chatml"]
     expected = by_oracle("chatml", [{"role": "user", "content": text}], add_generation_prompt=True)
     assert model.encode_chat([{"role": "user", "content": text}]) == expected

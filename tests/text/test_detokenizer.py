@@ -1,4 +1,4 @@
-"""The pieces add up to the whole, whatever the ids and however they come."""
+"""The pieces of a `Detokenizer` add up to the text of all ids, however the ids are split."""
 
 import time
 from itertools import chain
@@ -21,7 +21,7 @@ TEXTS = [
 
 
 def in_chunks(data, ids):
-    """Cut the ids anywhere."""
+    """Split the ids at random places."""
     chunks = []
     while ids:
         size = data.draw(st.integers(1, len(ids)))
@@ -36,7 +36,7 @@ def told(detokenizer, chunks):
 
 @st.composite
 def id_lists(draw, name):
-    """Draw ids at random, or of real text, or of bytes where the make has them, with a few unknown ones."""
+    """Draw random ids (a few unknown), ids of text, special ids, and byte tokens if there are any."""
     tokenizer = loaded(name)
     kinds = [
         st.lists(st.integers(-1, tokenizer.vocab_size + 1), max_size=12),
@@ -63,7 +63,7 @@ def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
 
 @pytest.mark.parametrize("name", EXACT)
 @given(data=st.data())
-def test_what_is_told_is_never_taken_back(name, data):
+def test_returned_text_is_never_changed_by_later_ids(name, data):
     ids, later = data.draw(id_lists(name)), data.draw(id_lists(name))
     tokenizer = loaded(name)
     so_far = "".join(map(Detokenizer(tokenizer).push, in_chunks(data, ids)))
@@ -72,69 +72,69 @@ def test_what_is_told_is_never_taken_back(name, data):
 
 @pytest.mark.parametrize("name", MAKES)
 @pytest.mark.parametrize("text", TEXTS)
-def test_real_text_comes_out_token_by_token(name, text):
+def test_real_text_is_decoded_token_by_token(name, text):
     tokenizer = loaded(name)
     ids = tokenizer.encode(text)
     pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert tokenizer.decode(ids) == "".join(pieces)
 
 
-def test_a_character_comes_with_its_last_byte():
+def test_character_is_returned_with_its_last_byte():
     tokenizer = loaded("byte_level")
     ids = [
         next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([b]))
         for b in "é".encode()
     ]
-    assert ["", "é", ""] == told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+    assert told(Detokenizer(tokenizer), [[token_id] for token_id in ids]) == ["", "é", ""]
 
 
-def test_a_run_of_byte_tokens_waits_for_its_end():
+def test_run_of_byte_tokens_is_held_back_until_it_ends():
     tokenizer = loaded("llama")
     run = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     the = tokenizer.token_id("▁the")
-    assert ["", "€ the", ""] == told(Detokenizer(tokenizer), [run, [the]])
+    assert told(Detokenizer(tokenizer), [run, [the]]) == ["", "€ the", ""]
     spoilt = [*run, tokenizer.token_id("<0x80>")]
-    assert ["", "\ufffd" * 4 + " the", ""] == told(Detokenizer(tokenizer), [spoilt, [the]])
+    assert told(Detokenizer(tokenizer), [spoilt, [the]]) == ["", "\ufffd" * 4 + " the", ""]
 
 
-def test_text_before_a_run_of_byte_tokens_does_not_wait_for_it():
+def test_text_before_a_run_of_byte_tokens_is_returned_at_once():
     tokenizer = loaded("llama")
     the, byte = tokenizer.token_id("▁the"), tokenizer.token_id("<0xE2>")
-    assert ["the", " the", "\ufffd"] == told(Detokenizer(tokenizer), [[the], [the, byte]])
+    assert told(Detokenizer(tokenizer), [[the], [the, byte]]) == ["the", " the", "\ufffd"]
 
 
 @pytest.mark.parametrize("name", ["llama", "unigram"])
 def test_only_the_beginning_of_a_text_loses_its_blank(name):
     tokenizer = loaded(name)
     the = tokenizer.token_id("▁the")
-    assert ["the", " the", ""] == told(Detokenizer(tokenizer), [[the], [the]])
-    assert [" the", " the", ""] == told(Detokenizer(tokenizer, context=[the]), [[the], [the]])
+    assert told(Detokenizer(tokenizer), [[the], [the]]) == ["the", " the", ""]
+    assert told(Detokenizer(tokenizer, context=[the]), [[the], [the]]) == [" the", " the", ""]
 
 
 @given(context=id_lists("llama"))
-def test_a_context_never_shows(context):
+def test_context_is_never_in_the_text(context):
     tokenizer = loaded("llama")
     ids = tokenizer.encode("a dog 日本 😀", add_special_tokens=False)
     text = "".join(told(Detokenizer(tokenizer, context=context), [ids]))
-    assert "a dog 日本 😀" == text.removeprefix(" ")
+    assert text.removeprefix(" ") == "a dog 日本 😀"
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_a_long_answer_costs_no_more_a_token_than_a_short_one(name):
+def test_long_answer_takes_linear_time(name):
     tokenizer = loaded(name)
     assert_linear(tokenizer, [token_id % tokenizer.vocab_size for token_id in range(20_000)])
 
 
 @pytest.mark.parametrize(("name", "byte"), [("byte_level", 0x80), ("llama", 0xF0), ("unigram", 0x80)])
-def test_bytes_that_never_become_a_character_do_not_pile_up_work(name, byte):
+def test_invalid_bytes_take_linear_time(name, byte):
     tokenizer = loaded(name)
     (fault,) = (i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte]))
     pieces = assert_linear(tokenizer, [fault] * 20_000)
-    assert "\ufffd" * 20_000 == "".join(pieces)
+    assert "".join(pieces) == "\ufffd" * 20_000
 
 
 def assert_linear(tokenizer, ids):
-    """Push the ids one by one; quadratic work would take minutes, so the bound is loose on purpose."""
+    """Push the ids one by one. Quadratic work would take minutes, so a loose bound suffices."""
     begin = time.process_time()
     pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert time.process_time() - begin < 5

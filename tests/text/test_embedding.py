@@ -1,4 +1,4 @@
-"""What the parent reads of a model's files to know that it makes vectors, and of which length."""
+"""`read_embedding` reads from a model's files whether it returns embeddings, and of which size."""
 
 import json
 
@@ -26,11 +26,11 @@ def written(directory, modules, config):
         ([TRANSFORMER, POOLING], {"text_config": {"hidden_size": 24}}, Embedding(24, normalized=False)),
     ],
 )
-def test_the_files_say_what_the_vectors_are_like(modules, config, expected, tmp_path):
+def test_embedding_size_and_normalization_are_read_from_the_files(modules, config, expected, tmp_path):
     assert expected == read_embedding(written(tmp_path, modules, config))
 
 
-def test_a_model_without_modules_makes_text(tmp_path):
+def test_model_without_modules_json_is_not_an_embedding_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert read_embedding(tmp_path) is None
 
@@ -45,7 +45,7 @@ def test_a_model_without_modules_makes_text(tmp_path):
         ([TRANSFORMER], {"hidden_size": "wide"}, "config.json"),
     ],
 )
-def test_files_that_say_nothing_of_use_are_named(modules, config, file, tmp_path):
+def test_error_names_the_file_that_is_invalid(modules, config, file, tmp_path):
     with pytest.raises(LoadFailed) as refused:
         read_embedding(written(tmp_path, modules, config))
     assert str(tmp_path / file) in refused.value.message

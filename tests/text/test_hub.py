@@ -1,4 +1,4 @@
-"""Models by their names on a hub, against a small hub of our own."""
+"""`find_model` finds models by their names on a hub, here a `FakeHub` on the loopback interface."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def hub():
 
 
 def find(name, hub, home, **environment):
-    """In a process of its own: the library reads its environment once."""
+    """Find the model in a new process: the library reads its environment only once."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
     own |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
@@ -67,13 +67,13 @@ def find(name, hub, home, **environment):
         timeout=120,
         check=False,
     )
-    assert 0 == ended.returncode, ended.stderr
+    assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def test_a_model_of_the_hub_is_fetched_once_and_only_what_is_read_of_it(hub, tmp_path):
+def test_hub_model_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_path):
     outcome, path, told = find("org/model", hub, tmp_path)
-    assert "found" == outcome
+    assert outcome == "found"
     files = {
         str(file.relative_to(path)): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()
     }
@@ -83,32 +83,32 @@ def test_a_model_of_the_hub_is_fetched_once_and_only_what_is_read_of_it(hub, tmp
     assert len(told) > 2
     assert path.startswith(str(tmp_path))
     hub.asked.clear()
-    assert ["found", path] == find("org/model", hub, tmp_path)[:2]
+    assert find("org/model", hub, tmp_path)[:2] == ["found", path]
     assert not [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
 
 
-def test_what_was_fetched_is_found_offline_and_nothing_else_is(hub, tmp_path):
+def test_offline_only_downloaded_models_are_found(hub, tmp_path):
     _, path, _ = find("org/model", hub, tmp_path)
     hub.asked.clear()
-    assert ["found", path] == find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2]
+    assert find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == ["found", path]
     outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
-    assert "failed" == outcome
+    assert outcome == "failed"
     assert message.startswith("org/other: not in the cache")
     assert not hub.asked
 
 
-def test_a_hub_that_is_not_there_is_named_as_the_reason(hub, tmp_path):
+def test_unreachable_hub_is_reported_as_the_reason(hub, tmp_path):
     outcome, message, _ = find("org/model", hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:1")
-    assert "failed" == outcome
+    assert outcome == "failed"
     assert "org/model: not in the cache, and the hub cannot be reached" in message
 
 
-def test_a_token_opens_a_private_model_and_without_one_it_is_not_there(hub, tmp_path):
+def test_private_model_needs_a_token(hub, tmp_path):
     hub.private.add("org/model")
     outcome, message, _ = find("org/model", hub, tmp_path)
-    assert "failed" == outcome
+    assert outcome == "failed"
     assert "HF_TOKEN" in message
-    assert "found" == find("org/model", hub, tmp_path, HF_TOKEN="secret")[0]
+    assert find("org/model", hub, tmp_path, HF_TOKEN="secret")[0] == "found"
     assert "Bearer secret" in {authorization for *_, authorization in hub.asked}
 
 
@@ -121,35 +121,35 @@ def test_a_token_opens_a_private_model_and_without_one_it_is_not_there(hub, tmp_
         ("org/model@v9", "no revision 'v9'"),
     ],
 )
-def test_what_the_hub_does_not_have_is_said(hub, tmp_path, name, said):
+def test_error_says_what_the_hub_does_not_have(hub, tmp_path, name, said):
     outcome, message, _ = find(name, hub, tmp_path)
-    assert "failed" == outcome
+    assert outcome == "failed"
     assert said in message
     assert message.startswith(name.split("@")[0])
 
 
-def test_a_gated_model_says_whom_to_ask(hub, tmp_path):
+def test_error_for_a_gated_model_says_that_access_must_be_granted(hub, tmp_path):
     hub.gated.add("org/model")
     outcome, message, _ = find("org/model", hub, tmp_path, HF_TOKEN="secret")
-    assert ("failed", True) == (outcome, "grant access" in message)
+    assert (outcome, "grant access" in message) == ("failed", True)
 
 
-def test_a_revision_can_be_said(hub, tmp_path):
+def test_revision_can_be_given_in_the_name(hub, tmp_path):
     outcome, path, _ = find(f"org/model@{COMMIT}", hub, tmp_path)
-    assert ("found", COMMIT) == (outcome, Path(path).name)
+    assert (outcome, Path(path).name) == ("found", COMMIT)
 
 
-def test_a_download_that_fails_is_told_and_tried_again_the_next_time(hub, tmp_path):
+def test_failed_download_is_reported_and_retried_by_the_next_call(hub, tmp_path):
     hub.broken.add("model.safetensors")
     outcome, message, _ = find("org/model", hub, tmp_path)
-    assert "failed" == outcome
+    assert outcome == "failed"
     assert "org/model: cannot be fetched from the hub" in message
     hub.broken.clear()
     outcome, path, _ = find("org/model", hub, tmp_path)
-    assert ("found", WEIGHTS) == (outcome, Path(path, "model.safetensors").read_bytes())
+    assert (outcome, Path(path, "model.safetensors").read_bytes()) == ("found", WEIGHTS)
 
 
-def test_a_directory_is_found_where_it_is(tmp_path, monkeypatch):
+def test_existing_directory_is_returned(tmp_path, monkeypatch):
     (tmp_path / "org" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert tmp_path / "org" / "model" == find_model("org/model")
@@ -158,7 +158,7 @@ def test_a_directory_is_found_where_it_is(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["small.gguf", "small.GGUF", "folder"])
 @pytest.mark.parametrize("is_there", [True, False])
-def test_gguf_is_refused_with_what_to_do(tmp_path, name, is_there):
+def test_error_for_gguf_says_what_to_use_instead(tmp_path, name, is_there):
     path = tmp_path / name
     if name == "folder":
         path.mkdir()
@@ -174,7 +174,7 @@ def test_gguf_is_refused_with_what_to_do(tmp_path, name, is_there):
     )
 
 
-def test_directory_with_both_forms_of_a_model_is_found(tmp_path):
+def test_directory_with_safetensors_and_gguf_is_found(tmp_path):
     (tmp_path / "small.gguf").touch()
     (tmp_path / "model.safetensors").touch()
     assert find_model(tmp_path) == tmp_path
@@ -183,7 +183,7 @@ def test_directory_with_both_forms_of_a_model_is_found(tmp_path):
 @pytest.mark.parametrize(
     "name", ["", "model", "/no/where", "a/b/c", "../x/y", "org/model@", "org/mo del", "-o/x"]
 )
-def test_what_is_neither_a_directory_nor_a_name_is_refused_at_once(name, tmp_path, monkeypatch):
+def test_path_that_is_neither_a_directory_nor_a_hub_name_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if name == "":
         assert tmp_path == find_model(name)  # the current directory, as everywhere

@@ -1,4 +1,4 @@
-"""A model's directory is read once; whatever is wrong with it, the file is named."""
+"""`TextModel`: loading a directory, with errors that name the file, and encoding prompts and chats."""
 
 import json
 import os
@@ -40,15 +40,15 @@ def user(content):
 # Loading -------------------------------------------------------------------------------------------
 
 
-def test_a_directory_becomes_a_model(directory):
+def test_load_reads_a_model_from_its_directory(directory):
     os.utime(directory / "config.json", (1_700_000_000.5, 1_700_000_000.5))
     model = load(directory)
-    assert ("small", directory, 32, 1_700_000_000) == (
+    assert (
         model.name,
         model.path,
         model.max_model_len,
         model.created,
-    )
+    ) == ("small", directory, 32, 1_700_000_000)
     assert frozenset({2}) == model.eos_token_ids
     assert GenerationDefaults() == model.defaults
 
@@ -91,7 +91,7 @@ def test_limit_above_the_models_own_is_a_configuration_error(directory, config):
         ({}, None, "no such token", set()),
     ],
 )
-def test_every_end_of_sequence_is_known(directory, config, generation, token, expected):
+def test_eos_token_ids_are_read_from_the_configuration_files(directory, config, generation, token, expected):
     write(directory, "config.json", CONFIG | {"eos_token_id": None} | config)
     write(directory, "tokenizer_config.json", {"eos_token": token})
     if generation is not None:
@@ -109,7 +109,7 @@ def test_every_end_of_sequence_is_known(directory, config, generation, token, ex
         ({"do_sample": False, "temperature": 0.7}, GenerationDefaults()),
     ],
 )
-def test_the_authors_defaults_hold_when_they_are_for_sampling(directory, written, expected):
+def test_generation_defaults_apply_unless_do_sample_is_false(directory, written, expected):
     write(directory, "generation_config.json", written)
     assert expected == load(directory).defaults
 
@@ -131,7 +131,7 @@ def test_the_authors_defaults_hold_when_they_are_for_sampling(directory, written
         ("generation_config.json", {"temperature": "hot"}, "temperature"),
     ],
 )
-def test_a_file_that_is_wrong_is_named_with_the_reason(directory, name, content, reason):
+def test_error_names_the_invalid_file_and_the_reason(directory, name, content, reason):
     if content is None:
         (directory / name).unlink()
     else:
@@ -141,7 +141,7 @@ def test_a_file_that_is_wrong_is_named_with_the_reason(directory, name, content,
     assert str(directory / name) in caught.value.message
 
 
-def test_a_path_that_is_no_directory_is_named(directory):
+def test_path_that_is_not_a_directory_is_refused(directory):
     with pytest.raises(LoadFailed, match="not a directory"):
         load(directory / "config.json")
 
@@ -156,20 +156,20 @@ def test_a_prompt_has_the_special_tokens_that_are_added(directory):
 
 def test_a_chat_has_only_the_special_tokens_that_the_template_writes(directory):
     model = load(directory)
-    assert [1, 2] == model.encode_chat(user(""))
-    assert 1 == model.encode_chat(user("the")).count(1)
+    assert model.encode_chat(user("")) == [1, 2]
+    assert model.encode_chat(user("the")).count(1) == 1
 
 
 def test_a_prompt_may_fill_all_but_one_token_of_the_context(directory):
     model = load(directory)
     longest = "a" * 29  # with <s> and ▁ it is 31 tokens
-    assert 31 == len(model.encode_prompt(longest))
+    assert len(model.encode_prompt(longest)) == 31
     with pytest.raises(ContextLengthExceeded, match=r"32 tokens.* this one has 32") as caught:
         model.encode_prompt(longest + "a")
-    assert "prompt" == caught.value.param
+    assert caught.value.param == "prompt"
     with pytest.raises(ContextLengthExceeded, match="32 tokens") as caught:
         model.encode_chat(user("a" * 40))
-    assert "messages" == caught.value.param
+    assert caught.value.param == "messages"
 
 
 def test_a_text_of_sixteen_megabytes_is_refused_without_encoding_it(directory, monkeypatch):
@@ -184,14 +184,14 @@ def test_a_text_of_sixteen_megabytes_is_refused_without_encoding_it(directory, m
 @pytest.mark.parametrize(
     ("ids", "reason"), [([], "empty"), ([-1], r"0\.\.\.292"), ([10**9], r"0\.\.\.292"), ([1] * 32, "32")]
 )
-def test_ids_that_are_no_prompt_are_refused(directory, ids, reason):
+def test_invalid_prompt_ids_are_refused(directory, ids, reason):
     model = load(directory)
     model.check_prompt([0] * 31)
     with pytest.raises(InvalidRequest, match=reason):
         model.check_prompt(ids)
 
 
-def test_an_empty_prompt_is_refused_where_nothing_is_added(directory):
+def test_empty_prompt_is_refused_when_no_special_token_is_added(directory):
     library("byte_level").save(str(directory / "tokenizer.json"))
     with pytest.raises(InvalidRequest, match="empty"):
         load(directory).encode_prompt("")
@@ -204,13 +204,13 @@ def test_half_a_surrogate_pair_is_refused(directory):
             encode("\ud83d")
 
 
-def test_a_model_without_a_template_takes_no_chats(directory):
+def test_chat_is_refused_for_a_model_without_a_template(directory):
     write(directory, "tokenizer_config.json", {})
     with pytest.raises(InvalidRequest, match="no chat template"):
         load(directory).encode_chat(user("hi"))
 
 
-def test_a_templates_variables_are_not_ours(directory):
+def test_template_variables_are_passed_but_reserved_names_are_refused(directory):
     write(directory, "chat_template.jinja", "{{ mood }}")
     model = load(directory)
     assert model.tokenizer.encode("the", add_special_tokens=False) == model.encode_chat(
@@ -220,10 +220,10 @@ def test_a_templates_variables_are_not_ours(directory):
         model.encode_chat(user("hi"), variables={"tools": []})
 
 
-def test_the_text_room_knows_neither_torch_nor_trio():
+def test_text_package_imports_neither_torch_nor_trio():
     program = (
         "import sys, fairlead.text.model, fairlead.text.answer;"
         "print(sorted({'torch', 'transformers', 'trio', 'quart'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "[]\n" == done.stdout
+    assert done.stdout == "[]\n"

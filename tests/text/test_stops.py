@@ -1,4 +1,4 @@
-"""Stop strings end an answer at the same character however the text is cut."""
+"""Stop strings end an answer at the same character, however the text is split into pieces."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ stop_lists = st.lists(st.text("ab\n😀", max_size=5), max_size=4)
 
 
 def naive(text, stops):
-    """Return what an answer of `text` shows and what ended it, by looking after every character."""
+    """Return the visible text and the stop string that ended it, by checking after every character."""
     for end in range(len(text) + 1):
         hits = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if hits:
@@ -22,7 +22,7 @@ def naive(text, stops):
 
 
 def pushed(text, stops, cuts):
-    """Return the pieces and the hit of an answer that comes in pieces."""
+    """Push `text` in pieces; return the pieces that came out and the stop string that was found."""
     strings = StopStrings(stops)
     borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     pieces = []
@@ -37,13 +37,13 @@ def pushed(text, stops, cuts):
 @given(texts, stop_lists, st.lists(st.integers(0, 30)))
 @example("aab", ["ab"], [1, 2])
 @example("abab\n", ["abab\nb", "b\n"], [1, 2, 3, 4])
-def test_an_answer_ends_where_looking_after_every_character_ends_it(text, stops, cuts):
+def test_split_text_ends_at_the_same_stop_string_as_the_naive_search(text, stops, cuts):
     pieces, hit = pushed(text, stops, cuts)
     assert naive(text, stops) == ("".join(pieces), hit)
 
 
 @given(texts, stop_lists)
-def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back(text, stops):
     strings = StopStrings(stops)
     safe, hit = strings.push(text)
     if hit is None:
@@ -52,22 +52,22 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
         assert longest == len(held)
 
 
-def test_text_goes_on_when_a_beginning_comes_to_nothing():
+def test_held_back_text_is_returned_when_no_stop_string_follows():
     strings = StopStrings(["STOP"])
-    assert ("a ", None) == strings.push("a S")
-    assert ("", None) == strings.push("TO")
-    assert ("STO, no. ", None) == strings.push(", no. S")
-    assert "S" == strings.flush()
-    assert "" == strings.flush()
+    assert strings.push("a S") == ("a ", None)
+    assert strings.push("TO") == ("", None)
+    assert strings.push(", no. S") == ("STO, no. ", None)
+    assert strings.flush() == "S"
+    assert strings.flush() == ""
 
 
 def test_the_stop_string_that_is_complete_first_wins():
-    assert ("a", "bc") == StopStrings(["abcd", "bc"]).push("abcd")
-    assert ("", "ab") == StopStrings(["abc", "ab"]).push("abc")
-    assert ("", "abc") == StopStrings(["bc", "abc"]).push("abc")
+    assert StopStrings(["abcd", "bc"]).push("abcd") == ("a", "bc")
+    assert StopStrings(["abc", "ab"]).push("abc") == ("", "ab")
+    assert StopStrings(["bc", "abc"]).push("abc") == ("", "abc")
 
 
-def test_without_stop_strings_the_very_text_goes_through():
+def test_without_stop_strings_the_same_string_object_is_returned():
     text = "text"
     for stops in ([], [""]):
         safe, hit = StopStrings(stops).push(text)
@@ -75,8 +75,8 @@ def test_without_stop_strings_the_very_text_goes_through():
         assert hit is None
 
 
-def test_a_stop_string_that_nearly_comes_all_the_time_takes_linear_work():
+def test_repeated_partial_matches_take_linear_work():
     strings = StopStrings(["a" * 1000 + "b"])
     pieces = [strings.push("a")[0] for _ in range(20_000)]
-    assert 19_000 == len("".join(pieces))
-    assert ("a" * 1000 + "c", None) == strings.push("c")
+    assert len("".join(pieces)) == 19_000
+    assert strings.push("c") == ("a" * 1000 + "c", None)

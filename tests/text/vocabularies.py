@@ -1,4 +1,4 @@
-"""Small tokenizers of every make that decodes differently, as directories and as our `Tokenizer`."""
+"""Small tokenizers of each kind that decodes differently: the Rust library's and our `Tokenizer`."""
 
 import tempfile
 from functools import cache
@@ -20,7 +20,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def byte_level() -> Library:
-    """Build the make of GPT-2, Llama 3 and Qwen."""
+    """Build a tokenizer like those of GPT-2, Llama 3 and Qwen."""
     tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,14 +36,14 @@ def byte_level() -> Library:
 
 
 def byte_level_in_sequence() -> Library:
-    """Build one whose decoder has a step after the bytes: no make we know, so taken for any other."""
+    """Build one with a decoder step after the bytes: `Tokenizer` does not treat it as byte-level."""
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("q", "Q")])
     return tokenizer
 
 
 def llama() -> Library:
-    """Build the make of Llama 2 and Mistral: blanks as ▁, unknown characters as bytes."""
+    """Build a tokenizer like those of Llama 2 and Mistral: blanks as ▁, unknown characters as bytes."""
     words = ["▁", *"abcdefghilmnoprstuwxyz.,;日本", "th", "▁th", "▁the", "▁▁", "el", "lo"]
     merges = [("t", "h"), ("▁", "th"), ("▁th", "e"), ("▁", "▁"), ("e", "l"), ("l", "o")]
     vocabulary = {token: token_id for token_id, token in enumerate([*CONTROL, *BYTES, *words])}
@@ -62,7 +62,7 @@ def llama() -> Library:
 
 
 def unigram() -> Library:
-    """Build the make of T5 and XLNet with bytes: pieces have scores, the decoder is Metaspace."""
+    """Build one like those of T5 and XLNet, with bytes: pieces have scores, the decoder is Metaspace."""
     words = ["▁", "▁the", "the", "▁a", *"abcdefghijklmnopqrstuvwxyz", "ing", "▁q", "日"]
     scored = [(token, 0.0) for token in CONTROL + BYTES] + [(word, -len(word) / 2) for word in words]
     tokenizer = Library(models.Unigram(scored, unk_id=0, byte_fallback=True))
@@ -73,7 +73,7 @@ def unigram() -> Library:
 
 
 def word_piece() -> Library:
-    """Build the make of BERT: blanks are not in the vocabulary, ## continues a word."""
+    """Build a tokenizer like that of BERT: blanks are not in the vocabulary, ## continues a word."""
     tokenizer = Library(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -86,7 +86,7 @@ def word_piece() -> Library:
 
 
 def end_of_word() -> Library:
-    """Build the make of the first GPT: the last token of a word says so: a blank if more comes."""
+    """Build one like that of the first GPT: a word's last token ends in `</w>`, a blank if more follows."""
     tokenizer = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
     tokenizer.decoder = decoders.BPEDecoder()
@@ -98,7 +98,7 @@ def end_of_word() -> Library:
 
 
 def no_decoder() -> Library:
-    """Build one that was saved without a decoder: tokens are words."""
+    """Build a tokenizer that was saved without a decoder: tokens are words."""
     words = ["<unk>", "the", "dog", "sleeps", "", "日本"]
     vocabulary = {word: token_id for token_id, word in enumerate(words)}
     tokenizer = Library(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -114,13 +114,13 @@ EXACT = [name for name in MAKES if name != "byte_level_in_sequence"]
 
 @cache
 def library(name: str) -> Library:
-    """Return the Rust library's tokenizer of that make."""
+    """Return the Rust library's tokenizer of that kind (a key of `MAKES`)."""
     return MAKES[name]()
 
 
 @cache
 def loaded(name: str) -> Tokenizer:
-    """Return our tokenizer of that make, through a file."""
+    """Return our tokenizer of that kind, saved to a file and loaded."""
     with tempfile.TemporaryDirectory() as directory:
         library(name).save(f"{directory}/tokenizer.json")
         return Tokenizer.load(Path(directory))

@@ -1,4 +1,4 @@
-"""Real child processes with a fake model, as the worker's tests start them."""
+"""Real child processes with a fake model, for the worker's tests."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ PATIENCE_S = 60
 
 
 class Stream:
-    """Collects what a worker calls for one sequence."""
+    """Records a worker's callbacks for one sequence."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -60,7 +60,7 @@ def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, 
 
 @contextlib.asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
-    """A worker that is ready; leaving the block cancels it. Nothing here may take for ever."""
+    """Run a worker until it is ready; leaving the block cancels it. Fails after `PATIENCE_S` seconds."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             yield await nursery.start(worker.run)
@@ -69,7 +69,7 @@ async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
 
 @contextlib.asynccontextmanager
 async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
-    """A worker that is ready; leaving the block waits for its end. The list then has what `run` raised."""
+    """Run a worker until it is ready; leaving the block waits for its end. The list has what `run` raised."""
     errors: list[FairleadError] = []
 
     async def run(*, task_status: trio.TaskStatus[wire.Ready]) -> None:
@@ -85,14 +85,14 @@ async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
 
 
 async def fate(worker: Worker) -> FairleadError:
-    """Run a worker until it fails."""
+    """Run a worker until it fails; return the error."""
     with trio.fail_after(PATIENCE_S), pytest.raises(FairleadError) as caught:
         await worker.run()
     return caught.value
 
 
 def is_gone(pid: int | None) -> bool:
-    """Whether no process of ours has that id, not even a zombie."""
+    """Return whether no process of ours has that id, not even a zombie."""
     assert pid is not None
     try:
         os.kill(pid, 0)
@@ -102,13 +102,13 @@ def is_gone(pid: int | None) -> bool:
 
 
 def scripted(code: str, **limits: object) -> Worker:
-    """A worker whose child does what the code says with its `connection`."""
+    """Return a worker whose child runs this code, which has a `connection`."""
     begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
     command = [sys.executable, "-c", begin + textwrap.dedent(code)]
     return Worker(wire.WorkerSpec(path="fake:", **limits), command=command)
 
 
 async def until(worker: Worker, **counts: int) -> None:
-    """Wait until the worker's statistics say so."""
+    """Wait until the worker's statistics have these values."""
     while counts != {name: getattr(worker.statistics, name) for name in counts}:
         await trio.lowlevel.checkpoint()

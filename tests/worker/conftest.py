@@ -1,4 +1,4 @@
-"""Nobody's last words are missed here because the machine is busy."""
+"""Long timeouts, so that the last output of a child is not lost on a busy machine."""
 
 import pytest
 

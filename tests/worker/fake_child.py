@@ -1,14 +1,14 @@
 """A model's process with a fake model, to test the protocol without torch.
 
-The spec's `path` says how it (mis)behaves: `fake:delay_ms=5,die_after=3`. A step takes `delay_ms`; the one
-numbered `die_after` is its last, `stuck_in` takes for ever, `raise_in_step` raises, and so do the following
-ones, `raise_times` in all; with `rows=2`, a step of fewer sequences has no number. `stuck_once=3` takes for
-ever in step 3 and leaves a mark, the file that is named behind `;`: when that is there, it does not. Loading:
-`fail_load`, `crash_load`, `no_compiler` (as Triton says it), `die_in_load`, `slow_load`; `fail_again` fails
-when the mark is there. And:
-`slots`, `batched` tokens in a step; with `overlap` a launch returns before its step is done; with `embeds` it
-makes vectors of prompts: their sum and their length. With `weights_mb` it is on a `FakeGpu`, the file that is
-named behind `;`, and has a KV cache there.
+The spec's `path` has options: `fake:delay_ms=5,die_after=3`. After `;` it names a file, called the mark.
+
+Steps: each takes `delay_ms`. Step `die_after` is the last; `stuck_in` never ends; `raise_in_step` and those
+after it raise, `raise_times` in all. With `rows=2`, a step of fewer sequences has no number. `stuck_once=3`
+creates the mark in step 3, which then never ends; it has no effect if the mark exists. Loading: `fail_load`,
+`crash_load`, `no_compiler` (as Triton), `die_in_load`, `slow_load`; `fail_again` fails if the mark exists.
+Model: `slots`; `batched` tokens in a step; with `overlap`, a launch returns before its step is done; with
+`embeds`, it makes vectors of prompts: their sum and length. With `weights_mb`, it allocates weights and a KV
+cache on the `FakeGpu` in the file after `;`.
 """
 
 import os
@@ -37,12 +37,12 @@ MODULUS = VOCABULARY - 1
 
 
 def next_token(token_ids: Sequence[int]) -> int:
-    """What the fake model says after these; never `EOS`."""
+    """Return the fake model's next token after these; never `EOS`."""
     return 1 + (31 * sum(token_ids) + len(token_ids)) % MODULUS
 
 
 def answer(prompt: list[int], tokens: int) -> list[int]:
-    """The fake model's whole output of that many tokens."""
+    """Return the fake model's output of that many tokens."""
     token_ids = list(prompt)
     for _ in range(tokens):
         token_ids.append(next_token(token_ids))
@@ -50,7 +50,7 @@ def answer(prompt: list[int], tokens: int) -> list[int]:
 
 
 class FakeRunner:
-    """Reads what a step computes from its arena; of the batch it reads only sums that it keeps by slot."""
+    """Reads a step's inputs from its arena, and keeps a running sum by slot instead of a KV cache."""
 
     def __init__(self, options: dict[str, int], mark: Path | None) -> None:
         self.overlaps = "overlap" in options
@@ -58,14 +58,14 @@ class FakeRunner:
         self._options = options
         self._mark = mark
         self._steps = 0
-        self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: whose, how many tokens, and their sum
+        self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: key, number of tokens, and their sum
         self._latest = array("i")
 
     def release(self, blocks) -> None:
-        """It has no memory."""
+        """Do nothing: there is no device memory."""
 
     def launch(self, step, batch) -> "FakeStep":
-        """Work out the answers at once, as a device would in order; whether they are late is `wait`'s."""
+        """Compute the results at once, in the order of launches; `wait` adds the delay."""
         number = 0
         if step.rows >= self._options.get("rows", 1):
             self._steps = number = self._steps + 1
@@ -94,10 +94,10 @@ class FakeRunner:
         key, length, total = self._sums.get(slot, (0, 0, 0))
         if (key, length) == (state.key, start):
             return total
-        return sum(state.tokens_view()[:start])  # what it found in the cache, computed by another
+        return sum(state.tokens_view()[:start])  # a prefix hit: computed for another sequence
 
     def finish(self, number: int) -> None:
-        """Take as long as the options say, or die."""
+        """Sleep for as long as the options say, or die."""
         time.sleep(self._options.get("delay_ms", 0) / 1000)
         if number == self._options.get("stuck_in"):
             time.sleep(600)

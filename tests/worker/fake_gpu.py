@@ -1,7 +1,7 @@
-"""A GPU that only counts: processes take of its memory and give it back by ending, as with a real one.
+"""A GPU that only counts memory: processes allocate it and release it by ending, as on a real one.
 
-It is a file, so that processes share it: its size, what each process has taken, and the most that was taken
-at a time by each number of processes.
+It is a file, so that processes share it: its size, what each process has allocated, the largest number of
+processes at a time, and the number of refused allocations.
 """
 
 import fcntl
@@ -16,11 +16,11 @@ MIB = 1024 * 1024
 
 
 class OutOfMemory(RuntimeError):
-    """More was asked for than is free."""
+    """More memory was requested than is free."""
 
 
 class FakeGpu:
-    """`DeviceMemory` of the GPU in that file."""
+    """Implements `DeviceMemory` for the GPU in that file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -39,7 +39,7 @@ class FakeGpu:
             return state["taken"].get(str(os.getpid()), 0)
 
     def take(self, size_bytes: int) -> None:
-        """Allocate; raises `OutOfMemory` as a GPU would."""
+        """Allocate memory; raise `OutOfMemory` if not enough is free."""
         with self._state() as state:
             if size_bytes > state["total"] - sum(state["taken"].values()):
                 state["refused"] += 1
@@ -52,13 +52,13 @@ class FakeGpu:
 
     @property
     def most_processes(self) -> int:
-        """How many processes had some of it at a time, at most."""
+        """The largest number of processes that had memory at the same time."""
         with self._state() as state:
             return state["processes"]
 
     @property
     def refused(self) -> int:
-        """How often it was out of memory."""
+        """How many allocations were refused."""
         with self._state() as state:
             return state["refused"]
 

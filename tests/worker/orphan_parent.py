@@ -1,4 +1,4 @@
-"""Starts a fake child, prints its pid once it generates for ever, and waits to be killed."""
+"""Start a fake child, print its pid once it generates endlessly, and wait to be killed."""
 
 import sys
 

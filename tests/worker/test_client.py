@@ -44,13 +44,13 @@ async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
     assert stream.ends == ["length"]
 
 
-async def test_ready_says_the_limits_and_progress_was_told():
+async def test_ready_has_the_limits_and_progress_is_reported():
     progress = []
     tested = Worker(
         wire.WorkerSpec(path="fake:slots=3"), command=COMMAND, on_progress=lambda *told: progress.append(told)
     )
     async with running(tested) as ready:
-        assert (3, 1_000_000) == (ready.slots, ready.max_model_len)
+        assert (ready.slots, ready.max_model_len) == (3, 1_000_000)
     assert progress == [(0.5, "weights")]
 
 
@@ -78,7 +78,7 @@ async def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
 
 
 @pytest.mark.parametrize("options", ["slots=8", "slots=8,overlap"])
-async def test_two_hundred_random_aborts_leave_nothing_behind(options):
+async def test_two_hundred_random_aborts_free_all_slots_and_blocks(options):
     choose = random.Random(7)
     tested = worker(options)
     async with running(tested):
@@ -100,7 +100,7 @@ async def test_two_hundred_random_aborts_leave_nothing_behind(options):
     assert fake_child.answer([5], 2) == last.token_ids
 
 
-async def test_after_an_abort_nothing_is_called():
+async def test_no_callback_follows_an_abort():
     tested = worker()
     async with running(tested):
         key, stream = submit(tested, [1], ENDLESS)
@@ -112,7 +112,7 @@ async def test_after_an_abort_nothing_is_called():
     assert stream.ends == []
 
 
-async def test_an_abort_from_within_the_callback_is_the_last_word():
+async def test_no_callback_follows_an_abort_from_within_a_callback():
     tested = worker()
     keys: list[int] = []
 
@@ -126,7 +126,7 @@ async def test_an_abort_from_within_the_callback_is_the_last_word():
         keys.append(tested.submit([1], ENDLESS, stream))
         await stream.begun.wait()
         await until(tested, slots_free=4)
-    assert (1, []) == (len(stream.token_ids), stream.ends)
+    assert (len(stream.token_ids), stream.ends) == (1, [])
 
 
 async def test_an_abort_of_a_sequence_that_finished_is_ignored():
@@ -174,7 +174,7 @@ async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt, code):
 
 
 @pytest.mark.parametrize("options", ["raise_in_step=3,rows=2", "raise_in_step=3,rows=2,overlap"])
-async def test_a_failed_step_fails_its_sequences_and_the_child_lives_on(options):
+async def test_failed_step_fails_its_sequences_and_the_child_keeps_running(options):
     tested = worker(options)
     async with running(tested):
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(2)]
@@ -188,7 +188,7 @@ async def test_a_failed_step_fails_its_sequences_and_the_child_lives_on(options)
     assert after.ends == ["length"]
 
 
-async def test_three_failed_steps_in_a_row_end_the_child_which_says_why():
+async def test_three_failed_steps_in_a_row_end_the_child_with_the_reason():
     tested = worker("raise_in_step=1,raise_times=3,slots=1")
     async with dying(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(4)]
@@ -258,7 +258,7 @@ async def test_a_bug_in_loading_is_a_failed_load_too():
     assert error.message == "RuntimeError: a bug in loading"
 
 
-async def test_a_child_that_dies_while_loading_leaves_its_status_and_last_words(capfd):
+async def test_death_while_loading_is_reported_with_exit_status_and_last_output(capfd):
     error = await fate(worker("die_in_load"))
     assert isinstance(error, LoadFailed)
     assert error.message == "the model's process ended with exit status 3 while loading\nabout to die"
@@ -285,7 +285,7 @@ async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_sign
     assert "was killed by SIGSEGV while loading" in error.message
 
 
-async def test_a_load_that_reports_nothing_for_too_long_is_given_up(monkeypatch):
+async def test_load_without_progress_is_aborted(monkeypatch):
     for name in ("LOAD_PATIENCE_S", "END_WAIT_S", "LOG_WAIT_S"):
         monkeypatch.setattr(client, name, 0.5)
     tested = worker("slow_load")
@@ -301,7 +301,7 @@ async def test_a_command_that_does_not_exist_is_a_failed_load():
     assert "cannot be started" in error.message
 
 
-async def test_a_child_that_talks_nonsense_is_ended():
+async def test_child_that_sends_an_invalid_message_is_ended():
     tested = scripted("""
         connection.sendall(b"\\xff" * 99)
         while connection.recv(99):
@@ -313,7 +313,7 @@ async def test_a_child_that_talks_nonsense_is_ended():
     assert is_gone(tested.pid)
 
 
-async def test_messages_that_come_byte_by_byte_are_understood():
+async def test_messages_that_arrive_byte_by_byte_are_decoded():
     tested = scripted("""
         from fairlead.worker import wire
 
@@ -331,7 +331,7 @@ async def test_messages_that_come_byte_by_byte_are_understood():
     assert error.message == "the model's process ended with exit status 0"
 
 
-async def test_what_the_child_prints_is_passed_on_and_kept_within_bounds(capfd):
+async def test_output_of_the_child_is_forwarded_and_kept_within_bounds(capfd):
     error = await fate(
         scripted("print('x' * 100_000); [print(number) for number in range(1000)]; sys.exit(4)")
     )
@@ -353,7 +353,7 @@ async def test_cancelling_while_it_loads_ends_the_child():
     assert is_gone(tested.pid)
 
 
-async def test_cancelling_in_mid_stream_ends_the_child_and_fails_what_is_open_once():
+async def test_cancelling_in_mid_stream_ends_the_child_and_fails_open_sequences_once():
     tested = worker("delay_ms=1")
     async with running(tested):
         _, stream = submit(tested, [1], ENDLESS)
@@ -379,7 +379,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(mock_clock):
         with trio.CancelScope(shield=True):
             await trio.testing.wait_all_tasks_blocked()
             assert not is_gone(tested.pid)
-            mock_clock.jump(client.END_WAIT_S)  # virtual: how long it takes to be killed is not the question
+            mock_clock.jump(client.END_WAIT_S)  # virtual time: the duration of a kill is not tested
     assert is_gone(tested.pid)
 
 
@@ -407,9 +407,9 @@ async def test_an_idle_child_uses_no_processor_time():
         used = []
         while not used or (
             used[-1] > 1 and len(used) < 4
-        ):  # a kernel without ticks books the work before late
+        ):  # a tickless kernel may account for earlier work late
             before = processor_ticks()
-            await trio.sleep(0.3)  # real time, on purpose: what it does then is the question
+            await trio.sleep(0.3)  # real time on purpose: the child's processor time is measured
             used.append(processor_ticks() - before)
         assert used[-1] <= 1
 
@@ -421,9 +421,7 @@ def _wait_for_state(pid: int, state: str) -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=linux)])
 @pytest.mark.parametrize("options", ["delay_ms=1", "stuck_in=2"])
-async def test_a_child_ends_with_its_parent_even_when_it_is_stopped_or_in_a_step_that_takes_for_ever(
-    options, is_stopped
-):
+async def test_child_ends_with_its_parent_even_when_stopped_or_in_an_endless_step(options, is_stopped):
     script = str(Path(__file__).with_name("orphan_parent.py"))
     with trio.fail_after(PATIENCE_S):
         parent = await trio.lowlevel.open_process(

@@ -1,4 +1,4 @@
-"""What fails beside the child: receivers that raise, and a socket that takes no message."""
+"""Failures outside the child: receivers which raise, and a socket which cannot send."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from worker.children import ENDLESS, Stream, dying, is_gone, running, submit, un
 
 
 class Failing(Stream):
-    """A receiver that raises at its third token, or its end."""
+    """A receiver that raises at its third token, or at its end."""
 
     def __init__(self, *, at_its_end: bool = False) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ async def test_a_receiver_that_raises_ends_its_own_sequence_and_no_other(at_its_
     assert "a detokenizer's bug" not in error.message, "which may have a client's words"
 
 
-async def test_a_receiver_that_raises_when_it_is_failed_does_not_keep_others_from_it():
+async def test_receiver_that_raises_in_failed_does_not_affect_others():
     class Deaf(Stream):
         def failed(self, error: FairleadError) -> None:
             super().failed(error)
@@ -64,7 +64,7 @@ async def test_a_receiver_that_raises_when_it_is_failed_does_not_keep_others_fro
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
-async def test_a_message_that_cannot_be_sent_ends_a_child_that_would_wait_for_it(number):
+async def test_message_that_cannot_be_sent_ends_the_child(number):
     class Socket(socket.socket):
         def send(self, *_arguments):
             raise OSError(number, os.strerror(number))

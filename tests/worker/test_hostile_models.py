@@ -1,4 +1,4 @@
-"""Model directories that lie, through the child's own front door: one clear frame, and it ends by itself."""
+"""Invalid model directories: the child reports each in one clear frame and exits by itself."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ WEIGHTS = "model.safetensors"
 
 
 class Tape:
-    """A channel whose parent asks for one model and then only listens."""
+    """A channel whose parent requests one model and then only records the frames."""
 
     def __init__(self, path) -> None:
         self.frames: list[wire.ToParent] = []
@@ -92,10 +92,10 @@ def of_text(path):
         of_text,
     ],
 )
-def test_weights_that_lie_are_one_clear_frame_that_names_the_place(spoil, directory):
+def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(spoil, directory):
     spoil(directory / WEIGHTS)
     tape = Tape(directory)
-    assert 1 == serve(tape, _load)
+    assert serve(tape, _load) == 1
     last = tape.frames[-1]
     assert isinstance(last, wire.LoadFailed)
     assert str(directory) in last.message
@@ -117,11 +117,11 @@ def test_weights_that_lie_are_one_clear_frame_that_names_the_place(spoil, direct
         ({"auto_map": {"AutoModel": "evil.py--Model"}}, "auto_map"),
     ],
 )
-def test_a_config_that_lies_is_one_clear_frame_that_names_the_key(values, key, directory):
+def test_invalid_config_is_reported_in_one_frame_that_names_the_key(values, key, directory):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     tape = Tape(directory)
-    assert 1 == serve(tape, _load)
+    assert serve(tape, _load) == 1
     last = tape.frames[-1]
     assert isinstance(last, wire.LoadFailed)
     assert str(directory) in last.message

@@ -1,4 +1,4 @@
-"""The child's loop without a socket, a process or a device: what is done in which order, and what is told."""
+"""The child's loop without a socket, a process or a device: the order of its actions, and its frames."""
 
 from array import array
 from itertools import count
@@ -19,10 +19,10 @@ ENDLESS = Sampling(max_tokens=900)
 
 
 class World:
-    """A loop, its clock, its inbox and its device, and in `log` what happened, in order.
+    """A loop with its clock, inbox and device; `log` has the events in order.
 
-    A step takes `step_s` from its launch. A launch or a wait raises what stands under its number in
-    `launch_errors` or `wait_errors`. What is in `inbox` comes in; to block with nothing there is the end.
+    A step takes `step_s` from its launch. A launch or a wait raises the error under its number in
+    `launch_errors` or `wait_errors`. The loop reads `inbox`; blocking on an empty one raises `ParentGone`.
     """
 
     def __init__(self, *, overlaps: bool = False, slots: int = 4, **options: float) -> None:
@@ -88,7 +88,7 @@ class World:
     def release(self, blocks) -> None:
         self.released.append((self.now_s, blocks))
 
-    # What tests do -----------------------------------------------------------------------------------
+    # For the tests -----------------------------------------------------------------------------------
 
     def submit(self, key: int, sampling: Sampling = ENDLESS, prompt=(5, 6, 7), **options) -> None:
         self.inbox.append(wire.Submit(key, wire.pack_tokens(prompt), sampling, **options))
@@ -117,23 +117,23 @@ class Pending:
 both = pytest.mark.parametrize("overlaps", [False, True])
 
 
-def test_without_overlap_a_step_is_told_before_the_next_is_planned():
+def test_without_overlap_a_step_is_reported_before_the_next_is_launched():
     world = World()
     world.submit(1)
     world.turn(2)
     assert world.log == ["launch 1", "done 1", "frame 1", "launch 2", "done 2", "frame 2"]
 
 
-def test_with_overlap_the_next_step_runs_while_the_last_one_is_told():
+def test_with_overlap_the_next_step_runs_while_the_last_one_is_reported():
     world = World(overlaps=True)
     world.submit(1)
     world.turn(3)
     assert world.log == ["launch 1", "launch 2", "done 1", "frame 1", "launch 3", "done 2", "frame 2"]
-    assert [[(1, 9)]] * 2 == [list(frame.plain()) for frame in world.frames]
+    assert [list(frame.plain()) for frame in world.frames] == [[(1, 9)]] * 2
 
 
 @both
-def test_what_is_generated_does_not_depend_on_overlap(overlaps):
+def test_output_does_not_depend_on_overlap(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1, Sampling(max_tokens=3))
     world.submit(2, Sampling(max_tokens=5))
@@ -146,7 +146,7 @@ def test_what_is_generated_does_not_depend_on_overlap(overlaps):
         for output in frame.outputs:
             told[output.key] += len(output.token_ids)
             ends[output.key] = output.finish_reason
-    assert ({1: 3, 2: 5}, {1: "length", 2: "length"}) == (told, ends)
+    assert (told, ends) == ({1: 3, 2: 5}, {1: "length", 2: "length"})
 
 
 @both
@@ -154,41 +154,41 @@ def test_it_waits_for_a_message_only_when_nothing_is_left_to_do(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1, Sampling(max_tokens=4))
     world.until_blocked()
-    assert ["blocked"] == [entry for entry in world.log if entry == "blocked"]
-    assert "blocked" == world.log[-1]
+    assert [entry for entry in world.log if entry == "blocked"] == ["blocked"]
+    assert world.log[-1] == "blocked"
     assert world.engine.idle
-    assert 0 == world.frames[-1].statistics.running
+    assert world.frames[-1].statistics.running == 0
 
 
 @both
-def test_a_refusal_is_told_without_a_step(overlaps):
+def test_refusal_is_reported_without_a_step(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1, prompt=(VOCABULARY,))
     world.until_blocked()
     (output,) = world.frames[0].outputs
     assert "token id 50" in str(output.error)
-    assert ["frame 1", "blocked"] == world.log
+    assert world.log == ["frame 1", "blocked"]
 
 
 @both
-def test_whatever_is_asked_is_answered_by_a_frame_and_nothing_else_makes_one(overlaps):
+def test_each_message_is_answered_by_a_frame_and_an_idle_loop_sends_none(overlaps):
     world = World(overlaps=overlaps)
-    world.inbox.append(wire.Abort(77))  # unknown: nothing happens, and that is told
+    world.inbox.append(wire.Abort(77))  # unknown: nothing changes, and a frame still answers it
     world.turn()
-    assert ["frame 1"] == world.log
+    assert world.log == ["frame 1"]
     world.submit(1)
     world.turn(2)
     world.inbox.append(wire.Abort(1))
     world.turn()
     last = world.frames[-1]
-    assert (b"", [], 0) == (last.keys, last.outputs, last.statistics.running)
+    assert (last.keys, last.outputs, last.statistics.running) == (b"", [], 0)
     frames = len(world.frames)
     world.until_blocked()
     assert frames == len(world.frames)
 
 
 @both
-def test_what_an_abort_frees_is_told_before_the_next_step(overlaps):
+def test_resources_freed_by_an_abort_are_reported_before_the_next_step(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1)
     world.submit(2)
@@ -199,22 +199,22 @@ def test_what_an_abort_frees_is_told_before_the_next_step(overlaps):
     world.turn()
     assert world.log[0] == f"frame {frames + 1}"
     assert world.log[1].startswith("launch")
-    assert 3 == world.frames[frames].statistics.slots_free
+    assert world.frames[frames].statistics.slots_free == 3
 
 
 @both
-def test_a_timeout_is_told_even_when_no_step_is_left(overlaps):
+def test_timeout_is_reported_even_when_no_step_is_left(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1, timeout_s=5.0)
     world.until_blocked()
     outputs = [output for frame in world.frames for output in frame.outputs]
-    assert ["request_timeout"] == [output.code for output in outputs]
+    assert [output.code for output in outputs] == ["request_timeout"]
     assert 100 + 5 <= world.now_s <= 100 + 5 + 3 * world.step_s
-    assert 1 == world.frames[-1].statistics.slots_free - 3
+    assert world.frames[-1].statistics.slots_free - 3 == 1
 
 
 @both
-def test_the_class_and_the_salt_reach_the_engine(overlaps, monkeypatch):
+def test_priority_timeout_and_salt_reach_the_engine(overlaps, monkeypatch):
     world = World(overlaps=overlaps)
     seen = []
     submit = world.engine.submit
@@ -223,38 +223,38 @@ def test_the_class_and_the_salt_reach_the_engine(overlaps, monkeypatch):
     )
     world.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
     world.until_blocked()
-    assert [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False}] == seen
+    assert seen == [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False}]
 
 
-# Steps that go wrong -------------------------------------------------------------------------------
+# Failed steps --------------------------------------------------------------------------------------
 
 
 @both
 @pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
-def test_a_step_that_raises_fails_its_sequences_and_the_loop_goes_on(overlaps, where):
+def test_step_that_raises_fails_its_sequences_and_the_loop_continues(overlaps, where):
     world = World(overlaps=overlaps)
     error = RuntimeError("on fire")
     getattr(world, where)[2] = error
     world.submit(1)
     world.until_blocked()
     (output,) = [output for frame in world.frames for output in frame.outputs]
-    assert (1, "the engine's step failed: RuntimeError: on fire") == (output.key, output.error)
+    assert (output.key, output.error) == (1, "the engine's step failed: RuntimeError: on fire")
     assert [error] == world.reports
-    assert 4 == world.frames[-1].statistics.slots_free
+    assert world.frames[-1].statistics.slots_free == 4
     world.log.clear()
     world.submit(2, Sampling(max_tokens=2))
     world.until_blocked()
-    assert "length" == world.frames[-1].outputs[0].finish_reason
+    assert world.frames[-1].outputs[0].finish_reason == "length"
 
 
-def test_with_overlap_the_step_before_a_failed_launch_is_still_told():
+def test_with_overlap_the_step_before_a_failed_launch_is_still_reported():
     world = World(overlaps=True)
     world.launch_errors[2] = RuntimeError("on fire")
     world.submit(1)
     world.turn(2)
     first, second = world.frames
-    assert [(1, 9)] == list(first.plain())
-    assert [1] == [output.key for output in second.outputs if output.error]
+    assert list(first.plain()) == [(1, 9)]
+    assert [output.key for output in second.outputs if output.error] == [1]
 
 
 @both
@@ -271,21 +271,21 @@ def test_the_third_failed_step_in_a_row_is_raised(overlaps, where):
 
 
 @both
-def test_failed_steps_with_a_good_one_between_are_not_in_a_row(overlaps):
+def test_successful_step_resets_the_count_of_failed_steps(overlaps):
     world = World(overlaps=overlaps, slots=1)
     world.launch_errors = {number: RuntimeError("fire") for number in (1, 2, 4, 5, 7, 8)}
     for key in range(1, 10):
         world.submit(key, Sampling(max_tokens=1))
     world.until_blocked()
-    assert 6 == len(world.reports)
-    assert 0 == world.frames[-1].statistics.pending
+    assert len(world.reports) == 6
+    assert world.frames[-1].statistics.pending == 0
 
 
 # Counts --------------------------------------------------------------------------------------------
 
 
 @both
-def test_step_time_is_the_devices_and_each_second_counts_once(overlaps):
+def test_step_time_is_that_of_the_device_and_each_second_counts_once(overlaps):
     world = World(overlaps=overlaps)
     world.submit(1, Sampling(max_tokens=10))
     world.until_blocked()
@@ -303,21 +303,21 @@ def test_statistics_count_tokens_prefixes_and_cache():
     world.submit(2, Sampling(max_tokens=2), prompt)
     world.until_blocked()
     statistics = world.frames[-1].statistics
-    assert 96 == statistics.prompt_tokens + statistics.prefix_hits
+    assert statistics.prompt_tokens + statistics.prefix_hits == 96
     assert statistics.prefix_hits >= 32
     assert statistics.prefix_queries >= statistics.prefix_hits
-    assert 4 == statistics.generated_tokens
+    assert statistics.generated_tokens == 4
     assert 96 - statistics.prefix_hits + 2 == statistics.step_tokens
     assert statistics.cached_tokens >= 48
-    assert (0, 0, 0.0) == (statistics.running, statistics.preemptions, statistics.cache_usage)
+    assert (statistics.running, statistics.preemptions, statistics.cache_usage) == (0, 0, 0.0)
 
 
-# Anything at all -----------------------------------------------------------------------------------
+# Random messages -----------------------------------------------------------------------------------
 
 
 @both
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_comes_when_every_answer_is_what_the_sequence_would_get_alone(overlaps, seed):
+def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(overlaps, seed):
     choose = Random(seed)
     world = World(overlaps=overlaps)
     device = fake_model.FakeRunner(4, overlaps=overlaps)
@@ -368,7 +368,7 @@ def test_whatever_comes_when_every_answer_is_what_the_sequence_would_get_alone(o
             assert key in aborted
             assert expected[: len(told[key])] == told[key]
     last = world.frames[-1].statistics
-    assert (0, 0, 3, 14) == (last.running, last.pending, last.slots_free, last.blocks_free)
+    assert (last.running, last.pending, last.slots_free, last.blocks_free) == (0, 0, 3, 14)
 
 
 def test_idle_cache_is_trimmed_below_its_threshold_and_its_memory_given_back():

@@ -1,4 +1,4 @@
-"""The child's side alone, over a socketpair and in this process: what it sends for what it is sent."""
+"""The child's side alone, over a socketpair in this process: its answers to messages."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ GREEDY = Sampling(max_tokens=3)
 
 
 class Parent:
-    """The other end of a child's socket, read and written blockingly."""
+    """The other end of a child's socket, with blocking reads and writes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -38,7 +38,7 @@ class Parent:
 
 @contextlib.contextmanager
 def child(path: str = "fake:") -> Iterator[Parent]:
-    """Serve in a thread until the block is left; then the child must have noticed and ended."""
+    """Serve in a thread until the block ends; check that the child ends when its socket is closed."""
     ours, theirs = socket.socketpair()
     ended = []
 
@@ -88,18 +88,18 @@ def test_a_step_is_one_message_for_all_sequences_together():
             message = step(parent)
             plain = dict(message.plain())
             last = {output.key: output.token_ids for output in message.outputs}
-            assert ([1, 2], []) == ((sorted(plain), [*last]) if number < 3 else (sorted(last), [*plain]))
+            assert ((sorted(plain), [*last]) if number < 3 else (sorted(last), [*plain])) == ([1, 2], [])
             assert message.statistics.steps == number
             for key, token_id in plain.items():
                 told[key].append(token_id)
             for key, token_ids in last.items():
                 told[key] += token_ids
         assert {key: fake_child.answer(prompt, 3) for key, prompt in prompts.items()} == told
-        assert ["length", "length"] == [output.finish_reason for output in message.outputs]
+        assert [output.finish_reason for output in message.outputs] == ["length", "length"]
         assert message.statistics.running == 0
 
 
-def test_an_abort_alone_makes_a_message_with_fresh_counts():
+def test_abort_alone_is_answered_with_current_counts():
     with child("fake:slots=1") as parent:
         begin(parent)
         endless = Sampling(max_tokens=900_000)
@@ -108,11 +108,11 @@ def test_an_abort_alone_makes_a_message_with_fresh_counts():
         parent.send(wire.Abort(1))
         while (last := step(parent)).statistics.running:
             pass
-        assert (b"", []) == (last.keys, last.outputs)
-        assert (8000, 1) == (last.statistics.blocks_free, last.statistics.slots_free)
+        assert (last.keys, last.outputs) == (b"", [])
+        assert (last.statistics.blocks_free, last.statistics.slots_free) == (8000, 1)
 
 
-def test_what_an_abort_frees_is_told_before_the_next_step_and_not_after_it():
+def test_resources_freed_by_an_abort_are_reported_before_the_next_step():
     with child("fake:slots=2") as parent:
         begin(parent)
         endless = Sampling(max_tokens=900_000)
@@ -122,11 +122,11 @@ def test_what_an_abort_frees_is_told_before_the_next_step_and_not_after_it():
         parent.send(wire.Abort(1))
         while (told := step(parent)).statistics.slots_free == 0:
             before = told
-        assert (b"", [], before.statistics.steps) == (told.keys, told.outputs, told.statistics.steps)
-        assert [2] == [key for key, _ in step(parent).plain()]
+        assert (told.keys, told.outputs, told.statistics.steps) == (b"", [], before.statistics.steps)
+        assert [key for key, _ in step(parent).plain()] == [2]
 
 
-def test_a_failing_sequence_is_told_why_and_the_child_goes_on():
+def test_failed_sequence_is_reported_with_the_reason_and_the_child_continues():
     with child() as parent:
         begin(parent)
         parent.send(wire.Submit(1, wire.pack_tokens([4000]), GREEDY))
@@ -136,7 +136,7 @@ def test_a_failing_sequence_is_told_why_and_the_child_goes_on():
         assert step(parent).tokens == wire.pack_tokens(fake_child.answer([4], 1))
 
 
-def test_a_failing_step_is_told_and_the_child_goes_on():
+def test_failed_step_is_reported_and_the_child_continues():
     with child("fake:raise_in_step=1") as parent:
         begin(parent)
         parent.send(wire.Submit(1, wire.pack_tokens([4]), GREEDY))
@@ -146,7 +146,7 @@ def test_a_failing_step_is_told_and_the_child_goes_on():
         assert step(parent).tokens == wire.pack_tokens(fake_child.answer([4], 1))
 
 
-def test_a_message_may_come_in_pieces():
+def test_message_may_arrive_in_pieces():
     with child() as parent:
         begin(parent)
         for byte in wire.encode_frame(wire.Submit(1, wire.pack_tokens([4]), GREEDY)):
@@ -158,13 +158,13 @@ def test_a_message_may_come_in_pieces():
     ("path", "reason"),
     [("fake:fail_load", "no such fake model"), ("fake:crash_load", "RuntimeError: a bug in loading")],
 )
-def test_a_load_that_fails_is_told_why(path, reason):
+def test_failed_load_is_reported_with_the_reason(path, reason):
     with child(path) as parent:
         assert isinstance(parent.receive(), wire.Progress)
         assert wire.LoadFailed(reason) == parent.receive()
 
 
-def test_load_that_found_no_compiler_is_told_with_what_to_do():
+def test_load_without_a_compiler_is_reported_with_what_to_do():
     with child("fake:no_compiler") as parent:
         assert isinstance(parent.receive(), wire.Progress)
         assert parent.receive() == wire.LoadFailed(

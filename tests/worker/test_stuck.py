@@ -1,6 +1,6 @@
-"""A child that makes no progress: real processes, stopped or in a step that takes for ever.
+"""A child that makes no progress: real processes, stopped or in an endless step.
 
-The clock is virtual and moved by hand: a child that this machine delays is not to be taken for a stuck one.
+The clock is virtual and moved by hand, so that a child on a slow machine does not count as stuck.
 """
 
 import os
@@ -22,7 +22,7 @@ WATCHDOG_S = 0.5
 
 
 async def pass_time(clock: trio.testing.MockClock, ticks: int = 1) -> None:
-    """Let the watchdog look so many times."""
+    """Let the watchdog check so many times."""
     for _ in range(ticks):
         clock.jump(WATCHDOG_S / TICKS)
         await trio.testing.wait_all_tasks_blocked()
@@ -37,7 +37,7 @@ async def until_given_up(tested: client.Worker, clock: trio.testing.MockClock) -
 
 
 async def until_ended(clock: trio.testing.MockClock) -> None:
-    """Let a child that was given up have had its time to say something, and to obey SIGTERM."""
+    """Let the times pass in which a stuck child may write its last output and act on SIGTERM."""
     for wait_s in (client.LAST_WORDS_S, client.END_WAIT_S):
         clock.jump(wait_s)
         await trio.testing.wait_all_tasks_blocked()
@@ -50,13 +50,13 @@ async def until_next_step(tested: client.Worker) -> None:
 
 
 def stop(pid: int | None) -> None:
-    """Stop a child, and wait until it is."""
+    """Stop a child, and wait until it is stopped."""
     os.kill(pid, signal.SIGSTOP)
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         os.sched_yield()
 
 
-async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(mock_clock, capfd):
+async def test_endless_step_ends_the_child_and_fails_open_sequences(mock_clock, capfd):
     tested = worker("stuck_in=3", watchdog_s=WATCHDOG_S)
     async with dying(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(3)]
@@ -64,8 +64,8 @@ async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(
         await until_given_up(tested, mock_clock)
         assert all(stream.ended.is_set() for stream in streams)
         with pytest.raises(NodeFailed):
-            submit(tested, [9], ENDLESS)  # nobody is given a seat there any more
-        while not any("in finish" in line for line in tested._log):  # its last words: the stack of the step
+            submit(tested, [9], ENDLESS)  # the worker accepts no more sequences
+        while not any("in finish" in line for line in tested._log):  # its last output: the step's stack
             await trio.lowlevel.checkpoint()
         await until_ended(mock_clock)
     reason = "the model's process made no progress for 0.5 s"
@@ -74,7 +74,7 @@ async def test_a_step_that_takes_for_ever_ends_the_child_and_fails_what_is_open(
     assert [(NodeFailed, reason)] * 3 == [
         (type(end), end.message) for stream in streams for end in stream.ends
     ]
-    assert 2 == max(len(stream.token_ids) for stream in streams)
+    assert max(len(stream.token_ids) for stream in streams) == 2
     assert reason == tested.stuck
     assert is_gone(tested.pid)
     assert "in finish" in capfd.readouterr().err
@@ -105,7 +105,7 @@ async def test_a_stopped_child_is_killed(mock_clock):
     assert is_gone(tested.pid)
 
 
-async def test_a_submit_that_is_never_answered_is_noticed_too(mock_clock):
+async def test_submit_that_is_never_answered_ends_the_child(mock_clock):
     tested = worker(watchdog_s=WATCHDOG_S)
     async with dying(tested):
         _, first = submit(tested, [1], Sampling(max_tokens=1))
@@ -119,7 +119,7 @@ async def test_a_submit_that_is_never_answered_is_noticed_too(mock_clock):
     assert is_gone(tested.pid)
 
 
-async def test_clients_that_give_up_do_not_hide_a_child_that_is_stuck(mock_clock):
+async def test_aborted_sequences_do_not_hide_a_stuck_child(mock_clock):
     tested = worker("stuck_in=2", watchdog_s=WATCHDOG_S)
     async with dying(tested) as errors:
         key, stream = submit(tested, [1], ENDLESS)
@@ -127,7 +127,7 @@ async def test_clients_that_give_up_do_not_hide_a_child_that_is_stuck(mock_clock
         for _ in range(3 * TICKS):
             tested.abort(key)
             key, stream = submit(tested, [1], ENDLESS)
-            await pass_time(mock_clock)  # each stays for much less than the bound
+            await pass_time(mock_clock)  # each is open for much less than the bound
             if tested.stuck is not None:
                 break
         assert stream.ended.is_set()
@@ -172,7 +172,7 @@ async def test_a_long_prefill_in_chunks_is_progress_before_it_has_an_output(mock
         while not stream.ended.is_set():
             await until_next_step(tested)
             await pass_time(mock_clock, TICKS // 2)
-    assert (fake_child.answer(prompt, 1), None) == (stream.token_ids, tested.stuck)
+    assert (stream.token_ids, tested.stuck) == (fake_child.answer(prompt, 1), None)
 
 
 async def test_a_sequence_that_runs_out_of_time_ends_in_the_engine_and_frees_its_slot():
@@ -184,11 +184,11 @@ async def test_a_sequence_that_runs_out_of_time_ends_in_the_engine_and_frees_its
         await late.ended.wait()
         await patient.ended.wait()
     (end,) = late.ends
-    assert (RequestTimeout, "the request took longer than 0.05 s") == (type(end), end.message)
+    assert (type(end), end.message) == (RequestTimeout, "the request took longer than 0.05 s")
     assert patient.ends == ["length"]
 
 
-async def test_an_overlapping_child_says_the_same():
+async def test_child_with_overlap_generates_the_same_tokens():
     tested = worker("overlap,delay_ms=1,slots=4")
     async with running(tested):
         prompts = [[number, number + 1] for number in range(12)]

@@ -31,18 +31,18 @@ TO_PARENT = [
 
 
 @pytest.mark.parametrize("message", TO_CHILD)
-def test_a_message_to_the_child_arrives_as_it_was(message):
+def test_message_to_the_child_arrives_unchanged(message):
     (payload,) = wire.FrameSplitter().feed(wire.encode_frame(message))
     assert message == wire.to_child_decoder.decode(payload)
 
 
 @pytest.mark.parametrize("message", TO_PARENT)
-def test_a_message_to_the_parent_arrives_as_it_was(message):
+def test_message_to_the_parent_arrives_unchanged(message):
     (payload,) = wire.FrameSplitter().feed(wire.encode_frame(message))
     assert message == wire.to_parent_decoder.decode(payload)
 
 
-def test_the_spec_arrives_as_it_was():
+def test_spec_arrives_unchanged():
     spec = wire.WorkerSpec(path="/models/small", slots=4, kv_cache_bytes=1 << 30)
     (payload,) = wire.FrameSplitter().feed(wire.encode_frame(spec))
     assert spec == wire.spec_decoder.decode(payload)
@@ -53,14 +53,14 @@ def test_frames_split_at_any_byte_arrive_whole():
     for cut in range(len(stream) + 1):
         splitter = wire.FrameSplitter()
         payloads = [*splitter.feed(stream[:cut]), *splitter.feed(stream[cut:])]
-        assert TO_PARENT == [wire.to_parent_decoder.decode(payload) for payload in payloads]
+        assert [wire.to_parent_decoder.decode(payload) for payload in payloads] == TO_PARENT
 
 
 def test_frames_that_come_byte_by_byte_arrive_whole():
     stream = b"".join(wire.encode_frame(message) for message in TO_CHILD)
     splitter = wire.FrameSplitter()
     payloads = [payload for byte in stream for payload in splitter.feed(bytes([byte]))]
-    assert TO_CHILD == [wire.to_child_decoder.decode(payload) for payload in payloads]
+    assert [wire.to_child_decoder.decode(payload) for payload in payloads] == TO_CHILD
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=6))
@@ -84,14 +84,14 @@ def test_token_ids_survive_packing(token_ids):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))))
-def test_the_plain_tokens_of_a_step_come_out_in_pairs(pairs):
+def test_plain_tokens_of_a_step_are_read_as_pairs_of_key_and_token(pairs):
     keys = struct.pack(f"<{len(pairs)}q", *(key for key, _ in pairs))
     tokens = wire.pack_tokens([token_id for _, token_id in pairs])
     assert pairs == list(wire.Step(keys, tokens, [], wire.EngineStatistics()).plain())
 
 
 @pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
-def test_a_step_whose_keys_and_tokens_do_not_match_is_no_message(keys, tokens):
+def test_step_whose_keys_and_tokens_do_not_match_is_refused(keys, tokens):
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
     with pytest.raises(msgspec.ValidationError, match="do not match"):
         wire.to_parent_decoder.decode(frame)
