@@ -46,9 +46,9 @@ async def a_model_runs_on_this_device(server: Served) -> None:
     assert "cuda:77" in answer.document["error"]["message"], answer
 
 
-@setting("models.ENGINE.dtype", model(dtype="float32"))
+@setting("models.ENGINE.dtype", model(dtype="float16"))
 async def weights_are_of_this_type(server: Served) -> None:
-    assert loaded(server)["dtype"] == "float32"
+    assert loaded(server)["dtype"] == "float16"
 
 
 @setting("models.ENGINE.quantization", model(quantization="int8"))
