@@ -60,7 +60,7 @@ cdef void era_begin(State *state, int32_t block) noexcept:
 
 
 # Joining and leaving. The work after `entry_stale` may be deferred until more than this entry is read. It may
-# also be done on a copy of the queue, which has no `lives`.
+# also be done on a copy of the queue, which has no array `lives`.
 
 
 cdef inline void entry_join(

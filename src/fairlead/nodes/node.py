@@ -37,7 +37,7 @@ class NodeCounts(msgspec.Struct, frozen=True):
 
 
 class Node(Protocol):
-    """All that the dispatcher knows about a node."""
+    """The properties of a node that the dispatcher uses."""
 
     @property
     def id(self) -> str:

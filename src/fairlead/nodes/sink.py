@@ -7,7 +7,7 @@ from fairlead.job import Delta
 
 
 class Room(Protocol):
-    """Lets a writer wait for room in a full sink."""
+    """Waits for room in a full sink, on behalf of a writer."""
 
     async def wait(self) -> None:
         """Return when there is room."""

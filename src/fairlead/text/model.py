@@ -1,4 +1,4 @@
-"""What the parent process knows of a model: vocabulary, chat template, limits and sampling defaults.
+"""The parent process's data of a model: vocabulary, chat template, limits and sampling defaults.
 
 Read once from a local Hugging Face directory, never changed. Does not read the weights.
 """
