@@ -33,7 +33,7 @@ import numpy as np
 
 from fairlead.engine.admission import FILL, Counts, PastLengths
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
 
 RUNNING = (8, 64, 256, 1024)
@@ -138,7 +138,7 @@ class MeasuredEngine:
         step = self.engine.plan(now_s)
         planned = time.thread_time_ns()
         assert step is not None
-        picks = Picks(self.tokens[: step.samples].data)
+        picks = SampledTokens(self.tokens[: step.samples].data)
         launched = time.thread_time_ns()
         outcome = self.engine.commit(step, picks)
         done = time.thread_time_ns()

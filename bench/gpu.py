@@ -38,7 +38,7 @@ from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.engine import Engine
 from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.float8 import narrow_linear
 from fairlead.models.layers import Embedding, Linear
 from fairlead.models.llama import LlamaForCausalLM
@@ -382,7 +382,7 @@ def main() -> None:
     options = parser.parse_args()
     device, config = torch.device(options.device), SHAPES[options.shape]
     plan = TINY if options.shape == "tiny" else Plan()
-    shape = LlamaForCausalLM.read_shape(Config(Path("config.json"), config))
+    shape = LlamaForCausalLM.read_shape(CheckpointConfig(Path("config.json"), config))
     on_cuda = device.type == "cuda"
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",

@@ -125,11 +125,11 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     """Relay `at_once` jobs to the node; return the figures."""
     import trio
 
+    from fairlead.answer.deltas import Deltas
     from fairlead.errors import NodeFailed
+    from fairlead.http.client import Upstream
     from fairlead.job import Job, Relay, Sampling
-    from fairlead.nodes.deltas import Deltas
     from fairlead.nodes.remote_node import RemoteNode
-    from fairlead.nodes.upstream import Upstream
     from router import IgnoringListener
 
     stream = attack in STREAMED

@@ -97,8 +97,8 @@ def serve(stack: str, ready: Any) -> None:
 
     async def ours() -> None:
         from fairlead.api.exchange import Exchange, FairleadRequest
-        from fairlead.api.server import bind, serve_http
         from fairlead.config import Limits
+        from fairlead.http.listener import bind, serve_http
 
         app.asgi_http_class = Exchange
         app.request_class = FairleadRequest

@@ -36,7 +36,7 @@ from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.forward import Forward, TorchForward
 from fairlead.engine.inputs import Inputs
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import Architecture, built_in
 from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
@@ -171,7 +171,7 @@ class Implementation:
 
 
 def read_shape(directory: Path) -> tuple[type[Architecture], ModelShape]:
-    found = built_in(Config.read(directory / "config.json"))
+    found = built_in(CheckpointConfig.read(directory / "config.json"))
     assert found is not None
     return found
 

@@ -21,7 +21,7 @@ import msgspec
 import tokenizers
 import trio
 
-from fairlead.load.client import Answer, Connection, ask
+from fairlead.load.client import LoadConnection, TimedAnswer, ask
 from fairlead.load.generator import CONTROL_TIMEOUT_S, WORDS
 from fairlead.load.report import Level, summarize
 
@@ -68,10 +68,10 @@ async def measure(arguments: argparse.Namespace) -> Level:
         tokens=arguments.prompt_tokens,
         seed=f"{arguments.seed} {arguments.streams}",
     )
-    name = await first_model(Connection(arguments.url))
+    name = await first_model(LoadConnection(arguments.url))
     bodies = [body(name, prompt, arguments.output_tokens, arguments.body) for prompt in prompts]
 
-    async def load(bodies: Sequence[object]) -> list[Answer]:
+    async def load(bodies: Sequence[object]) -> list[TimedAnswer]:
         return await send_all(
             arguments.url, bodies, streams=arguments.streams, tokens=tokens, timeout_s=arguments.timeout_s
         )
@@ -84,13 +84,13 @@ async def measure(arguments: argparse.Namespace) -> Level:
 
 async def send_all(
     url: str, bodies: Sequence[object], *, streams: int, tokens: tuple[int, int], timeout_s: float
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     """Send all requests, `streams` at a time. Check the prompt and output tokens of each answer."""
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
     remaining: Iterator[object] = iter(bodies)
 
     async def client() -> None:
-        connection = Connection(url)
+        connection = LoadConnection(url)
         for each in remaining:
             answer = await ask(connection, "/v1/completions", each, timeout_s=timeout_s)
             answers.append(checked(answer, tokens))
@@ -101,7 +101,7 @@ async def send_all(
     return answers
 
 
-def checked(answer: Answer, tokens: tuple[int, int]) -> Answer:
+def checked(answer: TimedAnswer, tokens: tuple[int, int]) -> TimedAnswer:
     """Return the answer, with an error if the server did not report exactly these token counts."""
     if answer.error is None:
         usage = answer.usage
@@ -111,7 +111,7 @@ def checked(answer: Answer, tokens: tuple[int, int]) -> Answer:
     return answer
 
 
-async def first_model(connection: Connection) -> str | None:
+async def first_model(connection: LoadConnection) -> str | None:
     """Return the first model that the server lists; None if it lists none."""
 
     class Model(msgspec.Struct):

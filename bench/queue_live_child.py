@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from fairlead import messages
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.engine.step import Picks
-from fairlead.worker import main, wire
+from fairlead.engine.step import SampledTokens
+from fairlead.worker import main
 
 VOCABULARY = 1000
 
@@ -38,15 +39,15 @@ class SimulatedRunner:
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Do nothing: there is no memory to release."""
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         """Wait until the end of the step; return its tokens."""
         time.sleep(max(0.0, self._ends - time.monotonic()))
         self._ended = self._ends
         number = int(self._ends * 1000) % (VOCABULARY - 1)
-        return Picks(array("i", [1 + number]) * self._samples)
+        return SampledTokens(array("i", [1 + number]) * self._samples)
 
 
-def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
+def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
     """Return the model."""
     options = dict(option.split("=") for option in spec.path.removeprefix("simulated:").split(","))
     report(1.0, "simulated")

@@ -17,13 +17,13 @@ import structlog
 import trio
 
 from fairlead.api.routes import create_app
-from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
-from fairlead.collector import settle
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.fleet.fleet import Fleet
 from fairlead.gateway import Gateway
-from fairlead.nodes.fleet import Fleet
+from fairlead.gc_tuning import freeze
+from fairlead.http.listener import bind, serve_http
 from fairlead.text.model import TextModel
 
 CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
@@ -59,7 +59,7 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
         nursery.start_soon(dispatcher.run)
         await nursery.start(fleet.run)
         app = create_app(services)
-        settle()
+        freeze()
         print(sockets[0].getsockname()[1], flush=True)
         nursery.start_soon(watch, fleet)
         await serve_http(app, sockets, limits=config.limits, shutdown=trio.Event())

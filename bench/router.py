@@ -28,12 +28,12 @@ from typing import Any, Protocol
 
 import trio
 
+from fairlead.answer.sink import Backpressure
 from fairlead.errors import FairleadError
+from fairlead.http.client import Upstream
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.node import Node, NodeLimits
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.nodes.sink import Room
-from fairlead.nodes.upstream import Upstream
 from router_parsers import parsers
 from router_parts import CHUNKS, Address, Sockets, body_of, fairlead, process, serve
 
@@ -116,7 +116,7 @@ class CountingSink:
         if delta.finish_reason is not None:
             self.ended.set()
 
-    def room(self) -> Room | None:
+    def room(self) -> Backpressure | None:
         """See `Sink`."""
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import h11
 
-from fairlead.nodes.answer_parser import AnswerParser
+from fairlead.http.response_parser import ResponseParser
 from router_parts import EVENT, STREAM_HEAD, WHOLE, framed
 
 READ = framed(EVENT) * 100
@@ -17,7 +17,7 @@ Parse = Callable[[bytes, int], None]
 
 def by_ours(data: bytes, more: int) -> None:
     """Parse a response with Fairlead's parser: the data, then `more` further reads of the body."""
-    parser = AnswerParser()
+    parser = ResponseParser()
     parser.feed(data)
     for _ in range(more):
         parser.feed(READ)

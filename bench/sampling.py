@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead.engine.draws import choose_by_torch
-from fairlead.engine.logits import Changes
+from fairlead.engine.logits import LogitAdjustments
 from fairlead.engine.sampler import Parameters, choose_compiled
+from fairlead.engine.torch_sampler import choose_by_torch
 
 SPREADS = {"steep": 8.0, "flat": 1.0}
 PARAMETERS: dict[str, dict[str, float]] = {
@@ -43,7 +43,7 @@ def parameters(rows: int, requested: dict[str, float]) -> Parameters:
     columns = dict.fromkeys(("temperatures", "top_k", "top_p", "min_p", "logprobs"))
     columns.update({name: np.full(rows, value) for name, value in requested.items()})
     seeds = np.arange(rows, dtype=np.uint64)
-    return Parameters(**columns, seeds=seeds, positions=np.full(rows, 100), changes=Changes())
+    return Parameters(**columns, seeds=seeds, positions=np.full(rows, 100), changes=LogitAdjustments())
 
 
 def measure(vocabulary: int, rows: int, spread: str, name: str, rounds: int) -> dict[str, Any]:

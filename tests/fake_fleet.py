@@ -7,8 +7,8 @@ import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.errors import FairleadError, InvalidRequest
-from fairlead.nodes.output import ProcessOutput
-from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
+from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
+from fairlead.process.output import ProcessOutput
 from fairlead.text.model import TextModel
 
 
@@ -102,9 +102,9 @@ class FakeFleet:
         self._refuse_ours(node_id)
         self._note("drain", node_id)
 
-    async def reload(self, config: Config) -> Changes:
+    async def reload(self, config: Config) -> ConfigChanges:
         await self._ask("reload", config)
-        return Changes()
+        return ConfigChanges()
 
     def _refuse_ours(self, node_id: str) -> None:
         if node_id in (f"engine:{name}" for name in self.engines):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairlead import descriptors
 from fairlead.config import Config, Limits, NodeConfig
-from nodes.garage import engine, sleeper
+from fleet.running_fleet import engine, sleeper
 
 UNLIMITED = resource.RLIM_INFINITY
 

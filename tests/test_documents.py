@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from documents import BEGIN, DOCS, ROOT
-from fairlead.api.refusals import code_of
 from fairlead.config.spelling import spelled
 from fairlead.errors import FairleadError
-from fairlead.reload import FIXED
+from fairlead.fleet.reload import FIXED
+from fairlead.http.refusals import code_of
 
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *DOCS.glob("*.md")])
 RESULTS = ROOT / "bench" / "results"

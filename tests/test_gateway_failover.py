@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import trio
 
+from fairlead.answer.sink import Sink
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import (
@@ -22,7 +23,6 @@ from fairlead.errors import (
 from fairlead.gateway import Answer, Gateway
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.node import NodeLimits
-from fairlead.nodes.sink import Sink
 from fake_nodes import job
 
 GONE = NodeFailed("gone")

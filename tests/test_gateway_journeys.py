@@ -10,8 +10,8 @@ from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import EngineFailed, FairleadError
 from fairlead.gateway import Gateway
-from fairlead.journey import LEFT, SUCCESS, Journey
 from fairlead.nodes.node import NodeLimits
+from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fake_nodes import LIMITS, TimedNode, job
 
 
@@ -19,7 +19,7 @@ class World:
     """A gateway over one node with one seat, and the journeys it has reported."""
 
     def __init__(self, nursery: trio.Nursery, node: TimedNode, *, capacity: int = 100) -> None:
-        self.told: list[Journey] = []
+        self.told: list[RequestTimeline] = []
         dispatcher = Dispatcher(QueueConfig(capacity=capacity, timeout_s=60), random=Random(0))
         nursery.start_soon(dispatcher.run)
         dispatcher.node_up(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))

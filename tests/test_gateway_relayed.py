@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import trio
 
+from fairlead.answer.events import read_event
 from fairlead.api.exchange import unwrap
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, NodeFailed, NodeRefused
 from fairlead.gateway import Gateway
+from fairlead.http.event_splitter import split_events
 from fairlead.job import Job, Sampling
-from fairlead.nodes.event_splitter import split_events
-from fairlead.nodes.events import read_event
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_of
 from nodes.stub_server import StubServer, text

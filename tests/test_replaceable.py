@@ -21,7 +21,7 @@ from fairlead.nodes.model_process import ProcessOptions, make_process
 from fairlead.registry import Registry
 from fairlead.swap.policies import POLICIES, policy_for
 from fake_nodes import LIMITS, TimedNode, job
-from nodes.garage import engine, garage, question, sleeper
+from fleet.running_fleet import engine, garage, question, sleeper
 
 ENTRY_POINTS = """\
 [fairlead.schedulers]

@@ -31,8 +31,8 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import Cancelled, FairleadError, NodeFailed
 from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
-from fairlead.journey import Journey
 from fairlead.nodes.remote_node import RemoteNode, remote_node
+from fairlead.request_timeline import RequestTimeline
 from simulation.far_servers import FarServer, words_of
 
 NODES = 3
@@ -86,7 +86,7 @@ class _Round:
         self._errors: dict[str, FairleadError] = {}
         self._has_read: set[str] = set()
         self._left: set[str] = set()
-        self._journeys: dict[str, list[Journey]] = {request.name: [] for request in self._requests}
+        self._journeys: dict[str, list[RequestTimeline]] = {request.name: [] for request in self._requests}
         self._problems: list[str] = []
         queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
@@ -106,13 +106,13 @@ class _Round:
             is_cancelled=random.random() < 0.03,
         )
 
-    def _record(self, journey: Journey) -> None:
+    def _record(self, journey: RequestTimeline) -> None:
         self._journeys[journey.job.request_id].append(journey)
 
     # The round ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        with patch("fairlead.nodes.upstream.connect", self._connect):
+        with patch("fairlead.http.client.connect", self._connect):
             async with trio.open_nursery() as world:
                 async with self._open(world):
                     with trio.move_on_after(2 * PATIENCE_S) as patience:
@@ -269,7 +269,7 @@ class _Round:
         expected = "".join(words_of(request.name, salt, request.words))
         return "" if text == expected else f"{text!r} instead of {expected!r}", "answered"
 
-    def _explain(self, request: ClientRequest, error: FairleadError, journey: Journey) -> str:
+    def _explain(self, request: ClientRequest, error: FairleadError, journey: RequestTimeline) -> str:
         if isinstance(error, Cancelled):
             return "" if request.is_cancelled else "was cancelled without a request"
         if not isinstance(error, NodeFailed):

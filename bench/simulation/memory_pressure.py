@@ -14,7 +14,7 @@ import numpy as np
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.admission import Counts, Predictor
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
 
 EOS = 2
@@ -94,12 +94,12 @@ class FormulaRunner:
         self._lengths = lengths
         self.elapsed_s = 0.0
 
-    def run(self, step: Step, batch: InputBatch) -> Picks:
+    def run(self, step: Step, batch: InputBatch) -> SampledTokens:
         self.elapsed_s += 0.016 + 0.00025 * step.decodes + 0.0001 * (step.tokens - step.decodes)
         slots = np.asarray(step.sample_slots)
         keys = [batch.state(slot).key for slot in step.sample_slots]
         last = np.asarray(batch.output_tokens)[slots] + 1 >= self._lengths.outputs[keys]
-        return Picks(np.where(last, EOS, 7).astype(np.int32).data)
+        return SampledTokens(np.where(last, EOS, 7).astype(np.int32).data)
 
 
 def simulate(

@@ -11,9 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
@@ -22,7 +22,7 @@ from simulation.clock import Clock
 from simulation.workload import MAX_TOKENS, Request, Speed
 
 if TYPE_CHECKING:
-    from fairlead.nodes.sink import Sink
+    from fairlead.answer.sink import Sink
 
 MODEL = "model"
 PRIORITY = 1  # the default of a job
@@ -147,11 +147,11 @@ class SimulatedServer:
         """See `start_swap`."""
         raise AssertionError(model)
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         """See `start_swap`."""
         raise AssertionError(wish, error)
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: NodeState) -> None:
         """See `start_swap`."""
         raise AssertionError(place)
 

@@ -10,10 +10,10 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import PATIENCE
-from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
@@ -159,7 +159,7 @@ class OurServer:
         self.swaps += 1
         self._clock.after(LOAD_S, partial(self._load, model, evict))
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: NodeState) -> None:
         """Do nothing: idle models stay loaded."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
@@ -172,7 +172,7 @@ class OurServer:
         """Not called."""
         raise AssertionError(model)
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         """See `stop_model`."""
         raise AssertionError(wish, error)
 

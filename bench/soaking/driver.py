@@ -20,7 +20,7 @@ import trio
 
 from fairlead.app import serve
 from fairlead.configfile import read_config
-from fairlead.reload import Source
+from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import Witness, witness_of
 
@@ -83,7 +83,7 @@ async def _report_statistics(descriptor: int) -> None:
         report(descriptor, tasks=tasks, blocks=sys.getallocatedblocks(), heap=heap_bytes())
 
 
-async def _serve(source: Source, descriptor: int, witness: Witness) -> None:
+async def _serve(source: ConfigSource, descriptor: int, witness: Witness) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_statistics, descriptor)
         await serve(source.read(), Announcer(descriptor), source=source, witness=witness)
@@ -94,7 +94,7 @@ def main() -> None:
     """Serve until SIGTERM."""
     file, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(descriptor, False)
-    source = Source(file, lambda: read_config(file, os.environ).config)
+    source = ConfigSource(file, lambda: read_config(file, os.environ).config)
     with logs.log_streams():
         logs.configure(json=True)
         with witness_of(source.read()) as witness:

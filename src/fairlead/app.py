@@ -19,17 +19,17 @@ import trio
 from fairlead import interpreter
 from fairlead.api.exchange import unwrap
 from fairlead.api.routes import Application, create_app
-from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
-from fairlead.collector import settle
 from fairlead.config import Config, ConfigError, Limits, ModelConfig
 from fairlead.descriptors import raise_limit, share_of_clients
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
+from fairlead.fleet.fleet import Fleet, Reader
+from fairlead.fleet.managed_model import OnProgress
+from fairlead.fleet.reload import ConfigSource, keep_up
 from fairlead.gateway import Gateway
-from fairlead.nodes.fleet import Fleet, Reader
-from fairlead.nodes.resident import Progress
-from fairlead.reload import Source, keep_up
+from fairlead.gc_tuning import freeze
+from fairlead.http.listener import bind, serve_http
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
 from fairlead.telemetry.backlog import Backlog
@@ -56,7 +56,7 @@ class Announcer(Protocol):
         """Report that the server takes no more requests and finishes those it has."""
 
 
-def run(config: Config, announcer: Announcer, source: Source | None = None) -> int:
+def run(config: Config, announcer: Announcer, source: ConfigSource | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 success, 1 failure, 2 bad configuration."""
     interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
@@ -82,7 +82,7 @@ async def serve(
     config: Config,
     announcer: Announcer,
     *,
-    source: Source | None = None,
+    source: ConfigSource | None = None,
     witness: Witness = lambda _journey, _load: None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -100,7 +100,7 @@ async def serve(
         await composition.prepare()
 
         def loaded(models: Sequence[str]) -> None:
-            settle()
+            freeze()
             _announce(announcer.ready, url, models)
             task_status.started(url)
 
@@ -114,7 +114,9 @@ async def serve(
 class FleetFactory(Protocol):
     """Makes the fleet of a server: `Fleet`, or a test's replacement."""
 
-    def __call__(self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: Progress) -> Fleet:
+    def __call__(
+        self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: OnProgress
+    ) -> Fleet:
         """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
 
 
@@ -131,7 +133,7 @@ class Composition:
         config: Config,
         announcer: Announcer,
         *,
-        source: Source | None = None,
+        source: ConfigSource | None = None,
         witness: Witness = lambda _journey, _load: None,
         make_fleet: FleetFactory = Fleet,
         random: Random | None = None,

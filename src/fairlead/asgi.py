@@ -21,14 +21,14 @@ from fairlead import interpreter
 from fairlead.api.errors import error_reply
 from fairlead.api.routes import Application
 from fairlead.app import Composition
-from fairlead.collector import settle
 from fairlead.config import Config, ConfigError
 from fairlead.console.announcer import LogAnnouncer
 from fairlead.console.configuration import source_of
 from fairlead.console.options import File, Flag, Model, ServeOptions
 from fairlead.descriptors import raise_limit
 from fairlead.errors import Draining, FairleadError, NotStarted
-from fairlead.reload import Source
+from fairlead.fleet.reload import ConfigSource
+from fairlead.gc_tuning import freeze
 from fairlead.supervision import FailureBoundary, log_failure
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import witness_of
@@ -39,7 +39,7 @@ TEST_STARTUP_S = 60
 
 logger = structlog.get_logger("fairlead.asgi")
 
-Read = Callable[[], tuple[Config, Source | None]]
+Read = Callable[[], tuple[Config, ConfigSource | None]]
 
 _NOT_STARTED = "Fairlead is not started: the server, or the outer application, must run its lifespan"
 _NOT_TRIO = "Fairlead runs on Trio only, and this server does not: hypercorn --worker-class trio"
@@ -154,7 +154,7 @@ class AsgiApp:
         else:
             await send({"type": "lifespan.startup.failed", "message": _reason(boundary.failure)})
 
-    def _prepare(self) -> tuple[Config, Source | None]:
+    def _prepare(self) -> tuple[Config, ConfigSource | None]:
         """Read the configuration and, if `standalone`, set up the process."""
         if self._standalone:
             interpreter.prepare()
@@ -172,7 +172,7 @@ class AsgiApp:
 
         def loaded(models: object) -> None:
             if self._standalone:
-                settle()
+                freeze()
             logger.info("ready", models=models)
             has_loaded.set()
 
@@ -263,10 +263,10 @@ def _reason(failure: BaseException) -> str:
 # Configuration ---------------------------------------------------------------------------------------
 
 
-def _read_environment() -> tuple[Config, Source | None]:
+def _read_environment() -> tuple[Config, ConfigSource | None]:
     """Read the environment. Raises `CycloptsError`, `ConfigError` or `OSError`, naming the variable."""
     options: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
-    read: tuple[Config, Source | None] = _environment([], **options)
+    read: tuple[Config, ConfigSource | None] = _environment([], **options)
     return read
 
 
@@ -280,7 +280,7 @@ def _environment_settings(
     config: Annotated[File | None, Parameter(env_var="FAIRLEAD_CONFIG")] = None,
     watch_config: Annotated[Flag, Parameter(env_var="FAIRLEAD_WATCH_CONFIG")] = False,
     options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
-) -> tuple[Config, Source | None]:
+) -> tuple[Config, ConfigSource | None]:
     """Return the configuration, as `fairlead serve` makes it from the same variables and arguments."""
     if config is not None:
         return _read_file(config, model, options, is_watched=watch_config)
@@ -291,7 +291,7 @@ def _environment_settings(
 
 def _read_file(
     file: Path, model: str | None, options: ServeOptions, *, is_watched: bool
-) -> tuple[Config, Source | None]:
+) -> tuple[Config, ConfigSource | None]:
     source = source_of(file, model, options, is_watched=is_watched, hears_signals=False)
     return source.read(), source if is_watched else None
 

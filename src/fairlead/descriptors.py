@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.api.server import REFUSALS
 from fairlead.config import Config, ModelConfig
+from fairlead.http.client import MOST_IDLE
+from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
-from fairlead.nodes.upstream import MOST_IDLE
 
 # Linux's default bound (`fs.nr_open`). Hard limits may be a thousand times as high, and are inherited by
 # children, some of which close every possible descriptor.

@@ -6,6 +6,8 @@ a 500. Only `api/errors.py` reads the hints.
 
 from typing import ClassVar
 
+QUOTED_CHARS = 100  # of a name in an error message
+
 
 class FairleadError(Exception):
     """An error that is reported to a client.
@@ -282,3 +284,8 @@ class NotStarted(FairleadError):
 
     status = 503
     code = "not_started"
+
+
+def quoted(name: str) -> str:
+    """Return a name from a request, quoted and shortened for an error message."""
+    return repr(name if len(name) <= QUOTED_CHARS else f"{name[:QUOTED_CHARS]}…")

@@ -18,16 +18,16 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.answer.attempt import Attempt, retry_sink
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.forecast import Forecast
 from fairlead.dispatch.seat import Seat
 from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
 from fairlead.job import Job
-from fairlead.journey import LEFT, SUCCESS, Journey
-from fairlead.nodes.attempt import Attempt, again
-from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.sink import Sink
-from fairlead.tally import Tally, TallyStatistics
+from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 
 # A node that turns out to be full does not count as an attempt.
 ATTEMPTS = 2
@@ -56,12 +56,12 @@ class Gateway:
         dispatcher: Dispatcher,
         *,
         request_timeout_s: float,
-        tell: Callable[[Journey], None] = lambda _journey: None,
+        tell: Callable[[RequestTimeline], None] = lambda _journey: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._request_timeout_s = request_timeout_s
         self._tell = tell
-        self._tally = Tally()
+        self._tally = JobMetrics()
         self._under_way: set[_Service] = set()
 
     async def serve(
@@ -95,7 +95,7 @@ class Gateway:
             self._tally.add(journey)
             self._tell(journey)
 
-    def statistics(self) -> TallyStatistics:
+    def statistics(self) -> JobStatistics:
         """Return the totals of all jobs, with what running jobs have generated so far."""
         return self._tally.statistics(service.look() for service in self._under_way)
 
@@ -113,7 +113,7 @@ class _Service:
 
     def __init__(self, job: Job, task_status: trio.TaskStatus[Answer]) -> None:
         self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
-        self.journey = Journey(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
+        self.journey = RequestTimeline(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
         self.has_begun = False
         self._job = job
         self._task_status = task_status
@@ -128,7 +128,7 @@ class _Service:
             is_full = isinstance(error, NodeFull)
             failures += not is_full
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
-            another = again(self.deltas) if failures < attempts else None
+            another = retry_sink(self.deltas) if failures < attempts else None
             # A node that turns out to be full has not failed, and may report this many times.
             say = logger.debug if is_full else logger.warning
             say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)
@@ -137,12 +137,12 @@ class _Service:
             into = another
             await seat.another(is_full=is_full, full_for_s=error.retry_after_s)
 
-    def look(self) -> Journey:
+    def look(self) -> RequestTimeline:
         """Return the timeline as it is now."""
         self.journey.tokens = self.deltas.tokens
         return self.journey
 
-    def end(self) -> Journey:
+    def end(self) -> RequestTimeline:
         """Close and return the timeline. A disconnect after the whole answer counts as a success."""
         if self.journey.outcome == LEFT and len(self.deltas.finish_reasons) == self._job.sequences:
             self.journey.outcome = SUCCESS

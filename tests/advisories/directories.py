@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from fairlead import messages
 from fairlead.config import demonstration_model
-from fairlead.worker import wire
 from fairlead.worker.main import _load, serve
 
 WEIGHTS = "model.safetensors"
@@ -23,14 +23,16 @@ class Tape:
     """A channel whose parent requests one model and then only receives."""
 
     def __init__(self, path: Path) -> None:
-        self.frames: list[wire.ToParent] = []
-        self._spec = wire.encode_frame(wire.WorkerSpec(path=str(path), device="cpu", dtype="float32"))[4:]
+        self.frames: list[messages.ToParent] = []
+        self._spec = messages.encode_frame(
+            messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
+        )[4:]
 
     def read(self, *, wait_s: float | None) -> list[bytes]:
         assert wait_s is None
         return [self._spec]
 
-    def write(self, message: wire.ToParent) -> None:
+    def write(self, message: messages.ToParent) -> None:
         self.frames.append(message)
 
 
@@ -40,7 +42,7 @@ def refusal(path: Path) -> str:
     status = serve(tape, _load)  # not within the assertion: one caller runs without assertions
     assert status == 1
     last = tape.frames[-1]
-    assert isinstance(last, wire.LoadFailed)
+    assert isinstance(last, messages.LoadFailure)
     assert str(path) in last.message
     assert len(last.message) < 1000
     return last.message

@@ -7,11 +7,11 @@ import pytest
 from advisories.conftest import KEYS
 from advisories.target import CHAT, COMPLETIONS, HEAD, MODEL, Target, chat, completion
 from advisories.tries import tries, tries_each
-from fairlead.api import access
-from fairlead.api.access import Access, owner_of
-from fairlead.api.call import FirstHeaders
 from fairlead.config import ApiKey, Config
 from fairlead.errors import InvalidApiKey
+from fairlead.http.headers import FirstHeaders
+from fairlead.tenancy import access
+from fairlead.tenancy.access import Access, owner_of
 
 LONG_PROMPT = "The owl and the fox went to sea " * 20
 NO_KEY = {"Authorization": ""}

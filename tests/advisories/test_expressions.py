@@ -39,7 +39,7 @@ TEXTS = {
 }
 FUNCTIONS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 HEADER_OF_SPACES = """
-from fairlead.nodes.answer_parser import AnswerParser, BadAnswer
+from fairlead.http.response_parser import AnswerParser, BadAnswer
 try:
     AnswerParser().feed(b"HTTP/1.1 200 OK\\r\\na:" + b" " * 60_000 + b"\\x00\\r\\n\\r\\n")
 except BadAnswer:

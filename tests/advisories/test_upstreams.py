@@ -9,8 +9,8 @@ import trio
 
 from advisories.tries import tries
 from fairlead.errors import NodeFailed
+from fairlead.http.client import Upstream
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.nodes.upstream import Upstream
 from nodes.listening import Collected, Listening, generated, relayed_job
 
 KEY = "sk-node-0123456789abcdef"

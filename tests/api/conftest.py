@@ -14,13 +14,13 @@ import trio.testing
 from structlog.testing import LogCapture
 
 from api import far_away
+from fairlead.answer.deltas import Deltas
 from fairlead.api.routes import create_app
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.errors import Cancelled, FairleadError
 from fairlead.job import Delta, Job
-from fairlead.nodes.deltas import Deltas
-from fairlead.tally import TallyStatistics
+from fairlead.job_metrics import JobStatistics
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
 
@@ -131,9 +131,9 @@ class FakeGateway:
         scope.cancel()
         return True
 
-    def statistics(self) -> TallyStatistics:
+    def statistics(self) -> JobStatistics:
         """Return empty statistics."""
-        return TallyStatistics({}, {})
+        return JobStatistics({}, {})
 
     def waiting(self, request_id: str) -> FakeWaiting | None:
         """Return the position, which decreases by one a second."""

@@ -2,7 +2,7 @@
 
 import json
 
-from fairlead.api.relaying import PATHS
+from fairlead.api.proxy import PATHS
 from fairlead.job import Delta
 
 CHAT = "/v1/chat/completions"

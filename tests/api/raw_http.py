@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import trio
 
-from fairlead.api.server import bind, serve_http
 from fairlead.config import Limits
+from fairlead.http.listener import bind, serve_http
 
 # Long: what the tests wait for takes milliseconds, unless the machine is busy or the test fails.
 PATIENCE_S = 60

@@ -13,16 +13,16 @@ from quart_trio import QuartTrio
 from api import far_away
 from api.conftest import client_of
 from api.raw_http import get, post, serving, until
-from fairlead.api.access import Access
-from fairlead.api.call import Call, Reply
-from fairlead.api.door import Door
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
-from fairlead.api.hot import HotRoutes
-from fairlead.api.limits import Quotas
+from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
+from fairlead.api.request import Call, Reply
+from fairlead.api.request_auth import RequestAuth
 from fairlead.api.shares import Shares
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
+from fairlead.tenancy.access import Access
+from fairlead.tenancy.quotas import Quotas
 from fake_fleet import FakeFleet
 
 KB = 1024
@@ -35,7 +35,7 @@ async def echo(call: Call) -> Reply:
 
 def hot(bodies, route=echo):
     """Return an app with one route that bypasses Quart; tenants are the users that requests name."""
-    routes = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route}, bodies)
+    routes = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route}, bodies)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":

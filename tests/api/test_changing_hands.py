@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from api.raw_http import Answer, post, serving
+from fairlead.answer.sink import Sink
 from fairlead.api.routes import create_app
 from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig
@@ -19,7 +20,6 @@ from fairlead.gateway import Gateway
 from fairlead.job import Delta, Job
 from fairlead.nodes.node import NodeLimits
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.nodes.sink import Sink
 from fake_fleet import FakeFleet
 from nodes.listening import stub, upstream_of
 from nodes.stub_server import WORDS, StubServer, text, word

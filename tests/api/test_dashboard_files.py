@@ -9,7 +9,8 @@ import pytest
 
 from fairlead.api.dashboard import pages
 from fairlead.config import ApiKey
-from fairlead.nodes.status import ModelState, NodeKind, NodeState
+from fairlead.fleet.status import NodeAvailability, NodeKind
+from fairlead.nodes.node import ModelState
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(pages.__file__).parent
@@ -190,6 +191,6 @@ def test_every_text_that_is_used_exists():
 
 
 def test_every_state_kind_and_total_has_a_text():
-    for literal in (ModelState, NodeState, NodeKind):
+    for literal in (ModelState, NodeAvailability, NodeKind):
         assert set(literal.__args__) <= words("en").keys()
     assert set(re.findall(r'\bid: "(\w+)"', source("totals.js"))) <= words("en").keys()

@@ -15,7 +15,7 @@ from fairlead.api import answers, embeddings
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
-from fairlead.text.embedding import Embedding
+from fairlead.text.embedding import EmbeddingSettings
 
 EMBEDDINGS = "/v1/embeddings"
 WIDTH = 4
@@ -35,7 +35,7 @@ def script(job):
 
 @pytest.fixture
 def embedder(model):
-    return dataclasses.replace(model, embedding=Embedding(WIDTH, normalized=False))
+    return dataclasses.replace(model, embedding=EmbeddingSettings(WIDTH, normalized=False))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_base64_is_of_little_endian_float32(client):
 async def test_fewer_dimensions_are_the_first_ones_normalized_if_the_model_normalizes(
     client_with, embedder, dimensions, normalized
 ):
-    embedder = dataclasses.replace(embedder, embedding=Embedding(WIDTH, normalized=normalized))
+    embedder = dataclasses.replace(embedder, embedding=EmbeddingSettings(WIDTH, normalized=normalized))
     client = client_with(models={"small": embedder})
     unit = [number / math.hypot(*vector_of(0)) for number in vector_of(0)]
     whole = unit if normalized else vector_of(0)

@@ -7,7 +7,7 @@ import pytest
 from fairlead.api.encoding import LONG_PROMPT_TOKENS, encode_prompts
 from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
-from fairlead.worker.wire import pack_tokens
+from fairlead.messages import pack_tokens
 
 
 def test_texts_are_encoded_and_token_ids_kept(model):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairlead import errors
-from fairlead.api.door import MAX_REQUEST_ID_LENGTH
+from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 
 CHAT = "/v1/chat/completions"
 

@@ -14,13 +14,14 @@ from quart_trio import QuartTrio
 from api.conftest import FakeGateway, hello_world
 from api.raw_http import get, serving
 from fairlead.api import events
-from fairlead.api.call import Call, FirstHeaders
 from fairlead.api.events import LOOK_EVERY_S, WATCHERS, Events, Looks, Watch
 from fairlead.api.exchange import Exchange, FairleadRequest
 from fairlead.api.history import EVERY_S, SPAN_S, History, totals_of
+from fairlead.api.request import Call
 from fairlead.config import ApiKey, Limits
-from fairlead.nodes.status import ModelStatus
-from fairlead.tally import Tally
+from fairlead.fleet.status import ModelStatus
+from fairlead.http.headers import FirstHeaders
+from fairlead.job_metrics import JobMetrics
 from fairlead.telemetry.snapshot import QueueTotals, Snapshot, TokenTotals
 
 
@@ -57,7 +58,7 @@ class CountingGateway(FakeGateway):
     """Has the statistics of a gateway without jobs."""
 
     def statistics(self):
-        return Tally().statistics()
+        return JobMetrics().statistics()
 
 
 def parsed(body: bytes) -> list[tuple[str, dict]]:

@@ -10,7 +10,7 @@ from openai.types import Model
 from fairlead.api.fleet import FleetRoutes
 from fairlead.config import ApiKey, CommandConfig, NodeConfig
 from fairlead.errors import InvalidRequest, LoadFailed, NoNode, NotFound
-from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.fleet.status import ModelStatus, NodeStatus
 from fake_fleet import FakeFleet
 
 BIG = NodeStatus(

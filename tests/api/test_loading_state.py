@@ -8,7 +8,7 @@ import trio
 from api import far_away
 from api.conftest import Client
 from fairlead.errors import LoadFailed, QueueFull
-from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.fleet.status import ModelStatus, NodeStatus
 from fake_fleet import FakeFleet
 
 CHAT = "/v1/chat/completions"

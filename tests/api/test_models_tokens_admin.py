@@ -6,7 +6,7 @@ import pytest
 from openai.types import Model
 
 from fairlead.config import ApiKey
-from fairlead.nodes.status import ModelStatus
+from fairlead.fleet.status import ModelStatus
 from fake_fleet import FakeFleet
 
 

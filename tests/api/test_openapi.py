@@ -10,7 +10,7 @@ from openapi_spec_validator import validate
 from fairlead.api import openapi, schemas, shapes, unserved
 from fairlead.api.dashboard import pages
 from fairlead.config import ApiKey
-from fairlead.nodes.status import NodeStatus
+from fairlead.fleet.status import NodeStatus
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ async def test_the_document_is_served_and_needs_a_key_if_keys_are_configured(cli
 
 
 def test_the_document_has_each_field_of_a_request(document):
-    for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.NodeRequest):
+    for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.AddNodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
 
@@ -84,8 +84,8 @@ def test_all_error_statuses_are_described(document):
         ("/queue/estimate", openapi.Forecast, None),
         ("/running", list[openapi.ModelStatus], None),
         ("/nodes", list[NodeStatus], None),
-        ("/health", shapes.State, None),
-        ("/ready", shapes.State, None),
+        ("/health", shapes.ServerState, None),
+        ("/ready", shapes.ServerState, None),
         ("/version", shapes.Version, None),
     ],
 )

@@ -24,8 +24,8 @@ from api.test_upstream import answered
 from fairlead.api import openapi
 from fairlead.config import ApiKey
 from fairlead.dispatch.dispatcher import DispatchStatistics
-from fairlead.nodes.status import NodeStatus
-from fairlead.text.embedding import Embedding
+from fairlead.fleet.status import NodeStatus
+from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
 DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
@@ -105,7 +105,7 @@ def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
 
 def client_for(model, path, *, keys=()):
     if path.endswith("/embeddings"):
-        model = dataclasses.replace(model, embedding=Embedding(4, normalized=False))
+        model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
         id="big", kind="remote", url="http://big:8000", models=("far",), state="up", seats=4, busy=0
     )

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from fairlead.api.call import FirstHeaders
 from fairlead.api.origin import Guard
 from fairlead.errors import Forbidden
+from fairlead.http.headers import FirstHeaders
 
 EVERYWHERE = Guard("0.0.0.0")  # only a setting: nothing listens on it
 LOOPBACK = Guard("127.0.0.1")

@@ -7,7 +7,7 @@ import trio.testing
 from fairlead.api.process_logs import FOLLOWERS, printable
 from fairlead.config import ApiKey, SelectorConfig
 from fairlead.errors import ModelNotFound
-from fairlead.nodes.output import LINES_KEPT, ProcessOutput
+from fairlead.process.output import LINES_KEPT, ProcessOutput
 from fake_fleet import FakeFleet
 
 LOGS = "/models/small/logs"

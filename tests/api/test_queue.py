@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from api.raw_http import post, serving
-from fairlead.api.door import MAX_REQUEST_ID_LENGTH
+from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.config import ApiKey
 from fairlead.job import Delta
 

@@ -3,11 +3,11 @@
 import pytest
 
 from api.raw_http import get, serving
-from fairlead.api.door import LOGGED_LENGTH
 from fairlead.api.paths import COMPARED_LENGTH, nearest_route
 from fairlead.config import ApiKey
 from fairlead.errors import QueueFull
-from fairlead.nodes.status import ModelStatus
+from fairlead.fleet.status import ModelStatus
+from fairlead.http.refusals import LOGGED_LENGTH
 from fake_fleet import FakeFleet
 
 CHAT = "/v1/chat/completions"

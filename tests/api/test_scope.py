@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.conftest import FakeGateway, hello_world
 from api.test_fleet_routes import ALIASES, STATUSES
 from fairlead.config import ApiKey, SelectorConfig
-from fairlead.nodes.status import NodeStatus
-from fairlead.tally import Tally
+from fairlead.fleet.status import NodeStatus
+from fairlead.job_metrics import JobMetrics
 from fake_fleet import FakeFleet
 from telemetry.sources import journey
 
@@ -38,7 +38,7 @@ class CountingGateway(FakeGateway):
     """Has served jobs of several users with several models."""
 
     def statistics(self):
-        tally = Tally()
+        tally = JobMetrics()
         for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
             tally.add(journey(tenant, model))
         return tally.statistics()

@@ -9,7 +9,7 @@ import trio.testing
 from api.far_away import ALL, CHAT, asking, streamed, whole
 from fairlead.config import ApiKey, SelectorConfig, SelectorSettings
 from fairlead.errors import NodeFailed
-from fairlead.nodes.status import ModelStatus
+from fairlead.fleet.status import ModelStatus
 from fake_fleet import FakeFleet
 
 WARM = SelectorConfig("warm", ("gone", "small", "b", "slow"))

@@ -9,9 +9,9 @@ import structlog
 import trio
 
 from api.raw_http import Apps, Client, get, post, serving
-from fairlead.api import server as listener
-from fairlead.api.server import bind, serve_http
 from fairlead.config import ConfigError, Limits
+from fairlead.http import listener
+from fairlead.http.listener import bind, serve_http
 
 # Binding -------------------------------------------------------------------------------------------
 
@@ -499,7 +499,7 @@ async def test_an_app_that_fails_during_its_response_leaves_it_incomplete():
     "error", [ValueError("bug"), ExceptionGroup("bugs", [KeyError(1), OSError("other")])]
 )
 async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_once(monkeypatch, error):
-    from fairlead.api.protocol import Protocol
+    from fairlead.http.protocol import Protocol
 
     receive = Protocol.receive
 

@@ -8,8 +8,8 @@ import trio
 import trio.testing
 
 from api.raw_http import SHORT, Apps, get, post, reply, serving
-from fairlead.api.protocol import PIPELINED_BYTES
 from fairlead.config import Limits
+from fairlead.http.protocol import PIPELINED_BYTES
 
 # Disconnects ---------------------------------------------------------------------------------------
 

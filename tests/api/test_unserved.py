@@ -8,7 +8,7 @@ import pytest
 from api.conftest import client_of
 from fairlead.api import schemas, unserved
 from fairlead.job import Delta
-from fairlead.text.embedding import Embedding
+from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -54,7 +54,7 @@ def clients(model):
     def vector(job):
         return [[Delta(0, finish_reason="stop", vector=b"\0" * 8)]]
 
-    embedding = replace(model, embedding=Embedding(2, normalized=False))
+    embedding = replace(model, embedding=EmbeddingSettings(2, normalized=False))
     return {
         path: client_of(embedding, gateway_script=vector) if path == EMBEDDINGS else client_of(model)
         for path in ROUTES

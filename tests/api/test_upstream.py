@@ -7,11 +7,11 @@ import pytest
 import trio
 
 from api.conftest import Client
+from fairlead.answer.passthrough import AnswerHead, encode_head
 from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, KeyLimits, UpstreamConfig
 from fairlead.errors import NodeFailed, QueueFull
+from fairlead.fleet.status import ModelStatus
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
-from fairlead.nodes.passthrough import AnswerHead, encode_head
-from fairlead.nodes.status import ModelStatus
 from fake_fleet import FakeFleet
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairlead.api import relaying
+from fairlead.api import proxy as relaying
 from fairlead.config import ApiKey
 
 AWAY = {"model": "far", "input": "hello"}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead._cext.cpustep import choose, variants
-from fairlead.engine.draws import GREEDY_BELOW, choose_by_torch
-from fairlead.engine.logits import Changes
+from fairlead.engine.logits import LogitAdjustments
 from fairlead.engine.sampler import Parameters, choose_compiled
+from fairlead.engine.torch_sampler import GREEDY_BELOW, choose_by_torch
 
 VARIANTS = variants("float32")
 SIZES = (1, 2, 127, 128, 129, 1000, 1024, 5003)
@@ -31,7 +31,7 @@ def parameters_of(rows, rng):
         logprobs=None,
         seeds=rng.integers(0, 2**63, rows).astype(np.uint64),
         positions=rng.integers(0, 10_000, rows),
-        changes=Changes(),
+        changes=LogitAdjustments(),
     )
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import peer_load
 from fairlead.load import client
-from fairlead.load.client import Answer, Usage
+from fairlead.load.client import ReportedUsage, TimedAnswer
 
 BENCH = Path(peer_load.__file__).parent
 
@@ -66,9 +66,12 @@ def test_tokenizer_that_cannot_make_prompts_of_an_exact_length_is_refused(model)
 
 
 def test_answer_without_a_token_count_is_an_error():
-    assert peer_load.checked(Answer(0.0), (5, 2)).error
-    assert peer_load.checked(Answer(0.0, usage=Usage(5, 2), error="timeout"), (5, 2)).error == "timeout"
-    assert peer_load.checked(Answer(0.0, usage=Usage(5, 2)), (5, 2)).error is None
+    assert peer_load.checked(TimedAnswer(0.0), (5, 2)).error
+    assert (
+        peer_load.checked(TimedAnswer(0.0, usage=ReportedUsage(5, 2), error="timeout"), (5, 2)).error
+        == "timeout"
+    )
+    assert peer_load.checked(TimedAnswer(0.0, usage=ReportedUsage(5, 2)), (5, 2)).error is None
 
 
 def test_request_body_is_adapted_to_the_peer(server, model):
@@ -83,7 +86,7 @@ def test_request_body_is_adapted_to_the_peer(server, model):
 
 def test_answer_may_end_with_finish_reason_instead_of_done():
     chunk = {"choices": [{"text": "", "finish_reason": None}], "usage": {"completion_tokens": 2}}
-    reader = client._EventReader(Answer(0.0))
+    reader = client._EventReader(TimedAnswer(0.0))
     reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     with pytest.raises(client.RequestFailedError, match="finish_reason"):
         reader.finish()

@@ -9,7 +9,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, QueueConfig
-from fairlead.reload import Source
+from fairlead.fleet.reload import ConfigSource
 
 FILE = """\
 host: localhost
@@ -28,9 +28,9 @@ class FakeApp(ModuleType):
     def __init__(self) -> None:
         super().__init__("fairlead.app")
         self.configs: list[Config] = []
-        self.sources: list[Source | None] = []
+        self.sources: list[ConfigSource | None] = []
 
-    def run(self, config: Config, announcer: object, source: Source | None = None) -> int:
+    def run(self, config: Config, announcer: object, source: ConfigSource | None = None) -> int:
         self.configs.append(config)
         self.sources.append(source)
         return 0

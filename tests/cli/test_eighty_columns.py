@@ -8,7 +8,8 @@ import pytest
 
 from cli.terminal import Terminal
 from cli.test_looking import MODELS, PICTURE, QUEUE
-from fairlead.console.top import Picture, remember
+from fairlead.console.status import ServerView
+from fairlead.console.top import remember
 
 COLUMNS = 80
 LONG = "a-model-with-a-name-as-long-as-they-are-these-days"
@@ -107,9 +108,9 @@ def test_run(server):
 
 
 def test_history_keeps_the_last_picture_of_each_second():
-    past: list[Picture] = []
+    past: list[ServerView] = []
     for at_s in (1.0, 1.3, 1.9, 2.0, 4.5):
-        remember(past, Picture(at_s=at_s))
+        remember(past, ServerView(at_s=at_s))
     assert [picture.at_s for picture in past] == [1.9, 2.0, 4.5]
 
 

@@ -13,11 +13,11 @@ import pytest
 
 import fairlead
 from cli.test_serve import FakeApp
-from fairlead.api.server import bind
 from fairlead.cli import main
 from fairlead.compilers import ADVICE
 from fairlead.config import demonstration_model
 from fairlead.console import doctor
+from fairlead.http.listener import bind
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))

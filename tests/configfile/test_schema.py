@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from configfile.test_llama_swap import EXAMPLE
+from configfile.test_llama_swap_example import FILE
 from documents import documents
 from fairlead.cli import main
 from fairlead.config.documentation import documentation_of
 from fairlead.config.spelling import settings_of
 from fairlead.configfile import ConfigFileError, read_config
 from fairlead.configfile.schema import schema
-from swap.test_llama_swap import EXAMPLE
-from swap.test_llama_swap_example import FILE
 
 EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
 VALIDATOR = Draft202012Validator(schema())
@@ -143,7 +143,7 @@ def test_schema_accepts_every_file_that_the_reader_accepts(tmp_path_factory, sai
 def _structs() -> list[type[msgspec.Struct]]:
     """Return every struct whose fields a file can set."""
     from fairlead.config import CommandConfig, ModelConfig
-    from fairlead.swap.sections import FileSettings
+    from fairlead.configfile.sections import FileSettings
 
     found: list[type[msgspec.Struct]] = []
     unvisited = [FileSettings, ModelConfig, CommandConfig]

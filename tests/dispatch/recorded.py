@@ -7,13 +7,13 @@ from random import Random
 from typing import Any
 
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.dispatch.placement import Place
+from fairlead.answer.sink import Sink
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job, Sampling
 from fairlead.nodes.node import NodeLimits
-from fairlead.nodes.sink import Sink
 from fairlead.swap.policy import SwapReason
 
 MODEL = "m"
@@ -92,9 +92,9 @@ class RecordedEffects:
         self.swaps: list[tuple[str, frozenset[str]]] = []
         self.reasons: list[SwapReason] = []
         self.stopped_models: list[str] = []
-        self.wishes: dict[Wish, FairleadError | None] = {}
+        self.wishes: dict[LoadRequest, FairleadError | None] = {}
         self.closed_nodes: list[str] = []
-        self.idle_places: list[Place] = []
+        self.idle_places: list[NodeState] = []
 
     def grant(self, ticket: Ticket) -> None:
         self.granted.append(ticket)
@@ -113,14 +113,14 @@ class RecordedEffects:
     def stop_model(self, model: str) -> None:
         self.stopped_models.append(model)
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         assert wish not in self.wishes
         self.wishes[wish] = error
 
     def closed(self, node_id: str) -> None:
         self.closed_nodes.append(node_id)
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: NodeState) -> None:
         assert not place.busy
         self.idle_places.append(place)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job, limits
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket, TicketState, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueFull, QueueTimeout
 from fairlead.job import Job, Relay
 from fairlead.nodes.node import NodeLimits
@@ -55,7 +55,7 @@ class Watching(RecordedEffects):
         super().stop_model(model)
         self.machine.check_stop(model)
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         super().wish_ended(wish, error)
         self.machine.check_wish(wish, error)
 
@@ -91,10 +91,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loading: set[str] = set()
         self.expired: set[Ticket] = set()
         self.returns: Counter[Ticket] = Counter()
-        self.failed_at: dict[Ticket, Place] = {}
-        self.full: dict[Place, None] = {}  # ordered, so that Hypothesis can repeat its draws
+        self.failed_at: dict[Ticket, NodeState] = {}
+        self.full: dict[NodeState, None] = {}  # ordered, so that Hypothesis can repeat its draws
         self.settled: set[Ticket] = set()
-        self.wishes: list[Wish] = []  # load requests that have not ended
+        self.wishes: list[LoadRequest] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
         self.dying: set[str] = set()  # models whose processes have not ended yet
         self.newcomer: Ticket | None = None
@@ -102,14 +102,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tickets(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self.order if ticket.state in states]
 
-    def holding(self, model: str) -> set[Place]:
+    def holding(self, model: str) -> set[NodeState]:
         return {place for place in self.subject._places.values() if model in place.node.models}
 
-    def taking(self, job: Job) -> set[Place]:
+    def taking(self, job: Job) -> set[NodeState]:
         """Return where the job could run. A remote server needs the request as its client wrote it."""
         return {place for place in self.holding(job.model) if job.relay or place.node.id != "far"}
 
-    def swapped(self, place: Place) -> frozenset[str]:
+    def swapped(self, place: NodeState) -> frozenset[str]:
         """Return the models that a swap loaded there."""
         return place.node.models if place.node.id.startswith("swap") else frozenset()
 
@@ -194,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.loading.remove(model)
         self.seats.pop(f"swap {model}", None)
 
-    def check_wish(self, wish: Wish, error: FairleadError | None) -> None:
+    def check_wish(self, wish: LoadRequest, error: FairleadError | None) -> None:
         """A load request ends once, and without an error only if its model is loaded."""
         if wish in self.wishes:
             self.wishes.remove(wish)
@@ -205,7 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from("xy"), spare=st.booleans())
     def wish(self, model, spare) -> None:
         if all(wish.model != model for wish in self.wishes):
-            self.wishes.append(wish := Wish(model, spare=spare))
+            self.wishes.append(wish := LoadRequest(model, spare=spare))
             self.subject.wish(wish)
 
     @precondition(lambda self: self.wishes)
@@ -226,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.dying.remove(model)
         self.subject.gone(frozenset({model}))
 
-    def idle(self) -> list[Place]:
+    def idle(self) -> list[NodeState]:
         """Return the places that were reported as idle, and that still exist and are idle."""
         places = self.effects.idle_places
         return [place for place in places if not place.busy and self.subject.place(place.node.id) is place]

@@ -4,11 +4,11 @@ import pytest
 
 from dispatch.recorded import FakeNode, job, limits
 from fairlead.dispatch.awaited_seats import AwaitedSeats
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 
 
-def place(*models: str, seats: int, busy: int) -> Place:
-    made = Place(FakeNode("node", *models), limits(seats))
+def place(*models: str, seats: int, busy: int) -> NodeState:
+    made = NodeState(FakeNode("node", *models), limits(seats))
     for _ in range(busy):
         made.take(0)
     return made

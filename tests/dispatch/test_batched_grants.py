@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch.recorded import FakeNode, job, limits, scheduler, submit
-from fairlead.dispatch.places import Places
+from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Wish
+from fairlead.dispatch.ticket import LoadRequest
 from fairlead.swap.policy import KeepEverything
 
 JOBS = st.tuples(
@@ -68,7 +68,7 @@ def test_jobs_are_popped_one_by_one_if_not_all_could_have_every_seat(other):
     calls = counted(subject)
     submit(subject, job(), job())
     if other == "model":
-        subject.wish(Wish("x"))
+        subject.wish(LoadRequest("x"))
     else:
         subject.node_up(FakeNode("other", "n"), limits(1))
     subject.node_up(FakeNode(), limits(3))
@@ -102,5 +102,5 @@ def test_batched_grants_keep_the_order_of_single_grants(fairness, jobs, seats, c
 
     together = granted()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Places, "with_several_seats", lambda _: None)
+        patch.setattr(NodePool, "with_several_seats", lambda _: None)
         assert together == granted()

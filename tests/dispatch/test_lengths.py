@@ -13,7 +13,7 @@ from fairlead.dispatch.lengths import (
     LengthPredictor,
     TokenWeights,
 )
-from fairlead.dispatch.window import Window
+from fairlead.dispatch.window import SlidingWindow
 
 LENGTHS = st.integers(0, 500)
 
@@ -103,7 +103,7 @@ def test_an_output_token_costs_as_much_as_two_prompt_tokens(prompt, output, cost
 
 @given(st.lists(LENGTHS, min_size=1), st.integers(1, 30), LENGTHS)
 def test_a_window_keeps_only_its_last_values(values, kept, above):
-    window = Window(kept=kept)
+    window = SlidingWindow(kept=kept)
     for value in values:
         window.add(value)
     last = sorted(values[-kept:])
@@ -114,7 +114,7 @@ def test_a_window_keeps_only_its_last_values(values, kept, above):
 
 
 def test_a_quantile_allows_for_one_more_value():
-    window = Window(kept=100)
+    window = SlidingWindow(kept=100)
     for value in range(1, 20):
         window.add(value)
     assert (window.quantile(0.5), window.quantile(0.9), window.quantile(0.99)) == (10, 18, 19)

@@ -6,7 +6,7 @@ import pytest
 
 from dispatch.recorded import FakeNode, job, limits, scheduler, submit
 from fairlead.dispatch import prefixes as module
-from fairlead.dispatch.placement import Place, choose
+from fairlead.dispatch.node_state import NodeState, choose
 from fairlead.dispatch.prefixes import KEPT, LENGTHS, Remembered, prefixes_of
 from fairlead.job import Job, Relay, Sampling
 from fairlead.nodes.node import NodeLimits
@@ -58,11 +58,13 @@ def test_the_least_recently_added_prefix_is_forgotten(monkeypatch):
 
 def placed(
     *nodes: tuple[int, bool], tenant: str = "A", isolates: bool = False, seats: int = 10
-) -> list[Place]:
+) -> list[NodeState]:
     """Return a place for each node: the number of its jobs, and whether it has had tenant A's prompt."""
     places = []
     for number, (busy, has_had) in enumerate(nodes):
-        place = Place(FakeNode(str(number)), NodeLimits(seats=10, max_model_len=9, isolates_tenants=isolates))
+        place = NodeState(
+            FakeNode(str(number)), NodeLimits(seats=10, max_model_len=9, isolates_tenants=isolates)
+        )
         place.busy = busy
         if has_had:
             place.remember(asking(range(100)), prefixes_of(asking(range(100))))

@@ -9,8 +9,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.dispatch.placement import Place
-from fairlead.dispatch.places import Places
+from fairlead.dispatch.node_pool import NodePool
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
@@ -31,14 +31,14 @@ def forgets_to_pump(self: Scheduler) -> None:
     return None
 
 
-def gives_a_seat_back_twice(self: Places, ticket: Ticket) -> Place:
+def gives_a_seat_back_twice(self: NodePool, ticket: Ticket) -> NodeState:
     place = _vacate(self, ticket)
     if place.busy:
         place.give_back(0)
     return place
 
 
-def keeps_the_seat_of_who_left(self: Places, ticket: Ticket) -> Place | None:
+def keeps_the_seat_of_who_left(self: NodePool, ticket: Ticket) -> NodeState | None:
     place, ticket.place = ticket.place, None
     return place
 
@@ -56,7 +56,7 @@ def never_starts_a_swap(self: Scheduler) -> None:
     return None
 
 
-def counts_a_seat_too_many(self: Place) -> int:
+def counts_a_seat_too_many(self: NodeState) -> int:
     return 0 if self.draining else self.limits.seats + 1 - self.busy
 
 
@@ -79,11 +79,11 @@ def leaves_who_was_displaced_in_the_line(self: Queue, ticket: Ticket) -> None:
     ticket.state = TicketState.DONE
 
 
-def goes_back_where_it_failed(self: Places, ticket: Ticket) -> list[Place]:
+def goes_back_where_it_failed(self: NodePool, ticket: Ticket) -> list[NodeState]:
     return self.holding(ticket.job.model)
 
 
-def passes_on_what_it_does_not_have(self: Place, job: Job) -> bool:
+def passes_on_what_it_does_not_have(self: NodeState, job: Job) -> bool:
     return job.model in self.node.models
 
 
@@ -97,7 +97,7 @@ def forgets_that_a_place_is_full(self: Scheduler, ticket: Ticket) -> None:
     _return(self, ticket)
 
 
-def never_looks_again_at_a_full_place(self: Scheduler, place: Place) -> None:
+def never_looks_again_at_a_full_place(self: Scheduler, place: NodeState) -> None:
     return None
 
 
@@ -112,7 +112,7 @@ def lets_go_who_works(self: Scheduler) -> None:
         place.busy = kept
 
 
-def gives_jobs_to_who_is_leaving(self: Place) -> int:
+def gives_jobs_to_who_is_leaving(self: NodeState) -> int:
     return 0 if self.draining or self.is_full else self.limits.seats - self.busy
 
 
@@ -128,7 +128,7 @@ def never_ends_a_wish(self: Scheduler, model: str, error: Exception | None) -> N
     return None
 
 
-def expires_although_it_was_used(self: Scheduler, place: Place, used: int) -> None:
+def expires_although_it_was_used(self: Scheduler, place: NodeState, used: int) -> None:
     _expired(self, place, place.used)
 
 
@@ -142,7 +142,7 @@ _let_go = Scheduler._let_go
 _drain = Scheduler.drain
 _expired = Scheduler.expired
 _return = Scheduler._return
-_vacate = Places.vacate
+_vacate = NodePool.vacate
 _start_swaps = Scheduler._start_swaps
 _deadline = Scheduler.deadline
 _add = Queue._add
@@ -152,23 +152,23 @@ _add = Queue._add
     ("owner", "name", "mutant"),
     [
         (Scheduler, "_pump", forgets_to_pump),
-        (Places, "vacate", gives_a_seat_back_twice),
-        (Places, "vacate", keeps_the_seat_of_who_left),
+        (NodePool, "vacate", gives_a_seat_back_twice),
+        (NodePool, "vacate", keeps_the_seat_of_who_left),
         (Scheduler, "_start_swaps", evicts_what_works),
         (Scheduler, "_start_swaps", never_starts_a_swap),
-        (Place, "free", property(counts_a_seat_too_many)),
+        (NodeState, "free", property(counts_a_seat_too_many)),
         (Scheduler, "deadline", forgets_the_deadline),
         (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
         (Queue, "_add", puts_everybody_into_one_class),
         (Queue, "_forget", leaves_who_was_displaced_in_the_line),
-        (Places, "open_to", goes_back_where_it_failed),
-        (Place, "takes", passes_on_what_it_does_not_have),
+        (NodePool, "open_to", goes_back_where_it_failed),
+        (NodeState, "takes", passes_on_what_it_does_not_have),
         (Scheduler, "_return", charges_for_each_attempt),
         (Scheduler, "turned_away", forgets_that_a_place_is_full),
         (Scheduler, "has_room", never_looks_again_at_a_full_place),
         (Queue, "refund", keeps_what_was_charged),
         (Scheduler, "_let_go", lets_go_who_works),
-        (Place, "free", property(gives_jobs_to_who_is_leaving)),
+        (NodeState, "free", property(gives_jobs_to_who_is_leaving)),
         (Swaps, "stops", forgets_what_is_stopping),
         (Swaps, "_is_spare", evicts_for_a_spare_wish),
         (Scheduler, "_end_wish", never_ends_a_wish),

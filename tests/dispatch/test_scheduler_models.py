@@ -6,7 +6,7 @@ import pytest
 from dispatch.recorded import FakeNode, elsewhere, job, limits, scheduler, submit
 from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
-from fairlead.dispatch.ticket import Ticket, TicketState, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound, ModelUnloaded
 from fairlead.nodes.node import NodeLimits
 from fairlead.swap.lru import LruPolicy
@@ -17,7 +17,7 @@ def test_a_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
-    wish = Wish("y")
+    wish = LoadRequest("y")
     subject.wish(wish)
     assert effects.swaps == []
     subject.leave(running)
@@ -31,7 +31,7 @@ def test_a_load_request_takes_its_turn_among_jobs_by_its_arrival():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
-    subject.wish(Wish("y"))
+    subject.wish(LoadRequest("y"))
     submit(subject, job(model="z"))
     subject.leave(running)
     assert [model for model, _ in effects.swaps] == ["y"]
@@ -41,7 +41,7 @@ def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
     subject, effects = swapping()
     up(subject, "x")
     running, _later = submit(subject, job(model="x"), job(model="x"))
-    wish = Wish("y")
+    wish = LoadRequest("y")
     subject.wish(wish)
     subject.wish_starved(wish)
     subject.leave(running)
@@ -51,11 +51,11 @@ def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
 def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_refused():
     subject, effects = swapping()
     up(subject, "x")
-    there, unknown = Wish("x"), Wish("unknown")
+    there, unknown = LoadRequest("x"), LoadRequest("unknown")
     subject.wish(there)
     subject.wish(unknown)
     subject.drain()
-    late = Wish("y")
+    late = LoadRequest("y")
     subject.wish(late)
     assert effects.wishes[there] is None
     assert isinstance(effects.wishes[unknown], ModelNotFound)
@@ -65,7 +65,7 @@ def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_r
 def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
     subject, effects = swapping()
     up(subject, "x")
-    wish = Wish("y", spare=True)
+    wish = LoadRequest("y", spare=True)
     subject.wish(wish)
     assert effects.swaps == []
     subject.strengthen(wish)
@@ -74,12 +74,12 @@ def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
 
 def test_a_failed_load_ends_its_load_request():
     subject, effects = swapping()
-    wish = Wish("x")
+    wish = LoadRequest("x")
     subject.wish(wish)
     error = LoadFailed("no such file")
     subject.load_failed(FakeNode("node of x", "x"), error)
     assert {wish: error} == effects.wishes
-    subject.wish(Wish("x"))
+    subject.wish(LoadRequest("x"))
     assert len(effects.swaps) == 2
 
 
@@ -115,7 +115,7 @@ def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
     subject, effects = swapping()
     up(subject, "x")
     submit(subject, job(model="x"))
-    subject.wish(wish := Wish("y"))
+    subject.wish(wish := LoadRequest("y"))
     error = ModelUnloaded("y was unloaded")
     subject.unload("y", error)
     assert {wish: error} == effects.wishes
@@ -150,7 +150,7 @@ def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():
 
 def test_unloading_stops_a_running_load_at_once():
     subject, effects = swapping()
-    wish = Wish("x")
+    wish = LoadRequest("x")
     subject.wish(wish)
     subject.unload("x")
     assert effects.stopped_models == ["x"]
@@ -191,7 +191,7 @@ def test_a_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
     subject.gone(frozenset("y"))
     up(subject, "z")
     subject.leave(effects.granted[-1])
-    subject.wish(Wish("x"))
+    subject.wish(LoadRequest("x"))
     assert [("z", frozenset("y")), ("x", frozenset("z"))] == effects.swaps
 
 

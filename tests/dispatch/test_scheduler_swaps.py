@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dispatch.recorded import FakeNode, RecordedEffects, elsewhere, job, limits, scheduler, submit
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
-from fairlead.dispatch.ticket import TicketState, Wish
+from fairlead.dispatch.ticket import LoadRequest, TicketState
 from fairlead.errors import LoadFailed
 from fairlead.job import Passthrough, Relay
 from fairlead.swap.policy import EvictionPolicy
@@ -128,7 +128,7 @@ def test_a_load_request_has_the_priority_of_its_model():
     subject.prefer({"z": 5})
     up(subject, "x")
     running, _ = submit(subject, job(model="x"), job("B", model="y"))
-    subject.wish(Wish("z"))
+    subject.wish(LoadRequest("z"))
     subject.leave(running)
     assert [("z", frozenset("x"))] == effects.swaps
 

@@ -10,10 +10,10 @@ import trio
 
 from api.conftest import FakeFleet, FakeGateway, Script, hello_world
 from fairlead.api.routes import create_app
-from fairlead.api.server import bind, serve_http
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, ModelConfig
-from fairlead.tally import Tally
+from fairlead.http.listener import bind, serve_http
+from fairlead.job_metrics import JobMetrics
 from fairlead.text.model import TextModel
 
 DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fairlead-demo"
@@ -23,7 +23,7 @@ class Gateway(FakeGateway):
     """Reports statistics without any job."""
 
     def statistics(self):
-        return Tally().statistics()
+        return JobMetrics().statistics()
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from api.conftest import FakeFleet
 from e2e.browser import expect, live, serious
 from e2e.scripted_server import scripted_server
 from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.fleet.status import NodeStatus
 from fairlead.job import Delta
-from fairlead.nodes.status import NodeStatus
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from e2e.real_server import PATIENCE_S, RealServer, real_server, until
-from nodes.garage import STUB
+from fleet.running_fleet import STUB
 from nodes.stub_server import text
 
 NODES = ("a", "b", "c")

@@ -11,8 +11,8 @@ import pytest
 
 from e2e.real_server import RealServer, real_server, until
 from fairlead.config import demonstration_model
+from fleet.running_fleet import STUB, free_port
 from nodes.echo_server import BIG
-from nodes.garage import STUB, free_port
 
 ECHO = f"{sys.executable} -I {Path(__file__).parents[1] / 'nodes' / 'echo_server.py'} ${{PORT}}"
 KEY = {"Authorization": "Bearer sk-all"}

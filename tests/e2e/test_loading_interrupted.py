@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from e2e.real_server import PATIENCE_S, configured, until
-from nodes.garage import free_port
+from fleet.running_fleet import free_port
 
 MODEL = {"model": "fairlead-demo"}
 ASK = MODEL | {"prompt": "Count", "max_tokens": 2}

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import yaml
 
+from configfile.test_llama_swap_example import ENVIRONMENT, FILE
 from e2e.real_server import PATIENCE_S, RealServer, real_server, until
-from nodes.garage import STUB, free_port
-from swap.test_llama_swap_example import ENVIRONMENT, FILE
+from fleet.running_fleet import STUB, free_port
 
 KEY = {"Authorization": "Bearer sk-hunter2"}
 COMMAND = " ".join((*STUB, "${PORT}"))

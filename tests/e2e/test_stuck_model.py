@@ -11,7 +11,7 @@ import trio
 from e2e.slow_motion import stopped
 from fairlead import app
 from fairlead.config import Config, ModelConfig, demonstration_model
-from fairlead.nodes.fleet import Fleet
+from fairlead.fleet.fleet import Fleet
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from array import array
 from collections import deque
 from collections.abc import Sequence as ReadOnlySequence
 
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
-from fairlead.worker.wire import Output
+from fairlead.messages import Output
 
 VOCABULARY = 13
 EOS = 0
@@ -100,7 +100,7 @@ class FakeRunner:
             except Exception as error:  # noqa: BLE001  raised by `wait` of that step
                 oldest.error = error
 
-    def run(self, step, batch, *, broken: bool = False) -> Picks:
+    def run(self, step, batch, *, broken: bool = False) -> SampledTokens:
         self.steps += 1
         self.computed += step.tokens
         self._take_block_writes(list(step.block_writes))
@@ -130,7 +130,7 @@ class FakeRunner:
                     token_id = -1
                 token_ids.append(token_id)
         self._picked = {step.number: token_ids}
-        return Picks(token_ids, {}, errors)
+        return SampledTokens(token_ids, {}, errors)
 
     def _take_block_writes(self, words: list[int]) -> None:
         while words:
@@ -180,10 +180,10 @@ class PendingFake:
     def __init__(self, runner: FakeRunner, step, batch) -> None:
         self._runner, self.step, self.batch = runner, step, batch
         self.broken = False  # set it before the step runs
-        self.picks: Picks | None = None
+        self.picks: SampledTokens | None = None
         self.error: Exception | None = None
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         self._runner.work_until(self)
         if self.broken:
             raise RuntimeError("the device is broken")

@@ -8,7 +8,7 @@ import torch
 
 from fairlead.engine import device_sampling
 from fairlead.engine.cache import KVCache
-from fairlead.engine.device_inputs import Landing
+from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers, Norm
 from fairlead.engine.paged_attention import DeviceAttention, Rows
 from fairlead.models import float8_kernels
@@ -53,7 +53,7 @@ def launch_everything(shapes=SHAPES):
 
 
 def launch_landing(groups):
-    Landing(
+    DeviceInputs(
         words=5000, tokens=512, rows=64, slots=64, columns=100, groups=groups, vocab_size=1000, device=META
     ).unpack(48, 48, 48)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.engine.admission import FILL, Admission, PastLengths, Peak
+from fairlead.engine.admission import FILL, PastLengths, Peak, SequenceAdmission
 
 rows = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 80)), max_size=12)
 
@@ -97,8 +97,8 @@ def test_preemptions_raise_predictions_and_completions_lower_them_again():
     assert [bold] == guesses(predictor, [0])
 
 
-def admission(*, capacities=(1000,), ceilings=(None,)) -> Admission:
-    return Admission(list(capacities), list(ceilings), having_seen(100))
+def admission(*, capacities=(1000,), ceilings=(None,)) -> SequenceAdmission:
+    return SequenceAdmission(list(capacities), list(ceilings), having_seen(100))
 
 
 def test_sequences_are_admitted_up_to_97_percent_of_the_cache():

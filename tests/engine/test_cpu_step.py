@@ -10,7 +10,7 @@ from fairlead.engine.cpu_step import CpuStep, supports, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import built_in
 from fairlead.models.weights import Weights
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
@@ -46,7 +46,7 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 17, 40, 90)]
 
 def load_step(directory, dtype, **options):
     """Return the compiled step over the checkpoint in `directory`."""
-    config = Config.read(directory / "config.json")
+    config = CheckpointConfig.read(directory / "config.json")
     kind, shape = built_in(config)
     assert supports(kind, shape, dtype)
     with Weights(directory, dtype=dtype, device=torch.device("cpu")) as weights:

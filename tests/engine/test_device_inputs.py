@@ -6,7 +6,7 @@ import torch
 
 from engine.interpreted import interpreted
 from fairlead._cext.inputbatch import InputBatch, SequenceState
-from fairlead.engine.device_inputs import Landing
+from fairlead.engine.device_inputs import DeviceInputs
 
 pytestmark = interpreted
 SIZES = {"slots": 9, "max_batched_tokens": 300, "max_model_len": 400, "block_size": 16}
@@ -22,7 +22,7 @@ def batch():
 @pytest.fixture
 def landing(launches):
     words = InputBatch.arena_size(**SIZES, groups=2) // 4
-    return Landing(
+    return DeviceInputs(
         words=words,
         tokens=300,
         rows=12,

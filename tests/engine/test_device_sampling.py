@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.interpreted import interpreted
-from fairlead.engine import draws
+from fairlead.engine import torch_sampler as draws
 from fairlead.engine.device_sampling import thresholds
 
 pytestmark = interpreted

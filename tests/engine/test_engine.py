@@ -6,9 +6,9 @@ import pytest
 
 from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Outcome, Picks
+from fairlead.engine.step import Outcome, SampledTokens
 from fairlead.job import Sampling, TokenLogprob
-from fairlead.worker.wire import EngineStatistics, Output
+from fairlead.messages import EngineStatistics, Output
 
 PROMPT = [3, 1, 4]
 GREEDY = Sampling(max_tokens=5, ignore_eos=True)
@@ -47,8 +47,8 @@ def outcome_of(*outputs: Output, plain: tuple[tuple[int, int], ...] = ()) -> Out
     return Outcome(array("q", keys).tobytes(), array("i", tokens).tobytes(), list(outputs))
 
 
-def picks(*token_ids: int, **more) -> Picks:
-    return Picks(array("i", token_ids), **more)
+def picks(*token_ids: int, **more) -> SampledTokens:
+    return SampledTokens(array("i", token_ids), **more)
 
 
 def outputs_of(tested: Loop, key: int = 1) -> tuple[list[int], Output]:

@@ -24,10 +24,10 @@ from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import OutOfBlocks
 from fairlead.engine.engine import Engine
 from fairlead.engine.memory import Memory, Prefix
-from fairlead.engine.scheduler import Scheduler
-from fairlead.engine.sequence import MOST_PREEMPTIONS, State
+from fairlead.engine.scheduler import StepScheduler
+from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
 from fairlead.job import Sampling
-from fairlead.worker.wire import Output
+from fairlead.messages import Output
 
 BLOCK_SIZE = 4
 LONGEST = 40
@@ -275,12 +275,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.idle == (not self.open and not self.under_way)
         for sequence in self.engine._sequences.values():
             assert sequence.preemptions <= MOST_PREEMPTIONS
-            assert (sequence.state is State.PROCESSING) == (sequence.handle != 0)
+            assert (sequence.state is SequenceStatus.PROCESSING) == (sequence.handle != 0)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         memory = self.engine._memory
-        running = [one for one in self.engine._sequences.values() if one.state is State.PROCESSING]
+        running = [one for one in self.engine._sequences.values() if one.state is SequenceStatus.PROCESSING]
         tables = [self.engine.batch.block_ids(one.slot) for one in running]
         for group, pool in enumerate(memory.pools):
             held = Counter(block for table in tables for block in table[group] if block >= 0)
@@ -429,8 +429,8 @@ class _Unfreeable:
 
 
 leave, match, index, redeem = Memory.leave, Memory._match, Memory.index, Memory._redeem
-preempt, give_chunk, fill_step = Scheduler._preempt, Scheduler._give_chunk, Scheduler._fill_step
-remove, fail = Scheduler.remove, Engine._fail
+preempt, give_chunk, fill_step = StepScheduler._preempt, StepScheduler._give_chunk, StepScheduler._fill_step
+remove, fail = StepScheduler.remove, Engine._fail
 
 MUTANTS = [
     (Memory, "leave", never_gives_blocks_back),
@@ -440,11 +440,11 @@ MUTANTS = [
     (Memory, "_match", begins_a_block_behind_its_prefix),
     (Memory, "_redeem", counts_a_table_twice),
     (Memory, "index", forgets_what_it_indexed),
-    (Scheduler, "_preempt", forgets_who_was_preempted),
-    (Scheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
-    (Scheduler, "_give_chunk", spends_the_budget_twice),
-    (Scheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
-    (Scheduler, "remove", keeps_the_slot),
+    (StepScheduler, "_preempt", forgets_who_was_preempted),
+    (StepScheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
+    (StepScheduler, "_give_chunk", spends_the_budget_twice),
+    (StepScheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
+    (StepScheduler, "remove", keeps_the_slot),
     (Engine, "_look_at_the_clock", sees_no_clock),
     (Engine, "_fail", fails_in_silence),
     (Engine, "_complete", goes_on_after_its_end),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
 
 BLOCK_SIZE = 4
@@ -40,7 +40,7 @@ class Scribe:
             self.cuts[key].append(last - first)
             if row in set(step.sample_rows):
                 vectors[len(vectors)] = array("f", self._ids[key]).tobytes()
-        self._picks = Picks(array("i", [0] * step.samples), vectors=vectors)
+        self._picks = SampledTokens(array("i", [0] * step.samples), vectors=vectors)
         return self
 
     def wait(self):

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.logits import Changes, Notes
+from fairlead.engine.logits import LogitAdjustments, Notes
 from fairlead.job import Sampling
 from models.tiny import state_of
 
@@ -117,7 +117,7 @@ class RememberedSequences(RuleBasedStateMachine):
         positions = np.array([self.running[slot][0].num_tokens for slot in slots], np.int32)
         logits = self.logits[: len(slots)]
         latest = torch.zeros(len(slots), dtype=torch.int32)
-        found = Changes.gather(self.batch, slots, positions, EOS, VOCABULARY, self.notes).apply(
+        found = LogitAdjustments.gather(self.batch, slots, positions, EOS, VOCABULARY, self.notes).apply(
             logits, latest
         )
         for row, slot in enumerate(slots.tolist()):
@@ -169,7 +169,7 @@ def test_only_the_repetition_penalty_applies_to_prompt_tokens():
         sampling = Sampling(max_tokens=5, **penalty)
         batch.add_request(slot, state_of(range(1, 9), sampling), ([slot],))
     slots, positions = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
-    penalties = Changes.gather(batch, slots, positions, (), VOCABULARY).penalties
+    penalties = LogitAdjustments.gather(batch, slots, positions, (), VOCABULARY).penalties
     assert penalties.rows.tolist() == [1] * 8
     assert list(range(1, 9)) == penalties.ids.tolist()
 
@@ -187,7 +187,7 @@ def test_counts_stay_correct_while_the_arrays_grow():
         batch.num_scheduled[0] = 1
         batch.commit_tokens(batch.prepare_inputs(), np.array([token], np.int32))
         if position < len(said):
-            penalties = Changes.gather(batch, slots, slots + 1 + position, (), 500, notes).penalties
+            penalties = LogitAdjustments.gather(batch, slots, slots + 1 + position, (), 500, notes).penalties
             counts = np.bincount(penalties.ids, penalties.counts, minlength=500)
             assert np.bincount(said[:position], minlength=500).tolist() == counts.tolist()
 
@@ -197,4 +197,4 @@ def test_step_without_sampling_rows_needs_no_adjustments():
     sampling = Sampling(max_tokens=5, logit_bias={1: 1.0}, min_tokens=2, presence_penalty=1.0)
     batch.add_request(0, state_of([1, 2], sampling), ([0],))
     nobody = np.empty(0, np.int32)
-    assert Changes() == Changes.gather(batch, nobody, nobody, EOS, VOCABULARY)
+    assert LogitAdjustments() == LogitAdjustments.gather(batch, nobody, nobody, EOS, VOCABULARY)

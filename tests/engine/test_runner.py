@@ -11,7 +11,7 @@ from fairlead.engine.cpu_step import CpuStep, variants
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
-from fairlead.worker.wire import WorkerSpec
+from fairlead.messages import WorkerSpec
 from models.tiny import SHAPE, SIZES, VOCABULARY, Driver, generate, load, prompt_of, save
 
 GREEDY = Sampling(max_tokens=12, temperature=0)

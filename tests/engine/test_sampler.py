@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.draws import _inverse, _top, uniforms
 from fairlead.engine.sampler import Parameters, choose
+from fairlead.engine.torch_sampler import _inverse, _top, uniforms
 from fairlead.job import Sampling
 from models.tiny import Pick, state_of
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, SequenceState
 from fairlead.engine.memory import Memory
-from fairlead.engine.scheduler import Scheduler
-from fairlead.engine.sequence import Sequence, State
+from fairlead.engine.scheduler import StepScheduler
+from fairlead.engine.sequence import Sequence, SequenceStatus
 
 
 class Says:
@@ -47,7 +47,7 @@ class Line:
             hash_key=bytes(16),
             prefix_cache=False,
         )
-        self.scheduler = Scheduler(
+        self.scheduler = StepScheduler(
             self.batch,
             self.memory,
             slots=slots,
@@ -76,7 +76,7 @@ class Line:
         self.scheduler.indexed(committed.filled)
         for slot, _, _ in committed.finished:
             sequence = self.scheduler.running_in(slot)
-            sequence.become(State.COMPLETED)
+            sequence.become(SequenceStatus.COMPLETED)
             self.scheduler.remove(sequence)
         return rows
 
@@ -84,7 +84,7 @@ class Line:
         return [row[0] for row in self.step()]
 
     def end(self, sequence: Sequence) -> None:
-        sequence.become(State.CANCELLED)
+        sequence.become(SequenceStatus.CANCELLED)
         self.scheduler.remove(sequence)
 
 
@@ -173,10 +173,10 @@ def test_a_sequence_waits_while_no_slot_is_free():
     second = line.submit(2, prompt_length=2)
     assert line.step() == [(1, 0, 2, True)]
     assert (line.scheduler.running, line.scheduler.pending) == (1, 1)
-    assert State.PENDING is second.state
+    assert SequenceStatus.PENDING is second.state
     line.end(first)
     assert line.step() == [(2, 0, 2, True)]
-    assert State.PROCESSING is second.state
+    assert SequenceStatus.PROCESSING is second.state
 
 
 def test_sequence_waits_while_the_predicted_peak_is_too_high_and_is_not_overtaken():
@@ -277,7 +277,11 @@ def test_newest_sequence_is_preempted_and_requeued_first():
     line.submit(9, prompt_length=1)
     while line.scheduler.preemptions == 0:
         line.step()
-    assert [one.state for one in sequences] == [State.PROCESSING, State.PROCESSING, State.PENDING]
+    assert [one.state for one in sequences] == [
+        SequenceStatus.PROCESSING,
+        SequenceStatus.PROCESSING,
+        SequenceStatus.PENDING,
+    ]
     assert (sequences[2].preemptions, sequences[2].tokens.computed) == (1, 0)
     assert [*line.scheduler._lines[1]] == [2, 9]
 
@@ -286,7 +290,7 @@ def test_the_lowest_class_is_preempted_first():
     line, sequences = crowded(priorities=(2, 1, 1))
     while line.scheduler.preemptions == 0:
         line.step()
-    assert State.PENDING is sequences[0].state
+    assert SequenceStatus.PENDING is sequences[0].state
 
 
 def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
@@ -310,7 +314,7 @@ def test_no_sequence_is_preempted_a_fourth_time_and_all_complete():
         steps += 1
         assert steps < 1000
     assert max(sequence.preemptions for sequence in sequences) == 3
-    assert {State.COMPLETED} == {sequence.state for sequence in sequences}
+    assert {SequenceStatus.COMPLETED} == {sequence.state for sequence in sequences}
     assert line.memory.pools[0].free == 8
 
 
@@ -321,7 +325,7 @@ def test_sequence_preempted_three_times_reserves_all_it_can_need():
     line.step()
     assert pinned.promised == [3]
     assert (line.memory.pools[0].available, line.memory.spare(0)) == (9, 6)
-    while pinned.state is State.PROCESSING:
+    while pinned.state is SequenceStatus.PROCESSING:
         line.step()
     assert line.memory.spare(0) == 10
 
@@ -333,13 +337,13 @@ def test_pinned_sequence_waits_for_all_its_blocks_and_is_never_preempted():
     pinned = line.submit(2, prompt_length=4, max_tokens=33)  # 10 blocks
     pinned.preemptions = 3
     line.step()
-    assert State.PENDING is pinned.state
+    assert SequenceStatus.PENDING is pinned.state
     line.end(other)
     line.step()
-    assert State.PROCESSING is pinned.state
+    assert SequenceStatus.PROCESSING is pinned.state
     waits = line.submit(3, prompt_length=1, max_tokens=30, priority=0)
     line.step()
-    assert State.PENDING is waits.state
+    assert SequenceStatus.PENDING is waits.state
 
 
 def test_another_sequence_takes_the_row_of_a_preempted_one():
@@ -350,7 +354,7 @@ def test_another_sequence_takes_the_row_of_a_preempted_one():
     while other.preemptions == 0:
         keys = line.keys()
     assert keys == [1]
-    assert State.PENDING is other.state
+    assert SequenceStatus.PENDING is other.state
 
 
 # Windows -------------------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ def test_blocks_outside_the_window_are_freed_while_the_sequence_runs():
     line = Line(blocks=[30, 6], windows=(None, 6), max_batched_tokens=8)
     sequence = line.submit(1, prompt_length=50, max_tokens=40)
     used = []
-    while sequence.state is not State.COMPLETED:
+    while sequence.state is not SequenceStatus.COMPLETED:
         line.step()
         used.append(6 - line.memory.pools[1].free)
     assert max(used) <= 4
@@ -375,4 +379,4 @@ def test_prompts_that_together_hold_all_window_blocks_do_not_deadlock():
         line.step()
         steps += 1
         assert steps < 300
-    assert {State.COMPLETED} == {sequence.state for sequence in sequences}
+    assert {SequenceStatus.COMPLETED} == {sequence.state for sequence in sequences}

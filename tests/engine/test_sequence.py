@@ -3,30 +3,38 @@ from itertools import product
 import pytest
 
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.engine.sequence import MOST_PREEMPTIONS, TRANSITIONS, Sequence, State
+from fairlead.engine.sequence import MOST_PREEMPTIONS, TRANSITIONS, Sequence, SequenceStatus
 
-ENDS = {State.COMPLETED, State.TIMEOUT, State.FAILED, State.CANCELLED}
+ENDS = {SequenceStatus.COMPLETED, SequenceStatus.TIMEOUT, SequenceStatus.FAILED, SequenceStatus.CANCELLED}
 
 # The state transitions that the requirements allow, repeated here by hand.
 ALLOWED = {
-    *((State.PENDING, state) for state in (State.PROCESSING, State.FAILED, State.TIMEOUT, State.CANCELLED)),
-    *((State.PROCESSING, state) for state in ENDS),
-    (State.PROCESSING, State.PENDING),
+    *(
+        (SequenceStatus.PENDING, state)
+        for state in (
+            SequenceStatus.PROCESSING,
+            SequenceStatus.FAILED,
+            SequenceStatus.TIMEOUT,
+            SequenceStatus.CANCELLED,
+        )
+    ),
+    *((SequenceStatus.PROCESSING, state) for state in ENDS),
+    (SequenceStatus.PROCESSING, SequenceStatus.PENDING),
 }
 
 
-def sequence_in(state: State) -> Sequence:
+def sequence_in(state: SequenceStatus) -> Sequence:
     sequence = Sequence(SequenceState(1, [5, 6], max_tokens=4))
-    if state in {State.PROCESSING, State.COMPLETED}:
-        sequence.become(State.PROCESSING)
-    if state not in {State.PENDING, State.PROCESSING}:
+    if state in {SequenceStatus.PROCESSING, SequenceStatus.COMPLETED}:
+        sequence.become(SequenceStatus.PROCESSING)
+    if state not in {SequenceStatus.PENDING, SequenceStatus.PROCESSING}:
         sequence.become(state)
     return sequence
 
 
 def test_new_sequence_is_pending_without_output():
-    sequence = sequence_in(State.PENDING)
-    assert State.PENDING is sequence.state
+    sequence = sequence_in(SequenceStatus.PENDING)
+    assert SequenceStatus.PENDING is sequence.state
     assert (sequence.key, sequence.tokens.output_length) == (1, 0)
 
 
@@ -37,7 +45,7 @@ def test_allowed_transition_changes_the_state(before, after):
     assert after is sequence.state
 
 
-@pytest.mark.parametrize(("before", "after"), sorted(set(product(State, State)) - ALLOWED))
+@pytest.mark.parametrize(("before", "after"), sorted(set(product(SequenceStatus, SequenceStatus)) - ALLOWED))
 def test_every_other_transition_raises(before, after):
     sequence = sequence_in(before)
     with pytest.raises(AssertionError, match=f"cannot go from {before} to {after}"):
@@ -51,11 +59,11 @@ def test_final_states_have_no_transitions():
 
 def test_pending_sequence_has_no_slot():
     with pytest.raises(AssertionError):
-        assert sequence_in(State.PENDING).slot >= 0
+        assert sequence_in(SequenceStatus.PENDING).slot >= 0
 
 
 def test_sequence_is_pinned_after_three_preemptions():
-    sequence = sequence_in(State.PENDING)
+    sequence = sequence_in(SequenceStatus.PENDING)
     pinned = []
     for _ in range(MOST_PREEMPTIONS + 1):
         pinned.append(sequence.pinned)

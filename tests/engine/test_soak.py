@@ -11,7 +11,7 @@ from fairlead.config import demonstration_model
 from fairlead.engine.engine import Engine
 from fairlead.engine.runner import load_runner
 from fairlead.job import Sampling
-from fairlead.worker.wire import WorkerSpec
+from fairlead.messages import WorkerSpec
 
 SEQUENCES = 24
 NOTHING = [-1]  # equals no output

@@ -19,13 +19,13 @@ import trio._core._run as trio_run
 import trio.testing
 from structlog.testing import capture_logs
 
+from fairlead.answer.attempt import retry_sink
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
 from fairlead.dispatch.scheduler import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import ATTEMPTS
-from fairlead.nodes.attempt import again
-from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.sink import Sink
 from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import Plan, Visit
 from fuzz.world import World
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     node_type: type[MortalNode] = MortalNode
-    again: Callable[[Deltas], Sink | None] = again
+    retry_sink: Callable[[Deltas], Sink | None] = retry_sink
 
 
 REAL = Parts()

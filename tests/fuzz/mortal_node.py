@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import LoadFailed, NodeFailed, NodeFull
 from fairlead.gateway import ATTEMPTS
 from fairlead.job import Delta, Job
 from fairlead.nodes.node import NodeLimits
-from fairlead.nodes.sink import Sink
 from fuzz.plan import OTHER_MODEL, Plan, Visit
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import trio
 
+from fairlead.answer.attempt import retry_sink
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job
-from fairlead.nodes.attempt import again
-from fairlead.nodes.deltas import Deltas
 from fairlead.nodes.node import Node, NodeLimits
-from fairlead.nodes.sink import Sink
 from fuzz.cancellation import Parts
 from fuzz.mortal_node import MortalNode
 
@@ -226,13 +226,13 @@ class DeafSecondWait(Dispatcher):
 class ForeverFull(Dispatcher):
     """A node that turned a job away gets no other job until one of its jobs ends."""
 
-    def _look_again(self, place: Place, after_s: float) -> None:
+    def _look_again(self, place: NodeState, after_s: float) -> None:
         """Do nothing."""
 
 
 def from_the_start(deltas: Deltas) -> Sink | None:
     """Send a repeated answer from its start, although the client has the beginning already."""
-    return None if again(deltas) is None else deltas
+    return None if retry_sink(deltas) is None else deltas
 
 
 def never_again(deltas: Deltas) -> Sink | None:
@@ -269,6 +269,6 @@ OF_FAILOVER = {
     "a second charge": Parts(ChargedTwice),
     "a second wait that cannot be left": Parts(DeafSecondWait),
     "a node that is full for ever": Parts(ForeverFull),
-    "a beginning that is told twice": Parts(again=from_the_start),
-    "no second attempt": Parts(again=never_again),
+    "a beginning that is told twice": Parts(retry_sink=from_the_start),
+    "no second attempt": Parts(retry_sink=never_again),
 }

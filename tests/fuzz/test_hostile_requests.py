@@ -15,10 +15,11 @@ import trio
 
 from api.raw_http import get, post
 from e2e.real_server import configured, real_server
-from fairlead.api import errors, protocol
+from fairlead.api import errors
 from fairlead.api.paths import Paths
 from fairlead.api.routes import Application
 from fairlead.config import Limits, demonstration_model
+from fairlead.http import protocol
 from fuzz.test_faults import House
 from hostile_client.attack import Attack
 from hostile_client.target import Canary, grammar_of, send

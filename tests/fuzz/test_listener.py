@@ -14,19 +14,19 @@ from quart_trio import QuartTrio
 
 from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
-from fairlead.api.access import Access
-from fairlead.api.call import Call, Reply
-from fairlead.api.door import Door
+from fairlead.answer.deltas import Deltas
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
-from fairlead.api.hot import HotRoutes
-from fairlead.api.limits import Quotas
+from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
+from fairlead.api.request import Call, Reply
+from fairlead.api.request_auth import RequestAuth
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
-from fairlead.nodes.deltas import Deltas
+from fairlead.tenancy.access import Access
+from fairlead.tenancy.quotas import Quotas
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
 
@@ -62,7 +62,7 @@ def quart_app() -> QuartTrio:
 
 
 def hot_app() -> Callable[..., Awaitable[None]]:
-    """Return an app like `quart_app`, made of `HotRoutes`."""
+    """Return an app like `quart_app`, made of `GenerationRoutes`."""
 
     async def route(call: Call) -> Reply:
         text = (await call.read() or b"hello").decode("latin-1")
@@ -78,7 +78,7 @@ def hot_app() -> Callable[..., Awaitable[None]]:
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="stop"))
 
-    hot = HotRoutes(Door(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
+    hot = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":

@@ -13,6 +13,7 @@ from random import Random
 import trio
 
 from dispatch.recorded import Ledger
+from fairlead.answer.deltas import Deltas
 from fairlead.api.exchange import unwrap
 from fairlead.config import LruSwap, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -21,7 +22,6 @@ from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.gateway import Gateway
 from fairlead.job import Delta
-from fairlead.nodes.deltas import Deltas
 from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
 

@@ -10,7 +10,7 @@ from fairlead.engine.devices import multiplies_float8
 from fairlead.engine.graphs import Graphs
 from fairlead.engine.runner import load_runner
 from fairlead.job import Sampling
-from fairlead.worker.wire import WorkerSpec
+from fairlead.messages import WorkerSpec
 from models.tiny import SIZES, Driver, load, prompt_of, save
 
 pytestmark = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import ARCHITECTURES, architecture
 from fairlead.models.rope import Rope
 
@@ -31,7 +31,7 @@ LLAMA3_ROPE = Rope(theta=5e5, kind="llama3", factor=8.0, original_positions=100,
 
 
 def read(family="Llama", **values):
-    return ARCHITECTURES[f"{family}ForCausalLM"].read_shape(Config(PATH, GOOD | values))
+    return ARCHITECTURES[f"{family}ForCausalLM"].read_shape(CheckpointConfig(PATH, GOOD | values))
 
 
 def failure(family="Llama", **values):
@@ -264,7 +264,7 @@ def test_invalid_rope_is_refused_with_file_and_key(section, key):
 
 def test_architectures_must_be_a_list():
     with pytest.raises(LoadFailed, match="architectures"):
-        architecture(Config(PATH, {"architectures": "LlamaForCausalLM"}))
+        architecture(CheckpointConfig(PATH, {"architectures": "LlamaForCausalLM"}))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
@@ -272,7 +272,7 @@ def test_config_that_is_not_a_json_object_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(LoadFailed, match=r"config\.json"):
-        Config.read(path)
+        CheckpointConfig.read(path)
 
 
 json_values = st.recursive(

@@ -7,11 +7,11 @@ import transformers
 from engine.interpreted import interpreted
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
+from fairlead.messages import WorkerSpec
 from fairlead.models.float8 import Float8Linear, narrow, narrow_linear
 from fairlead.models.float8_kernels import launch_narrow
 from fairlead.models.layers import Linear
 from fairlead.models.loader import read_source
-from fairlead.worker.wire import WorkerSpec
 from models.tiny import SIZES, save
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from fairlead.engine import runner
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
+from fairlead.messages import WorkerSpec
 from fairlead.models.int8 import Int8Linear, round_rows
 from fairlead.models.layers import Linear
 from fairlead.models.loader import read_source
-from fairlead.worker.wire import WorkerSpec
 from models.tiny import SIZES, load, save
 
 CPU = torch.device("cpu")

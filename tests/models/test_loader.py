@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
-from fairlead.models.config import Config
+from fairlead.messages import WorkerSpec
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.loader import choose_dtype, load_model, read_eos_token_ids
-from fairlead.worker.wire import WorkerSpec
 from models.tiny import SIZES, generate, load, prompt_of, save
 
 CPU = torch.device("cpu")
@@ -330,18 +330,18 @@ def test_auto_dtype_is_16_bit_only_where_the_cpu_computes_bfloat16(
     name, stored, native, expected, key, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("fairlead.models.loader.cpu_computes_bfloat16", lambda: native)
-    assert expected == choose_dtype(Config(tmp_path, {key: stored}), name, CPU)
+    assert expected == choose_dtype(CheckpointConfig(tmp_path, {key: stored}), name, CPU)
 
 
 def test_auto_dtype_on_a_gpu_keeps_float16(tmp_path):
-    config = Config(tmp_path, {"dtype": "float16"})
+    config = CheckpointConfig(tmp_path, {"dtype": "float16"})
     assert torch.float16 == choose_dtype(config, "auto", torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", ["float8", "int8", ""])
 def test_unsupported_dtypes_are_refused(name, tmp_path):
     with pytest.raises(LoadFailed, match="dtype"):
-        choose_dtype(Config(tmp_path, {}), name, CPU)
+        choose_dtype(CheckpointConfig(tmp_path, {}), name, CPU)
 
 
 @pytest.mark.parametrize(
@@ -357,4 +357,4 @@ def test_unsupported_dtypes_are_refused(name, tmp_path):
 def test_eos_token_ids_come_from_generation_config_or_else_config(generation, config, expected, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert expected == read_eos_token_ids(Config(tmp_path / "config.json", config))
+    assert expected == read_eos_token_ids(CheckpointConfig(tmp_path / "config.json", config))

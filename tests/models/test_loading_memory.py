@@ -13,7 +13,7 @@ SCRIPT = """
 import json, sys, torch
 from pathlib import Path
 from fairlead.engine.runner import load_runner
-from fairlead.worker.wire import WorkerSpec
+from fairlead.messages import WorkerSpec
 
 def peak():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]

@@ -10,11 +10,11 @@ import transformers
 
 from fairlead._cext.inputbatch import InputBatch, SequenceState
 from fairlead.engine.runner import LoadedModel, load_runner
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling, TokenLogprob
-from fairlead.models.config import Config
+from fairlead.messages import WorkerSpec
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.shape import read_shape
-from fairlead.worker.wire import WorkerSpec
 
 VOCABULARY = 320
 SIZES = {
@@ -31,7 +31,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-SHAPE = read_shape(Config(Path("config.json"), SIZES))
+SHAPE = read_shape(CheckpointConfig(Path("config.json"), SIZES))
 
 
 def save(
@@ -135,7 +135,7 @@ class Driver:
         self._running[text.slot] = text
         self.batch.add_request(text.slot, text.state, blocks or tuple([] for _ in self.free))
 
-    def step(self) -> Picks | None:
+    def step(self) -> SampledTokens | None:
         """Launch a step if there is work; commit the oldest one if it is due, and return its picks."""
         launched = self._launch()
         if self._under_way and (not self.ahead or len(self._under_way) == 2 or not launched):
@@ -174,7 +174,7 @@ class Driver:
         self._under_way.append((step, texts, self.loaded.runner.launch(step, self.batch)))
         return True
 
-    def _commit(self) -> Picks:
+    def _commit(self) -> SampledTokens:
         step, texts, pending = self._under_way.pop(0)
         picks = pending.wait()
         committed = self.batch.commit_tokens(step, picks.token_ids)

@@ -9,9 +9,9 @@ import trio
 
 from fairlead.config import HealthConfig
 from fairlead.errors import FairleadError
+from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.nodes.upstream import Upstream, UpstreamTimeouts
 from nodes.stub_server import StubServer
 
 CHAT = "/v1/chat/completions"

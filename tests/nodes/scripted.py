@@ -12,9 +12,9 @@ from typing import Any
 import trio
 
 from fairlead.config import HealthConfig
-from fairlead.nodes import upstream as module
+from fairlead.http import client as module
+from fairlead.http.client import Upstream
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.nodes.upstream import Upstream
 from nodes.listening import Listening
 
 # A float among the pieces is a pause in seconds.

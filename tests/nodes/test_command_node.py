@@ -12,7 +12,7 @@ import trio
 from fairlead.config import CommandConfig, FiltersConfig
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.nodes.command_node import CommandNode
-from nodes.garage import OpenFiles, free_port
+from fleet.running_fleet import OpenFiles, free_port
 from nodes.listening import Collected, Listening, generated, relayed_job, stub
 from nodes.stub_server import text
 

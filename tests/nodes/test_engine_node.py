@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import trio
 
+from fairlead.answer.deltas import Deltas
 from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
 from fairlead.errors import ContextLengthExceeded, FairleadError, LoadFailed, NodeFailed
 from fairlead.job import Job, Sampling
-from fairlead.nodes.deltas import Deltas
+from fairlead.messages import WorkerSpec
 from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.node import Node, NodeLimits
 from fairlead.text.model import TextModel
 from fairlead.worker.client import Worker
-from fairlead.worker.wire import WorkerSpec
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
 MODEL = "m"

@@ -8,7 +8,7 @@ import trio
 from fairlead.config import CommandConfig, ConfigError
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.progress import fraction_reader
-from nodes.garage import free_port, garage, sleeper
+from fleet.running_fleet import free_port, garage, sleeper
 from nodes.listening import Listening
 
 VLLM = "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01,  1.20it/s]"

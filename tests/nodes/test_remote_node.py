@@ -12,9 +12,9 @@ import trio
 
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed
-from fairlead.nodes.process import CommandProcess
+from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.nodes.remote_node import RemoteNode, remote_node
-from fairlead.nodes.upstream import Upstream, UpstreamTimeouts
+from fairlead.process.command_process import CommandProcess
 from nodes.listening import (
     Collected,
     Listening,

@@ -7,8 +7,8 @@ _SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
 _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _CACHE = "models.ENGINE.kvCache"
-_PLACEMENT = "fairlead.dispatch.placement"
-_PLACES = "fairlead.dispatch.places:Places"
+_PLACEMENT = "fairlead.dispatch.node_state"
+_PLACES = "fairlead.dispatch.node_pool:NodePool"
 
 COMPOSITION = (
     # Settings that an audit could disconnect without a failing test.
@@ -160,7 +160,7 @@ PLACEMENT = (
     ),
     Mutant(f"{_PLACES}.seat", "place.take(ticket.tokens)", "pass", "play", "queue.capacity"),
     Mutant(
-        f"{_PLACEMENT}:Place.free.fget",
+        f"{_PLACEMENT}:NodeState.free.fget",
         "self.limits.seats - self.busy",
         "self.limits.seats",
         "play",

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import msgspec
 import trio
 
+from fairlead import messages
 from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
-from fairlead.worker import main, wire
+from fairlead.worker import main
 from fairlead.worker.loop import Loop
 from simulation.processes import Process
 
@@ -30,10 +31,10 @@ class EnginePlan:
     load_s: float = 0.5
     is_stuck: bool = False
     gpu_mb: int = 0
-    specs: list[wire.WorkerSpec] = field(default_factory=list)
+    specs: list[messages.WorkerSpec] = field(default_factory=list)
     submitted: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
-    statistics: wire.EngineStatistics = field(default_factory=wire.EngineStatistics)
+    statistics: messages.EngineStatistics = field(default_factory=messages.EngineStatistics)
 
 
 class _Gpu(NamedTuple):
@@ -53,13 +54,13 @@ class _Channel:
 
     def __init__(self) -> None:
         self.inbox: list[bytes] = []
-        self.outbox: deque[wire.ToParent] = deque()
+        self.outbox: deque[messages.ToParent] = deque()
 
     def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited already
         messages, self.inbox = self.inbox, []
         return messages
 
-    def write(self, message: wire.ToParent) -> None:
+    def write(self, message: messages.ToParent) -> None:
         self.outbox.append(message)
 
 
@@ -70,19 +71,19 @@ class EngineChild:
         self._process = process
         self._plan = plan
         (self._end,) = process.ends.values()
-        self._splitter = wire.FrameSplitter()
+        self._splitter = messages.FrameSplitter()
         self._channel = _Channel()
 
     async def run(self) -> int:
         """Load, then serve until the parent closes the connection."""
         first, *messages = await self._receive()
-        spec = wire.spec_decoder.decode(first)
+        spec = messages.spec_decoder.decode(first)
         self._plan.specs.append(spec)
         await self._process.pause(self._plan.load_s)
         try:
             model = load_runner(spec, lambda _fraction, _stage: None)
         except LoadFailed as error:
-            await self._send(wire.LoadFailed(error.message))
+            await self._send(messages.LoadFailure(error.message))
             return 1
         if self._plan.gpu_mb:
             gpu = _Gpu(self._plan.gpu_mb << 20)
@@ -113,8 +114,8 @@ class EngineChild:
                 messages = await self._receive()
 
     def _note(self, message: bytes) -> None:
-        request = wire.to_child_decoder.decode(message)
-        if isinstance(request, wire.Submit):
+        request = messages.to_child_decoder.decode(message)
+        if isinstance(request, messages.Submit):
             self._plan.submitted.append(len(request.prompt) // struct.calcsize("i"))
 
     async def _receive(self) -> list[bytes]:
@@ -126,5 +127,5 @@ class EngineChild:
             if messages := list(self._splitter.feed(data)):
                 return messages
 
-    async def _send(self, message: wire.ToParent) -> None:
-        await self._end.send(wire.encode_frame(message))
+    async def _send(self, message: messages.ToParent) -> None:
+        await self._end.send(messages.encode_frame(message))

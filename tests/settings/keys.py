@@ -7,7 +7,7 @@ import msgspec
 
 from fairlead.config import CommandConfig, ModelConfig
 from fairlead.config.spelling import Shape, settings_of
-from fairlead.swap.sections import FileSettings
+from fairlead.configfile.sections import FileSettings
 
 ROOTS: dict[str, type[msgspec.Struct]] = {
     "": FileSettings,

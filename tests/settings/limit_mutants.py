@@ -3,29 +3,29 @@
 from settings.mutants import Mutant
 
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
-_FLEET = "fairlead.nodes.fleet:Fleet"
+_FLEET = "fairlead.fleet.fleet:Fleet"
 _KEY = "apiKeys[].limits"
 
 LIMITS = (
     Mutant(
-        "fairlead.api.limits:Quota.check",
+        "fairlead.tenancy.quotas:Quota.check",
         "self.running >= self._concurrent",
         "False",
         "play",
         f"{_KEY}.concurrent",
     ),
     Mutant(
-        "fairlead.api.limits:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
+        "fairlead.tenancy.quotas:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
     ),
     Mutant(
-        "fairlead.api.limits:Charge.answered",
+        "fairlead.tenancy.quotas:Charge.answered",
         "tokens > self._answer_tokens",
         "False",
         "play",
         f"{_KEY}.tokensPerMinute",
     ),
     Mutant(
-        "fairlead.api.limits:Window.spend",
+        "fairlead.tenancy.quotas:QuotaWindow.spend",
         "self._spent += amount",
         "pass",
         "play",
@@ -39,14 +39,14 @@ LIMITS = (
         "queue.capacity",
     ),
     Mutant(
-        "fairlead.dispatch.admission:Admission.refusal",
+        "fairlead.dispatch.admission:JobAdmission.refusal",
         "not self._queue.has_bytes_for(job)",
         "False",
         "play",
         "queue.waitingBytes",
     ),
     Mutant(
-        "fairlead.dispatch.bodies:Bodies.have_room",
+        "fairlead.dispatch.queued_bytes:QueuedBytes.have_room",
         "not above or above <= self._left",
         "True",
         "play",
@@ -55,10 +55,14 @@ LIMITS = (
     Mutant(f"{_DISPATCHER}._too_long", "wait_s <= most_s", "True", "play", "queue.maxEstimatedWait"),
     Mutant(f"{_DISPATCHER}._set_alarms", "arrived + timeout_s", "arrived + 60.0", "play", "queue.timeout"),
     Mutant(
-        "fairlead.api.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"
+        "fairlead.http.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"
     ),
     Mutant(
-        "fairlead.api.refusals:objection", "size > limits.header_bytes", "False", "play", "limits.headerBytes"
+        "fairlead.http.refusals:objection",
+        "size > limits.header_bytes",
+        "False",
+        "play",
+        "limits.headerBytes",
     ),
     Mutant(
         "fairlead.api.body:check_counts",
@@ -71,31 +75,35 @@ LIMITS = (
         "fairlead.api.shares:Shares.grow", "self.taken > self.total", "False", "play", "limits.bodiesBytes"
     ),
     Mutant(
-        "fairlead.api.server:Listener._admit",
+        "fairlead.http.listener:Listener._admit",
         "< self._shared.limits.connections",
         "< 4096",
         "play",
         "limits.connections",
     ),
     Mutant(
-        "fairlead.api.server:Listener._cut_off", "self._shared.limits.drain_s", "30.0", "play", "limits.drain"
+        "fairlead.http.listener:Listener._cut_off",
+        "self._shared.limits.drain_s",
+        "30.0",
+        "play",
+        "limits.drain",
     ),
     Mutant(
-        "fairlead.api.protocol:Protocol._recycle",
+        "fairlead.http.protocol:Protocol._recycle",
         "self._limits.idle_timeout_s",
         "75.0",
         "play",
         "limits.idleTimeout",
     ),
     Mutant(
-        "fairlead.api.protocol:Protocol.receive",
+        "fairlead.http.protocol:Protocol.receive",
         "self._limits.header_timeout_s",
         "20.0",
         "play",
         "limits.headerTimeout",
     ),
     Mutant(
-        "fairlead.api.incoming:IncomingBody.read",
+        "fairlead.api.request_body:IncomingBody.read",
         "trio.move_on_after(self._limits.body_timeout_s)",
         "trio.move_on_after(60.0)",
         "play",
@@ -104,19 +112,23 @@ LIMITS = (
 )
 
 RELOAD = (
-    Mutant("fairlead.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"),
+    Mutant("fairlead.fleet.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"),
     Mutant(
-        "fairlead.reload:_fixed", "for name in FIXED:", "for name in FIXED[:-3]:", "reload", "tenantNames"
+        "fairlead.fleet.reload:_fixed",
+        "for name in FIXED:",
+        "for name in FIXED[:-3]:",
+        "reload",
+        "tenantNames",
     ),
     Mutant(
-        "fairlead.api.access:Access.change",
+        "fairlead.tenancy.access:Access.change",
         "for api_key in api_keys)",
         "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
         "reload",
         "apiKeys[].key",
     ),
     Mutant(
-        "fairlead.api.limits:Quotas.change",
+        "fairlead.tenancy.quotas:Quotas.change",
         "self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}",
         "self._of_key = known or {name: Quota(name[1]) for name in names}",
         "reload",
@@ -151,14 +163,14 @@ RELOAD = (
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
     ),
     Mutant(
-        "fairlead.nodes.resident:Resident.change_health",
+        "fairlead.fleet.managed_model:ManagedModel.change_health",
         "life.node is not None",
         "False",
         "behaviour",
         "a_command_that_runs_is_probed_as_the_reloaded_configuration_says",
     ),
     Mutant(
-        "fairlead.nodes.health:HealthCheck.change",
+        "fairlead.process.health:HealthCheck.change",
         "self._changed.set()",
         "pass",
         "behaviour",
@@ -172,7 +184,7 @@ RELOAD = (
         "models.COMMAND.description",
     ),
     Mutant(
-        "fairlead.nodes.changes:_differences",
+        "fairlead.fleet.changes:_differences",
         "old[name] != new[name]",
         "True",
         "behaviour",

@@ -11,7 +11,7 @@ from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.dispatch.scheduling import SchedulingOptions
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError, QueueFull
-from fairlead.nodes.gpus import Gpus
+from fairlead.swap.gpus import Gpus
 from fairlead.swap.policies import POLICIES
 from fairlead.swap.policy import EvictionPolicy
 

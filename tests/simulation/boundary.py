@@ -80,7 +80,7 @@ class System:
                 (trio.to_thread, "run_sync", self._run_in_thread),
                 (trio, "open_signal_receiver", self.signals.receiver),
                 (pathlib.Path, "read_text", _checked(self.machine, pathlib.Path.read_text)),
-                (sys.modules["fairlead.nodes.memory"], "PROC", Proc(self.processes)),
+                (sys.modules["fairlead.process.memory"], "PROC", Proc(self.processes)),
                 (sys.modules["fairlead.telemetry.metrics"], "ProcessCollector", _NoProcess),
             ):
                 stack.enter_context(patch.object(owner, name, replacement))

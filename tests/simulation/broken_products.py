@@ -14,17 +14,17 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.api.limits import Charge
-from fairlead.api.server import Listener
+from fairlead.answer import attempt
 from fairlead.config import Config
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket
 from fairlead.dispatch.timer import Timer
-from fairlead.nodes import attempt
-from fairlead.nodes.fleet import Fleet
-from fairlead.nodes.health import Breaker, Change
-from fairlead.nodes.links import PlainLink
+from fairlead.fleet.fleet import Fleet
+from fairlead.http.links import PlainLink
+from fairlead.http.listener import Listener
+from fairlead.process.health import Breaker, Change
 from fairlead.telemetry import logs
+from fairlead.tenancy.quotas import Charge
 from fairlead.worker.watchdog import Watchdog
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[None]]] = {}
@@ -167,7 +167,7 @@ def nobody_is_accepted_after_an_error() -> Iterator[None]:
         async def give_up(_seconds: float) -> None:
             await trio.sleep_forever()
 
-        with patch("fairlead.api.server.trio", _Trio(give_up)):
+        with patch("fairlead.http.listener.trio", _Trio(give_up)):
             await real(self, listening, connections)
 
     with patch.object(Listener, "_accept", accept):

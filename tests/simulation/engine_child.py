@@ -1,4 +1,4 @@
-"""A fake child process of a model, which exchanges frames of `fairlead.worker.wire` in virtual time.
+"""A fake child process of a model, which exchanges frames of `fairlead.messages` in virtual time.
 
 It generates the answers of `words`: in each step one token for each sequence that has a slot. A `ChildPlan`
 defines its faults: how it loads, and what it does at its n-th frame.
@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 import trio
 
+from fairlead import messages
 from fairlead.job import Sampling
 from fairlead.text.model import TextModel
-from fairlead.worker import wire
 from simulation import words
 from simulation.processes import Process
 
@@ -52,14 +52,14 @@ class _Sequence:
         self.is_cut = len(left) >= sampling.max_tokens
         self.left = left[: sampling.max_tokens] if self.is_cut else [*left, eos]
 
-    def next(self, key: int) -> wire.Output | int:
+    def next(self, key: int) -> messages.Output | int:
         """Return the next token, or the last output."""
         token = self.left.pop(0)
         if self.left:
             return token
         if self.is_cut:
-            return wire.Output(key, [token], finish_reason="length")
-        return wire.Output(key, [token], finish_reason="stop", stop_token=token)
+            return messages.Output(key, [token], finish_reason="length")
+        return messages.Output(key, [token], finish_reason="stop", stop_token=token)
 
 
 class EngineChild:
@@ -73,7 +73,7 @@ class EngineChild:
         self._plan = ChildPlan()
         self._eos = min(text.eos_token_ids)
         (self._end,) = process.ends.values()
-        self._splitter = wire.FrameSplitter()
+        self._splitter = messages.FrameSplitter()
         self._sequences: dict[int, _Sequence] = {}
         self._frames = 0
         self._steps = 0
@@ -83,12 +83,12 @@ class EngineChild:
     async def run(self) -> int:
         """Load, then serve until the parent is gone; return the exit status."""
         messages = await self._read()
-        self._model = Path(wire.spec_decoder.decode(messages[0]).path).name
+        self._model = Path(messages.spec_decoder.decode(messages[0]).path).name
         self._plan = self._plan_of(self._model)
         if (status := await self._load()) is not None:
             return status
         await self._send(
-            wire.Ready(
+            messages.Ready(
                 slots=self._plan.slots,
                 max_model_len=MAX_MODEL_LEN,
                 vocab_size=self._text.tokenizer.vocab_size,
@@ -112,11 +112,11 @@ class EngineChild:
     async def _load(self) -> int | None:
         plan = self._plan
         for stage, fraction in (("config", 0.1), ("weights", 0.7)):
-            await self._send(wire.Progress(fraction, stage))
+            await self._send(messages.LoadProgress(fraction, stage))
             await self._process.pause(plan.load_s / 2)
         match plan.loading:
             case "fails":
-                await self._send(wire.LoadFailed("the fake model cannot be loaded"))
+                await self._send(messages.LoadFailure("the fake model cannot be loaded"))
                 return 1
             case "dies":
                 self._process.print("Segmentation fault")
@@ -151,10 +151,10 @@ class EngineChild:
     def _obey(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             self._owes = True
-            match wire.to_child_decoder.decode(message):
-                case wire.Submit(key, prompt, sampling):
+            match messages.to_child_decoder.decode(message):
+                case messages.Submit(key, prompt, sampling):
                     self._submit(key, prompt, sampling)
-                case wire.Abort(key):
+                case messages.Abort(key):
                     self._sequences.pop(key, None)
 
     def _submit(self, key: int, prompt: bytes, sampling: Sampling) -> None:
@@ -166,7 +166,7 @@ class EngineChild:
 
     async def _step(self) -> None:
         plain: dict[int, int] = {}
-        outputs: list[wire.Output] = []
+        outputs: list[messages.Output] = []
         for key, sequence in list(self._sequences.items())[: self._plan.slots]:
             output = sequence.next(key)
             self._plan.on_tokens(self._model, sequence.ticket, 1)
@@ -179,13 +179,13 @@ class EngineChild:
         self._steps += 1
         await self._send(self._frame(plain, outputs))
 
-    def _frame(self, plain: dict[int, int], outputs: list[wire.Output]) -> wire.Step:
+    def _frame(self, plain: dict[int, int], outputs: list[messages.Output]) -> messages.StepOutputs:
         running = min(len(self._sequences), self._plan.slots)
-        return wire.Step(
+        return messages.StepOutputs(
             struct.pack(f"<{len(plain)}q", *plain),
             struct.pack(f"<{len(plain)}i", *plain.values()),
             outputs,
-            wire.EngineStatistics(
+            messages.EngineStatistics(
                 running=running,
                 pending=len(self._sequences) - running,
                 slots_free=self._plan.slots - running,
@@ -195,7 +195,7 @@ class EngineChild:
             ),
         )
 
-    async def _send(self, message: wire.ToParent) -> None:
+    async def _send(self, message: messages.ToParent) -> None:
         """Send a frame, or apply the fault that is planned for it."""
         self._frames += 1
         fate = self._plan.fates.pop(self._frames, None)
@@ -203,7 +203,7 @@ class EngineChild:
             message = self._with_strangers(message)
         elif fate == "error":
             message = self._with_errors(message)
-        data = wire.encode_frame(message)
+        data = messages.encode_frame(message)
         if fate == "garbage":
             data = b"\x07\x00\x00\x00garbage" + data
         elif fate == "huge":
@@ -228,20 +228,20 @@ class EngineChild:
             self._process.die(KILLED)
         await trio.sleep_forever()
 
-    def _with_strangers(self, message: wire.ToParent) -> wire.ToParent:
+    def _with_strangers(self, message: messages.ToParent) -> messages.ToParent:
         """Add output of sequences that the parent does not know."""
-        if not isinstance(message, wire.Step):
+        if not isinstance(message, messages.StepOutputs):
             return message
         keys = message.keys + struct.pack("<q", 1 << 40)
         tokens = message.tokens + struct.pack("<i", 7)
-        outputs = [*message.outputs, wire.Output(1 << 41, [7], finish_reason="stop")]
+        outputs = [*message.outputs, messages.Output(1 << 41, [7], finish_reason="stop")]
         return msgspec.structs.replace(message, keys=keys, tokens=tokens, outputs=outputs)
 
-    def _with_errors(self, message: wire.ToParent) -> wire.ToParent:
+    def _with_errors(self, message: messages.ToParent) -> messages.ToParent:
         """Fail every sequence, as an engine does when logits are not finite."""
-        if not isinstance(message, wire.Step):
+        if not isinstance(message, messages.StepOutputs):
             return message
-        failed = [wire.Output(key, [], error="the logits are not finite") for key in self._sequences]
+        failed = [messages.Output(key, [], error="the logits are not finite") for key in self._sequences]
         self._sequences.clear()
         return self._frame({}, [*message.outputs, *failed])
 

@@ -19,8 +19,8 @@ from fairlead.api import history
 from fairlead.config import Config, demonstration_model
 from fairlead.configfile import read_config
 from fairlead.dispatch import dispatcher
-from fairlead.nodes import fleet
-from fairlead.reload import Source
+from fairlead.fleet import fleet
+from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import witness_of
 from fairlead.text.model import TextModel
@@ -126,7 +126,7 @@ class Parent:
         try:
             with self._broken(), _collector_alone(), logged(), _rarely():
                 config = self._read()
-                source = Source(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
+                source = ConfigSource(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
                 with witness_of(config) as witness:
                     await app.serve(config, self.announcer, source=source, witness=witness)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # any error may end a server

@@ -16,10 +16,10 @@ from fairlead._cext.inputbatch import SequenceState
 from fairlead._cext.slotmap import NoSlotFree, SlotMap, StaleHandle
 from fairlead.config import Config, ConfigError, KvCacheConfig, ModelConfig, QueueConfig
 from fairlead.engine.engine import Engine
-from fairlead.engine.sequence import Sequence, State
+from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.errors import FairleadError
 from fairlead.job import Sampling
-from fairlead.worker.wire import Output
+from fairlead.messages import Output
 
 # The document's numbers. The engine adds cancellation and preemption to the document's states.
 MODEL = ModelConfig(
@@ -72,7 +72,7 @@ class Server(Loop):
         self.engine.submit(key, prompt, sampling, timeout_s=CONFIG.request_timeout_s)
         return key
 
-    def state(self, key: int) -> State | None:
+    def state(self, key: int) -> SequenceStatus | None:
         """Return the sequence's state, or None after its release from `runningRequests_`."""
         sequence = self.engine._sequences.get(key)
         return None if sequence is None else sequence.state
@@ -111,21 +111,21 @@ def test_a_batch_larger_than_what_runs_is_refused():
 # States --------------------------------------------------------------------------------------------
 
 SEED_TRANSITIONS = {
-    (State.PENDING, State.PROCESSING),
-    (State.PROCESSING, State.COMPLETED),
-    (State.PROCESSING, State.TIMEOUT),
-    (State.PROCESSING, State.FAILED),
+    (SequenceStatus.PENDING, SequenceStatus.PROCESSING),
+    (SequenceStatus.PROCESSING, SequenceStatus.COMPLETED),
+    (SequenceStatus.PROCESSING, SequenceStatus.TIMEOUT),
+    (SequenceStatus.PROCESSING, SequenceStatus.FAILED),
 }
 SPEC_TRANSITIONS = {
-    (State.PROCESSING, State.CANCELLED),
-    (State.PROCESSING, State.PENDING),
-    (State.PENDING, State.CANCELLED),
-    (State.PENDING, State.TIMEOUT),
-    (State.PENDING, State.FAILED),
+    (SequenceStatus.PROCESSING, SequenceStatus.CANCELLED),
+    (SequenceStatus.PROCESSING, SequenceStatus.PENDING),
+    (SequenceStatus.PENDING, SequenceStatus.CANCELLED),
+    (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
+    (SequenceStatus.PENDING, SequenceStatus.FAILED),
 }
 
 
-def sequence_in(state: State) -> Sequence:
+def sequence_in(state: SequenceStatus) -> Sequence:
     sequence = Sequence(SequenceState(1, [5], max_tokens=4))
     sequence._state = state
     return sequence
@@ -139,7 +139,8 @@ def test_a_transition_of_the_seed_is_made(before, after):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), sorted(set(product(State, State)) - SEED_TRANSITIONS - SPEC_TRANSITIONS)
+    ("before", "after"),
+    sorted(set(product(SequenceStatus, SequenceStatus)) - SEED_TRANSITIONS - SPEC_TRANSITIONS),
 )
 def test_every_other_transition_is_refused(before, after):
     with pytest.raises(AssertionError, match=f"cannot go from {before} to {after}"):
@@ -149,9 +150,9 @@ def test_every_other_transition_is_refused(before, after):
 def test_pending_until_a_slot_is_free_then_processing():
     server = Server(slots=1)
     first, second = server.request(), server.request()
-    assert (server.state(first), server.state(second)) == (State.PENDING, State.PENDING)
+    assert (server.state(first), server.state(second)) == (SequenceStatus.PENDING, SequenceStatus.PENDING)
     server.turn()
-    assert (server.state(first), server.state(second)) == (State.PROCESSING, State.PENDING)
+    assert (server.state(first), server.state(second)) == (SequenceStatus.PROCESSING, SequenceStatus.PENDING)
 
 
 def test_processing_to_completed_releases_everything_and_tells():
@@ -212,7 +213,7 @@ def test_nobody_is_timed_out_within_60_seconds():
     key = server.request(tokens=2000)
     server.turn()
     server.turn(60.0)
-    assert State.PROCESSING is server.state(key)
+    assert SequenceStatus.PROCESSING is server.state(key)
 
 
 def test_a_timeout_is_seen_by_the_next_step_however_often_steps_are():
@@ -224,7 +225,7 @@ def test_a_timeout_is_seen_by_the_next_step_however_often_steps_are():
     while server.state(keys[0]) is not None:
         server.turn(5.0)
     assert 60.0 < server.now_s <= 70.0
-    assert State.PROCESSING is server.state(keys[1])
+    assert SequenceStatus.PROCESSING is server.state(keys[1])
 
 
 def test_after_a_timeout_the_next_request_runs():
@@ -234,7 +235,7 @@ def test_after_a_timeout_the_next_request_runs():
     server.turn(30.0)
     second = server.request(tokens=2000)
     server.turn(30.1)
-    assert State.PROCESSING is server.state(second)
+    assert SequenceStatus.PROCESSING is server.state(second)
 
 
 # Limits --------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_when_one_of_a_batch_is_complete_the_others_go_on():
     short, long = server.request([1, 2, 3], tokens=2), server.request([4, 5, 6], tokens=9)
     for _ in range(4):
         server.turn()
-    assert (server.state(short), server.state(long)) == (None, State.PROCESSING)
+    assert (server.state(short), server.state(long)) == (None, SequenceStatus.PROCESSING)
     server.run()
     assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.told[long]
 
@@ -285,10 +286,10 @@ def test_the_next_request_flows_in_as_soon_as_one_is_released():
     server = Server()
     keys = [server.request(tokens=3 if place == 0 else 500) for place in range(9)]
     while server.state(keys[0]) is not None:
-        assert State.PENDING is server.state(keys[8])
+        assert SequenceStatus.PENDING is server.state(keys[8])
         server.turn()
     server.turn()
-    assert State.PROCESSING is server.state(keys[8])
+    assert SequenceStatus.PROCESSING is server.state(keys[8])
     assert (server.counts.running, server.counts.pending) == (8, 0)
 
 
@@ -311,7 +312,7 @@ def test_when_all_sequence_ids_are_taken_nothing_changes_and_the_request_stays_p
     server = Server()
     keys = [server.request() for _ in range(9)]
     server.turn()
-    assert State.PENDING is server.state(keys[8])
+    assert SequenceStatus.PENDING is server.state(keys[8])
 
 
 def test_a_sequence_id_is_reused_and_its_former_owner_is_refused():
@@ -408,7 +409,7 @@ def test_what_is_processing_is_never_evicted():
         server.request([other] * 100, tokens=1)
         server.turn(2.0)
         server.turn(2.0)
-        assert State.PROCESSING is server.state(key)
+        assert SequenceStatus.PROCESSING is server.state(key)
     server.run()
     assert answer([1] * 128, Sampling(max_tokens=120, ignore_eos=True), 2176)[0] == server.told[key]
     assert server.runner.computed == 128 + 120 - 1 + 6 * 100  # nothing of it was computed twice

@@ -12,7 +12,7 @@ import pytest
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.config import demonstration_model
 from fairlead.engine.runner import load_runner
-from fairlead.worker.wire import WorkerSpec
+from fairlead.messages import WorkerSpec
 
 
 @pytest.fixture

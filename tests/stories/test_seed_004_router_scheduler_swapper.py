@@ -9,7 +9,7 @@ from fairlead.swap.group import Group, GroupPolicy
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
-from nodes.garage import garage, sleeper
+from fleet.running_fleet import garage, sleeper
 
 POLICIES = [
     GroupPolicy({"pair": Group(("a", "b"))}),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.nodes.gpus import Gpus
+from fairlead.swap.gpus import Gpus
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import SwapReason
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job import Job, Sampling
-from fairlead.journey import SUCCESS, Journey
-from fairlead.nodes.status import ModelStatus, NodeStatus
-from fairlead.tally import Tally, TallyStatistics
+from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.request_timeline import SUCCESS, RequestTimeline
 
 
 @dataclass
@@ -28,10 +28,10 @@ class FakeFleet:
 class FakeGateway:
     """A gateway whose statistics are of `tally` and of the journeys under way."""
 
-    tally: Tally = field(default_factory=Tally)
-    under_way: list[Journey] = field(default_factory=list)
+    tally: JobMetrics = field(default_factory=JobMetrics)
+    under_way: list[RequestTimeline] = field(default_factory=list)
 
-    def statistics(self) -> TallyStatistics:
+    def statistics(self) -> JobStatistics:
         return self.tally.statistics(self.under_way)
 
 
@@ -63,11 +63,13 @@ def engine(model: str = "m", **changes: Any) -> ModelStatus:
     return ModelStatus(model=model, **settings)
 
 
-def journey(tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any) -> Journey:
+def journey(
+    tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any
+) -> RequestTimeline:
     """Return a job with 3 prompt and 5 output tokens: granted after 1 s, first delta at 3 s, ended at 7 s."""
     request = {"request_id": "r-1", "prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=10)}
     options = {name: changes.pop(name) for name in list(changes) if name in Job.__struct_fields__}
-    made = Journey(
+    made = RequestTimeline(
         Job(**{"id": "cmpl-1", "tenant": tenant, "model": model, **request, **options}),
         arrived_s=100.0,
         began_at_ns=5_000_000_000,

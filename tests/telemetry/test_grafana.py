@@ -7,7 +7,7 @@ from importlib.resources import files
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.nodes.status import NodeStatus
+from fairlead.fleet.status import NodeStatus
 from telemetry.sources import FakeSources, engine, journey
 from telemetry.test_metrics import pulled
 

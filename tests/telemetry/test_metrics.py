@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.config import ApiKey, Config
-from fairlead.nodes.status import NodeStatus
+from fairlead.fleet.status import NodeStatus
 from fairlead.telemetry.metrics import Pulled, ServerMetrics
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview

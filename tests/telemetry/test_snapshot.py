@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.nodes.status import NodeStatus
+from fairlead.fleet.status import NodeStatus
 from fairlead.telemetry.snapshot import REJECTIONS, Overview, Snapshot
 from telemetry.sources import FakeSources, engine, journey
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.job import Delta, TokenLogprob
+from fairlead.messages import Output
 from fairlead.text.answer import ChoiceText
-from fairlead.worker.wire import Output
 from text.vocabularies import loaded
 
 TOKENIZER = loaded("byte_level")

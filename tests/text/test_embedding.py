@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairlead.errors import LoadFailed
-from fairlead.text.embedding import Embedding, read_embedding
+from fairlead.text.embedding import EmbeddingSettings, read_embedding
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
@@ -21,9 +21,13 @@ def written(directory, modules, config):
 @pytest.mark.parametrize(
     ("modules", "config", "expected"),
     [
-        ([TRANSFORMER, POOLING], {"hidden_size": 48}, Embedding(48, normalized=False)),
-        ([TRANSFORMER, POOLING, NORMALIZE], {"hidden_size": 48}, Embedding(48, normalized=True)),
-        ([TRANSFORMER, POOLING], {"text_config": {"hidden_size": 24}}, Embedding(24, normalized=False)),
+        ([TRANSFORMER, POOLING], {"hidden_size": 48}, EmbeddingSettings(48, normalized=False)),
+        ([TRANSFORMER, POOLING, NORMALIZE], {"hidden_size": 48}, EmbeddingSettings(48, normalized=True)),
+        (
+            [TRANSFORMER, POOLING],
+            {"text_config": {"hidden_size": 24}},
+            EmbeddingSettings(24, normalized=False),
+        ),
     ],
 )
 def test_embedding_size_and_normalization_are_read_from_the_files(modules, config, expected, tmp_path):

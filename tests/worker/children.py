@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from fairlead import messages
 from fairlead.errors import FairleadError
 from fairlead.job import Sampling
-from fairlead.worker import wire
 from fairlead.worker.client import Worker
 from worker import fake_child
 
@@ -36,7 +36,7 @@ class Stream:
         self.token_ids.append(token_id)
         self.begun.set()
 
-    def receive(self, output: wire.Output) -> None:
+    def receive(self, output: messages.Output) -> None:
         assert not self.ends
         self.token_ids += output.token_ids
         self.begun.set()
@@ -50,7 +50,7 @@ class Stream:
 
 
 def worker(options: str = "", **limits: object) -> Worker:
-    return Worker(wire.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
+    return Worker(messages.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
 
 
 def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
@@ -59,7 +59,7 @@ def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, 
 
 
 @contextlib.asynccontextmanager
-async def running(worker: Worker) -> AsyncIterator[wire.Ready]:
+async def running(worker: Worker) -> AsyncIterator[messages.Ready]:
     """Run a worker until it is ready; leaving the block cancels it. Fails after `PATIENCE_S` seconds."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -72,7 +72,7 @@ async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
     """Run a worker until it is ready; leaving the block waits for its end. The list has what `run` raised."""
     errors: list[FairleadError] = []
 
-    async def run(*, task_status: trio.TaskStatus[wire.Ready]) -> None:
+    async def run(*, task_status: trio.TaskStatus[messages.Ready]) -> None:
         try:
             await worker.run(task_status=task_status)
         except FairleadError as error:
@@ -105,7 +105,7 @@ def scripted(code: str, **limits: object) -> Worker:
     """Return a worker whose child runs this code, which has a `connection`."""
     begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
     command = [sys.executable, "-c", begin + textwrap.dedent(code)]
-    return Worker(wire.WorkerSpec(path="fake:", **limits), command=command)
+    return Worker(messages.WorkerSpec(path="fake:", **limits), command=command)
 
 
 async def until(worker: Worker, **counts: int) -> None:

@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from fairlead import messages
 from fairlead.engine.device_memory import cache_bytes
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.errors import LoadFailed
-from fairlead.worker import main, wire
+from fairlead.worker import main
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from worker.fake_gpu import MIB, FakeGpu
@@ -88,7 +89,7 @@ class FakeRunner:
                 vectors[len(token_ids)] = struct.pack("<2f", total, length)
                 token_ids.append(1 + (31 * total + length) % MODULUS)
         self._latest = token_ids
-        return FakeStep(self, number, Picks(token_ids, vectors=vectors))
+        return FakeStep(self, number, SampledTokens(token_ids, vectors=vectors))
 
     def _sum_before(self, state, slot: int, start: int) -> int:
         key, length, total = self._sums.get(slot, (0, 0, 0))
@@ -109,15 +110,15 @@ class FakeRunner:
 
 
 class FakeStep:
-    def __init__(self, runner: FakeRunner, number: int, picks: Picks) -> None:
+    def __init__(self, runner: FakeRunner, number: int, picks: SampledTokens) -> None:
         self._runner, self._number, self._picks = runner, number, picks
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         self._runner.finish(self._number)
         return self._picks
 
 
-def load(spec: wire.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
+def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
     written, _, mark = spec.path.removeprefix("fake:").partition(";")
     pairs = (option.partition("=") for option in written.split(",") if option)
     options = {name: int(value or 1) for name, _, value in pairs}

@@ -6,8 +6,8 @@ import trio
 
 from fairlead.errors import FairleadError
 from fairlead.job import Sampling
+from fairlead.messages import Output, WorkerSpec
 from fairlead.worker.client import Worker
-from fairlead.worker.wire import Output, WorkerSpec
 
 
 async def main(path: str, child: str) -> None:

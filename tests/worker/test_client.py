@@ -11,9 +11,10 @@ import pytest
 import trio
 import trio.testing
 
+from fairlead import messages
 from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, LoadFailed, NodeFailed
 from fairlead.job import Sampling
-from fairlead.worker import client, wire
+from fairlead.worker import client
 from fairlead.worker.client import Worker
 from worker import fake_child
 from worker.children import (
@@ -47,7 +48,9 @@ async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
 async def test_ready_has_the_limits_and_progress_is_reported():
     progress = []
     tested = Worker(
-        wire.WorkerSpec(path="fake:slots=3"), command=COMMAND, on_progress=lambda *told: progress.append(told)
+        messages.WorkerSpec(path="fake:slots=3"),
+        command=COMMAND,
+        on_progress=lambda *told: progress.append(told),
     )
     async with running(tested) as ready:
         assert (ready.slots, ready.max_model_len) == (3, 1_000_000)
@@ -296,7 +299,7 @@ async def test_load_without_progress_is_aborted(monkeypatch):
 
 
 async def test_a_command_that_does_not_exist_is_a_failed_load():
-    error = await fate(Worker(wire.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
+    error = await fate(Worker(messages.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
     assert isinstance(error, LoadFailed)
     assert "cannot be started" in error.message
 
@@ -315,10 +318,11 @@ async def test_child_that_sends_an_invalid_message_is_ended():
 
 async def test_messages_that_arrive_byte_by_byte_are_decoded():
     tested = scripted("""
-        from fairlead.worker import wire
+        from fairlead import messages
 
-        ready = wire.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)
-        for byte in wire.encode_frame(wire.Progress(0.5, "weights")) + wire.encode_frame(ready):
+        ready = messages.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)
+        progress = messages.LoadProgress(0.5, "weights")
+        for byte in messages.encode_frame(progress) + messages.encode_frame(ready):
             connection.sendall(bytes([byte]))
     """)
     progress = []

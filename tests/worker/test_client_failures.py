@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from fairlead import messages
 from fairlead.errors import EngineFailed, FairleadError, NodeFailed
 from fairlead.job import Sampling
-from fairlead.worker import wire
 from worker import fake_child
 from worker.children import ENDLESS, Stream, dying, is_gone, running, submit, until, worker
 
@@ -25,7 +25,7 @@ class Failing(Stream):
         if not self.at_its_end and len(self.token_ids) == 3:
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a detokenizer's bug")
 
-    def receive(self, output: wire.Output) -> None:
+    def receive(self, output: messages.Output) -> None:
         super().receive(output)
         raise ValueError("a detokenizer's bug")
 

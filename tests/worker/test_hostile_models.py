@@ -7,7 +7,7 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fairlead.worker import wire
+from fairlead import messages
 from fairlead.worker.main import _load, serve
 from models.tiny import SIZES, save
 
@@ -18,14 +18,16 @@ class Tape:
     """A channel whose parent requests one model and then only records the frames."""
 
     def __init__(self, path) -> None:
-        self.frames: list[wire.ToParent] = []
-        self._spec = wire.encode_frame(wire.WorkerSpec(path=str(path), device="cpu", dtype="float32"))[4:]
+        self.frames: list[messages.ToParent] = []
+        self._spec = messages.encode_frame(
+            messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
+        )[4:]
 
     def read(self, *, wait_s: float | None) -> list[bytes]:
         assert wait_s is None
         return [self._spec]
 
-    def write(self, message: wire.ToParent) -> None:
+    def write(self, message: messages.ToParent) -> None:
         self.frames.append(message)
 
 
@@ -97,10 +99,10 @@ def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(spoi
     tape = Tape(directory)
     assert serve(tape, _load) == 1
     last = tape.frames[-1]
-    assert isinstance(last, wire.LoadFailed)
+    assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert len(last.message) < 1000
-    assert all(isinstance(frame, wire.Progress) for frame in tape.frames[:-1])
+    assert all(isinstance(frame, messages.LoadProgress) for frame in tape.frames[:-1])
     assert not any(frame.fraction == 1 for frame in tape.frames[:-1])
 
 
@@ -123,6 +125,6 @@ def test_invalid_config_is_reported_in_one_frame_that_names_the_key(values, key,
     tape = Tape(directory)
     assert serve(tape, _load) == 1
     last = tape.frames[-1]
-    assert isinstance(last, wire.LoadFailed)
+    assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert key in last.message

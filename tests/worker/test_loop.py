@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from engine import fake_model
+from fairlead import messages
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
-from fairlead.worker import wire
 from fairlead.worker.loop import Loop
 from fairlead.worker.main import ParentGone
 
@@ -29,8 +29,8 @@ class World:
         self.overlaps = overlaps
         self.arenas = 2
         self.log: list[str] = []
-        self.inbox: list[wire.ToChild] = []
-        self.frames: list[wire.Step] = []
+        self.inbox: list[messages.ToChild] = []
+        self.frames: list[messages.StepOutputs] = []
         self.released: list[tuple[float, list[list[int]]]] = []
         self.reports: list[Exception] = []
         self.launch_errors: dict[int, Exception] = {}
@@ -64,11 +64,11 @@ class World:
             raise ParentGone
         if not self.inbox:
             self.now_s += wait_s
-        messages, self.inbox = [wire.encode_frame(message)[4:] for message in self.inbox], []
+        messages, self.inbox = [messages.encode_frame(message)[4:] for message in self.inbox], []
         return messages
 
-    def write(self, message: wire.ToParent) -> None:
-        assert isinstance(message, wire.Step)
+    def write(self, message: messages.ToParent) -> None:
+        assert isinstance(message, messages.StepOutputs)
         self.frames.append(message)
         self.log.append(f"frame {len(self.frames)}")
 
@@ -91,7 +91,7 @@ class World:
     # For the tests -----------------------------------------------------------------------------------
 
     def submit(self, key: int, sampling: Sampling = ENDLESS, prompt=(5, 6, 7), **options) -> None:
-        self.inbox.append(wire.Submit(key, wire.pack_tokens(prompt), sampling, **options))
+        self.inbox.append(messages.Submit(key, messages.pack_tokens(prompt), sampling, **options))
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -106,12 +106,12 @@ class Pending:
     def __init__(self, world: World, number: int, samples: int, done_at_s: float) -> None:
         self._world, self._number, self._samples, self._done_at_s = world, number, samples, done_at_s
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         self._world.now_s = max(self._world.now_s, self._done_at_s)
         if self._number in self._world.wait_errors:
             raise self._world.wait_errors[self._number]
         self._world.log.append(f"done {self._number}")
-        return Picks(array("i", [9] * self._samples))
+        return SampledTokens(array("i", [9] * self._samples))
 
 
 both = pytest.mark.parametrize("overlaps", [False, True])
@@ -173,12 +173,12 @@ def test_refusal_is_reported_without_a_step(overlaps):
 @both
 def test_each_message_is_answered_by_a_frame_and_an_idle_loop_sends_none(overlaps):
     world = World(overlaps=overlaps)
-    world.inbox.append(wire.Abort(77))  # unknown: nothing changes, and a frame still answers it
+    world.inbox.append(messages.Abort(77))  # unknown: nothing changes, and a frame still answers it
     world.turn()
     assert world.log == ["frame 1"]
     world.submit(1)
     world.turn(2)
-    world.inbox.append(wire.Abort(1))
+    world.inbox.append(messages.Abort(1))
     world.turn()
     last = world.frames[-1]
     assert (last.keys, last.outputs, last.statistics.running) == (b"", [], 0)
@@ -193,7 +193,7 @@ def test_resources_freed_by_an_abort_are_reported_before_the_next_step(overlaps)
     world.submit(1)
     world.submit(2)
     world.turn(2)
-    world.inbox.append(wire.Abort(1))
+    world.inbox.append(messages.Abort(1))
     world.log.clear()
     frames = len(world.frames)
     world.turn()
@@ -344,7 +344,7 @@ def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(
             world.submit(key, sampling, prompt)
         if choose.random() < 0.1 and asked:
             aborted.add(choose.choice(list(asked)))
-            world.inbox += [wire.Abort(key) for key in aborted]
+            world.inbox += [messages.Abort(key) for key in aborted]
         if not (engine.idle and not world.inbox):
             loop.turn()
     with pytest.raises(ParentGone):

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlead import messages
 from fairlead.compilers import ADVICE
 from fairlead.job import Sampling
-from fairlead.worker import main, wire
+from fairlead.worker import main
 from worker import fake_child
 
 GREEDY = Sampling(max_tokens=3)
@@ -22,18 +23,18 @@ class Parent:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._splitter = wire.FrameSplitter()
+        self._splitter = messages.FrameSplitter()
         self._payloads: list[bytes] = []
 
-    def send(self, *messages: wire.WorkerSpec | wire.ToChild) -> None:
-        self.connection.sendall(b"".join(map(wire.encode_frame, messages)))
+    def send(self, *sent: messages.WorkerSpec | messages.ToChild) -> None:
+        self.connection.sendall(b"".join(map(messages.encode_frame, sent)))
 
-    def receive(self) -> wire.ToParent:
+    def receive(self) -> messages.ToParent:
         while not self._payloads:
             data = self.connection.recv(1 << 16)
             assert data, "the child closed its end"
             self._payloads.extend(self._splitter.feed(data))
-        return wire.to_parent_decoder.decode(self._payloads.pop(0))
+        return messages.to_parent_decoder.decode(self._payloads.pop(0))
 
 
 @contextlib.contextmanager
@@ -53,7 +54,7 @@ def child(path: str = "fake:") -> Iterator[Parent]:
         thread.start()
         try:
             parent = Parent(ours)
-            parent.send(wire.WorkerSpec(path=path))
+            parent.send(messages.WorkerSpec(path=path))
             yield parent
         finally:
             ours.shutdown(socket.SHUT_RDWR)
@@ -61,28 +62,30 @@ def child(path: str = "fake:") -> Iterator[Parent]:
     assert ended == [True]
 
 
-def step(parent: Parent) -> wire.Step:
+def step(parent: Parent) -> messages.StepOutputs:
     message = parent.receive()
-    assert isinstance(message, wire.Step)
+    assert isinstance(message, messages.StepOutputs)
     return message
 
 
 def begin(parent: Parent) -> None:
-    assert parent.receive() == wire.Progress(0.5, "weights")
-    assert isinstance(parent.receive(), wire.Ready)
+    assert parent.receive() == messages.LoadProgress(0.5, "weights")
+    assert isinstance(parent.receive(), messages.Ready)
 
 
 def test_loading_is_reported_and_then_the_limits():
     with child("fake:slots=3") as parent:
-        assert parent.receive() == wire.Progress(0.5, "weights")
-        assert parent.receive() == wire.Ready(3, 1_000_000, 1000, 8000, 1024, "cpu", "fake", 1, 1)
+        assert parent.receive() == messages.LoadProgress(0.5, "weights")
+        assert parent.receive() == messages.Ready(3, 1_000_000, 1000, 8000, 1024, "cpu", "fake", 1, 1)
 
 
 def test_a_step_is_one_message_for_all_sequences_together():
     with child() as parent:
         begin(parent)
         prompts = {1: [5], 2: [6, 7]}
-        parent.send(*(wire.Submit(key, wire.pack_tokens(prompt), GREEDY) for key, prompt in prompts.items()))
+        parent.send(
+            *(messages.Submit(key, messages.pack_tokens(prompt), GREEDY) for key, prompt in prompts.items())
+        )
         told: dict[int, list[int]] = {1: [], 2: []}
         for number in range(1, 4):
             message = step(parent)
@@ -103,9 +106,9 @@ def test_abort_alone_is_answered_with_current_counts():
     with child("fake:slots=1") as parent:
         begin(parent)
         endless = Sampling(max_tokens=900_000)
-        parent.send(wire.Submit(1, wire.pack_tokens([5]), endless))
+        parent.send(messages.Submit(1, messages.pack_tokens([5]), endless))
         assert step(parent).statistics.running == 1
-        parent.send(wire.Abort(1))
+        parent.send(messages.Abort(1))
         while (last := step(parent)).statistics.running:
             pass
         assert (last.keys, last.outputs) == (b"", [])
@@ -116,10 +119,10 @@ def test_resources_freed_by_an_abort_are_reported_before_the_next_step():
     with child("fake:slots=2") as parent:
         begin(parent)
         endless = Sampling(max_tokens=900_000)
-        parent.send(*(wire.Submit(key, wire.pack_tokens([5]), endless) for key in (1, 2)))
+        parent.send(*(messages.Submit(key, messages.pack_tokens([5]), endless) for key in (1, 2)))
         while (before := step(parent)).statistics.running < 2:
             pass
-        parent.send(wire.Abort(1))
+        parent.send(messages.Abort(1))
         while (told := step(parent)).statistics.slots_free == 0:
             before = told
         assert (told.keys, told.outputs, told.statistics.steps) == (b"", [], before.statistics.steps)
@@ -129,29 +132,29 @@ def test_resources_freed_by_an_abort_are_reported_before_the_next_step():
 def test_failed_sequence_is_reported_with_the_reason_and_the_child_continues():
     with child() as parent:
         begin(parent)
-        parent.send(wire.Submit(1, wire.pack_tokens([4000]), GREEDY))
+        parent.send(messages.Submit(1, messages.pack_tokens([4000]), GREEDY))
         (output,) = step(parent).outputs
         assert "token id 4000" in str(output.error)
-        parent.send(wire.Submit(2, wire.pack_tokens([4]), GREEDY))
-        assert step(parent).tokens == wire.pack_tokens(fake_child.answer([4], 1))
+        parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
+        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 def test_failed_step_is_reported_and_the_child_continues():
     with child("fake:raise_in_step=1") as parent:
         begin(parent)
-        parent.send(wire.Submit(1, wire.pack_tokens([4]), GREEDY))
+        parent.send(messages.Submit(1, messages.pack_tokens([4]), GREEDY))
         (output,) = step(parent).outputs
         assert output.error == "the engine's step failed: RuntimeError: the fake device is on fire"
-        parent.send(wire.Submit(2, wire.pack_tokens([4]), GREEDY))
-        assert step(parent).tokens == wire.pack_tokens(fake_child.answer([4], 1))
+        parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
+        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 def test_message_may_arrive_in_pieces():
     with child() as parent:
         begin(parent)
-        for byte in wire.encode_frame(wire.Submit(1, wire.pack_tokens([4]), GREEDY)):
+        for byte in messages.encode_frame(messages.Submit(1, messages.pack_tokens([4]), GREEDY)):
             parent.connection.sendall(bytes([byte]))
-        assert step(parent).tokens == wire.pack_tokens(fake_child.answer([4], 1))
+        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 @pytest.mark.parametrize(
@@ -160,14 +163,14 @@ def test_message_may_arrive_in_pieces():
 )
 def test_failed_load_is_reported_with_the_reason(path, reason):
     with child(path) as parent:
-        assert isinstance(parent.receive(), wire.Progress)
-        assert wire.LoadFailed(reason) == parent.receive()
+        assert isinstance(parent.receive(), messages.LoadProgress)
+        assert messages.LoadFailure(reason) == parent.receive()
 
 
 def test_load_without_a_compiler_is_reported_with_what_to_do():
     with child("fake:no_compiler") as parent:
-        assert isinstance(parent.receive(), wire.Progress)
-        assert parent.receive() == wire.LoadFailed(
+        assert isinstance(parent.receive(), messages.LoadProgress)
+        assert parent.receive() == messages.LoadFailure(
             "RuntimeError: Failed to find C compiler. Please specify via CC environment variable. "
             f"To compile its GPU kernels Triton needs one: {ADVICE}."
         )

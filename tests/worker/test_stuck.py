@@ -138,9 +138,10 @@ async def test_aborted_sequences_do_not_hide_a_stuck_child(mock_clock):
 async def test_a_child_that_reads_nothing_at_all_is_stuck(mock_clock):
     tested = scripted(
         """
-        from fairlead.worker import wire
+        from fairlead import messages
 
-        connection.sendall(wire.encode_frame(wire.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)))
+        ready = messages.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)
+        connection.sendall(messages.encode_frame(ready))
         time.sleep(600)
         """,
         watchdog_s=WATCHDOG_S,

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from fairlead.answer.deltas import Deltas
 from fairlead.api.logprobs import Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from fairlead.job import Delta, Job
-from fairlead.nodes.deltas import Deltas
 from fairlead.text.tokenizer import Tokenizer
 
 # Above these, deltas are encoded in a thread, so that other streams' tokens are not delayed. A token with 20

@@ -31,7 +31,6 @@ MAX_DIAGNOSED_BYTES = 64 * 1024
 MAX_REWRITTEN_BYTES = 1024 * 1024
 # Bounds of client text that error messages quote.
 MAX_TOLD_CHARS = 200
-MAX_TOLD_NAME_CHARS = 100
 # A parser's message begins with the fault, which may quote text of any length, and ends with its place.
 _MESSAGE_HEAD_CHARS = 300
 _MESSAGE_TAIL_CHARS = 1000
@@ -107,11 +106,6 @@ def too_many_tokens(tokens: int, param: str, limits: Limits) -> InvalidRequest:
     return InvalidRequest(
         f"{param}: {tokens} tokens are too many; a request may have {limits.request_tokens}", param=param
     )
-
-
-def told(name: str) -> str:
-    """Return a name from a request, quoted and shortened for an error message."""
-    return repr(name if len(name) <= MAX_TOLD_NAME_CHARS else f"{name[:MAX_TOLD_NAME_CHARS]}…")
 
 
 def _misfit(message: str) -> InvalidRequest:

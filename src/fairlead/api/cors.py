@@ -8,7 +8,7 @@ routes allow no page, and refuse those of other servers: see `origin`. Independe
 import re
 from collections.abc import Iterable
 
-from fairlead.api.call import Headers
+from fairlead.http.headers import Headers
 
 EVERY_ORIGIN = "*"
 EXPOSED = (

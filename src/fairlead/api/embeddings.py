@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from fairlead.api import prepare, unserved
-from fairlead.api.call import Call, Reply
-from fairlead.api.edge import Edge
 from fairlead.api.encoding import encode_prompts
-from fairlead.api.hot import Route
-from fairlead.api.relaying import EMBEDDINGS, Relaying
+from fairlead.api.generation_routes import Route
+from fairlead.api.job_service import JobService
+from fairlead.api.proxy import EMBEDDINGS, Proxy
+from fairlead.api.request import Call, Reply
 from fairlead.api.schemas import EmbeddingRequest
 from fairlead.config import Limits
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta, Job, Sampling
-from fairlead.text.embedding import Embedding
+from fairlead.text.embedding import EmbeddingSettings
 from fairlead.text.model import TextModel
 
 MAX_INPUTS = 2048
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 class Embeddings:
     """The route `/v1/embeddings`."""
 
-    def __init__(self, edge: Edge, relaying: Relaying) -> None:
+    def __init__(self, edge: JobService, relaying: Proxy) -> None:
         self._edge = edge
         self._relaying = relaying
         self._services = edge.services
@@ -74,7 +74,9 @@ class Embeddings:
         return await self._relaying.whole(call, job, write)
 
 
-def embedding_list(job: Job, answers: list[Delta], embedding: Embedding, wanted: EmbeddingRequest) -> bytes:
+def embedding_list(
+    job: Job, answers: list[Delta], embedding: EmbeddingSettings, wanted: EmbeddingRequest
+) -> bytes:
     """Return the response body: the vectors in the order of their texts."""
     data: list[dict[str, Any]] = []
     for answer in answers:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from werkzeug import exceptions as werkzeug
 
-from fairlead.api.call import Reply, json_reply
+from fairlead.api.request import Reply, json_reply
 from fairlead.errors import (
     BodyTimeout,
     BodyTooLarge,

@@ -17,9 +17,9 @@ import trio
 from quart import Response, g
 from quart_trio import QuartTrio
 
-from fairlead.api.call import Call, Reply
 from fairlead.api.exchange import response_of
 from fairlead.api.history import EVERY_S, History
+from fairlead.api.request import Call, Reply
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited

@@ -19,8 +19,8 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from fairlead.api.call import Reply, json_reply
-from fairlead.api.incoming import IncomingBody
+from fairlead.api.request import Reply, json_reply
+from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
 from fairlead.config import Limits
 from fairlead.errors import FairleadError

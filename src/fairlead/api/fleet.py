@@ -12,22 +12,21 @@ from functools import partial
 import msgspec
 from quart import Quart, Response, g, request
 
-from fairlead.api.body import told
-from fairlead.api.call import Call
-from fairlead.api.edge import Edge
 from fairlead.api.exchange import json_response, response_of
+from fairlead.api.job_service import JobService
 from fairlead.api.process_logs import ProcessLogs, wants_to_follow
-from fairlead.api.schemas import LoadRequest, NodeRequest, UnloadRequest
+from fairlead.api.request import Call
+from fairlead.api.schemas import AddNodeRequest, LoadModelRequest, UnloadModelRequest
 from fairlead.api.scope import scope_of
 from fairlead.config import ConfigError, NodeConfig
 from fairlead.config.spelling import dotted, spelled
-from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound
-from fairlead.nodes.output import ProcessOutput
-from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound, quoted
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.process.output import ProcessOutput
 
-_load_decoder = msgspec.json.Decoder(LoadRequest)
-_unload_decoder = msgspec.json.Decoder(UnloadRequest)
-_node_decoder = msgspec.json.Decoder(NodeRequest)
+_load_decoder = msgspec.json.Decoder(LoadModelRequest)
+_unload_decoder = msgspec.json.Decoder(UnloadModelRequest)
+_node_decoder = msgspec.json.Decoder(AddNodeRequest)
 _WORD = re.compile(r"\w+")
 
 
@@ -46,7 +45,7 @@ class FleetRoutes:
         }
     )
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: JobService) -> None:
         self._edge = edge
         self._fleet = edge.services.fleet
         self._logs = ProcessLogs(edge.services.draining)
@@ -121,29 +120,29 @@ class FleetRoutes:
         return json_response(self._node(node_id))
 
     def _find(self, name: str | None) -> str:
-        """Return a model as `Edge.find` does, but refuse a selector: its choice would be arbitrary here."""
+        """Return a model as `JobService.find` does, but refuse a selector: its choice would be arbitrary."""
         if name is not None and self._edge.selecting.is_selector(name):
-            raise InvalidRequest(f"model: {told(name)} stands for several models; name one", param="model")
+            raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
         return self._edge.find(g.call, name)
 
     def _model(self, name: str) -> ModelStatus:
         for status in self._fleet.models():
             if status.model == name:
                 return status
-        raise NotFound(f"the model {told(name)} is gone", param="model")  # removed by a reload
+        raise NotFound(f"the model {quoted(name)} is gone", param="model")  # removed by a reload
 
     def _node(self, node_id: str) -> NodeStatus:
         for status in self._fleet.nodes():
             if status.id == node_id:
                 return status
-        raise NotFound(f"the node {told(node_id)} is gone")
+        raise NotFound(f"the node {quoted(node_id)} is gone")
 
 
 def _flag(name: str) -> bool:
     """Return a query parameter that is true or false; false if absent."""
     said = request.args.get(name, "false")
     if said not in ("true", "false"):
-        raise InvalidRequest(f"{name} must be true or false, not {told(said)}", param=name)
+        raise InvalidRequest(f"{name} must be true or false, not {quoted(said)}", param=name)
     return said == "true"
 
 
@@ -153,7 +152,7 @@ def _check_is_for_all(call: Call) -> None:
         raise Forbidden("this API key is for some models only; nodes are for all")
 
 
-def _configuration(wanted: NodeRequest) -> NodeConfig:
+def _configuration(wanted: AddNodeRequest) -> NodeConfig:
     """Return the node's configuration. Raises `InvalidRequest`, with the request's names of the fields."""
     given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
     try:

@@ -11,8 +11,8 @@ import msgspec
 import trio
 
 from fairlead.api.services import Services, Waiting
+from fairlead.fleet.status import ModelStatus
 from fairlead.job import Job
-from fairlead.nodes.status import ModelStatus
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
 LOADING_AFTER_S = 0.25

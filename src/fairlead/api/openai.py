@@ -8,13 +8,13 @@ import msgspec
 from quart import Quart, Response, g
 
 from fairlead.api import answers, chunks, prepare, unserved
-from fairlead.api.call import Call, Reply
-from fairlead.api.edge import Edge
 from fairlead.api.encoding import encode_prompts
 from fairlead.api.exchange import json_response
-from fairlead.api.hot import Route
+from fairlead.api.generation_routes import Route
+from fairlead.api.job_service import JobService
 from fairlead.api.paths import without_version
-from fairlead.api.relaying import CHAT, COMPLETIONS, Relaying
+from fairlead.api.proxy import CHAT, COMPLETIONS, Proxy
+from fairlead.api.request import Call, Reply
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.config import CommandConfig
 from fairlead.text.model import TextModel
@@ -26,7 +26,7 @@ _completion_decoder = msgspec.json.Decoder(unserved.reading(CompletionRequest, u
 class OpenAI:
     """The routes `/v1/chat/completions`, `/v1/completions` and `/v1/models`."""
 
-    def __init__(self, edge: Edge, relaying: Relaying) -> None:
+    def __init__(self, edge: JobService, relaying: Proxy) -> None:
         self._edge = edge
         self._relaying = relaying
         self._services = edge.services

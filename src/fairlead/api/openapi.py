@@ -13,12 +13,12 @@ import msgspec
 from quart import Quart, Response, request
 
 from fairlead.api import schemas, shapes, unserved
-from fairlead.api.call import json_reply
 from fairlead.api.exchange import response_of
 from fairlead.api.paths import without_version
+from fairlead.api.request import json_reply
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
-from fairlead.nodes.status import ModelStatus, NodeStatus
+from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.version import VERSION
 
 JSON = "application/json"
@@ -68,7 +68,7 @@ class Operation(NamedTuple):
     refuses: unserved.Fields | None = None
 
 
-class PassedOn(msgspec.Struct, frozen=True):
+class RelayedShape(msgspec.Struct, frozen=True):
     """A body that is relayed to the server which has the model; that server reads the other fields."""
 
     model: str
@@ -108,9 +108,15 @@ OPERATIONS = (
         _JOB,
         refuses=unserved.EMBEDDING,
     ),
-    Operation("post", "/v1/responses", "generate", "OpenAI's responses.", PassedOn, Any, _JOB, streams=True),
-    Operation("post", "/v1/messages", "generate", "Anthropic's messages.", PassedOn, Any, _JOB, streams=True),
-    Operation("post", "/v1/messages/count_tokens", "generate", "How long a message is.", PassedOn, Any, _JOB),
+    Operation(
+        "post", "/v1/responses", "generate", "OpenAI's responses.", RelayedShape, Any, _JOB, streams=True
+    ),
+    Operation(
+        "post", "/v1/messages", "generate", "Anthropic's messages.", RelayedShape, Any, _JOB, streams=True
+    ),
+    Operation(
+        "post", "/v1/messages/count_tokens", "generate", "How long a message is.", RelayedShape, Any, _JOB
+    ),
     Operation(
         "post",
         "/v1/requests/{request_id}/cancel",
@@ -169,7 +175,7 @@ OPERATIONS = (
         "/models/load",
         "fleet",
         "Load a model; answered when it is ready.",
-        schemas.LoadRequest,
+        schemas.LoadModelRequest,
         ModelStatus,
         (*_READING, 403, 404, 409, 502),
     ),
@@ -178,7 +184,7 @@ OPERATIONS = (
         "/models/unload",
         "fleet",
         "Unload a model; answered when its process is gone. Requests that wait for it are answered 409.",
-        schemas.UnloadRequest,
+        schemas.UnloadModelRequest,
         ModelStatus,
         (*_READING, 403, 404),
         query=(("wait", "true: requests that wait for the model stay queued, and it is loaded again."),),
@@ -205,7 +211,7 @@ OPERATIONS = (
         "/nodes",
         "fleet",
         "Take a server elsewhere into service.",
-        schemas.NodeRequest,
+        schemas.AddNodeRequest,
         NodeStatus,
         (*_READING, 403, 404),
         status=201,
@@ -231,7 +237,7 @@ OPERATIONS = (
         "/health",
         "server",
         "200: the process lives and no model is stuck. Needs no key.",
-        gives=shapes.State,
+        gives=shapes.ServerState,
         states=(503,),
         is_open=True,
     ),
@@ -240,7 +246,7 @@ OPERATIONS = (
         "/ready",
         "server",
         "200: no job would wait for a model to be loaded. Needs no key.",
-        gives=shapes.State,
+        gives=shapes.ServerState,
         states=(503,),
         is_open=True,
     ),

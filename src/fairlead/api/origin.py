@@ -41,10 +41,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from fairlead.api.body import told
-from fairlead.api.call import Headers
 from fairlead.config import is_loopback
-from fairlead.errors import Forbidden
+from fairlead.errors import Forbidden, quoted
+from fairlead.http.headers import Headers
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[a-z0-9_.-]+")
@@ -75,14 +74,14 @@ class Guard:
         """
         host = headers.get("Host")
         if host is not None and (len(host) > MAX_HOST_LENGTH or not self._is_right(host, strict)):
-            message = f"Host: {told(host)} is not a name of this server (allowedHosts in its configuration)"
+            message = f"Host: {quoted(host)} is not a name of this server (allowedHosts in its configuration)"
             raise Forbidden(message, param="Host")
         origin = headers.get("Origin")
         if origin is None or any_origin or self._may_ask(origin, host):
             return
         if not strict and headers.get("Sec-Fetch-Site") == "same-origin":
             return
-        raise Forbidden(f"Origin: a page of {told(origin)} may not send this request", param="Origin")
+        raise Forbidden(f"Origin: a page of {quoted(origin)} may not send this request", param="Origin")
 
     def _may_ask(self, origin: str, host: str | None) -> bool:
         if host is not None and _is_same(origin, host):

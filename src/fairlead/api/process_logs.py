@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from fairlead.api.call import NO_SNIFFING, Call, Reply
+from fairlead.api.request import NO_SNIFFING, Call, Reply
 from fairlead.errors import InvalidRequest, RateLimited
-from fairlead.nodes.output import ProcessOutput
+from fairlead.process.output import ProcessOutput
 
 FOLLOWERS = 64
 LOOK_EVERY_S = 0.25

@@ -2,17 +2,16 @@
 
 from quart import Quart, Response, g, request
 
-from fairlead.api.access import owner_of
-from fairlead.api.body import told
-from fairlead.api.edge import Edge
 from fairlead.api.exchange import json_response
-from fairlead.errors import NotFound
+from fairlead.api.job_service import JobService
+from fairlead.errors import NotFound, quoted
+from fairlead.tenancy.access import owner_of
 
 
-class Queue:
+class QueueRoutes:
     """The routes `/queue`, `/queue/estimate`, `/v1/requests/{id}/cancel`."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: JobService) -> None:
         self._edge = edge
         self._services = edge.services
 
@@ -36,5 +35,5 @@ class Queue:
     async def cancel(self, request_id: str) -> Response:
         """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
         if not self._services.gateway.cancel(request_id, owner_of(g.call.api_key)):
-            raise NotFound(f"no request {told(request_id)} of yours is waiting or running")
+            raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -1,7 +1,7 @@
 """The application: every route, and the checks of each request before it.
 
-With our own listener, `HotRoutes` handles the generating routes and Quart all others. Under another ASGI
-server Quart handles all. `Paths` decides for both which paths exist.
+With our own listener, `GenerationRoutes` handles the generating routes and Quart all others. Under another
+ASGI server Quart handles all. `Paths` decides for both which paths exist.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,33 +13,34 @@ from quart.globals import request_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from fairlead.api.access import Access
 from fairlead.api.admin import Admin
-from fairlead.api.call import Call, FirstHeaders, Reply
 from fairlead.api.cors import Cors
 from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
-from fairlead.api.door import Door
-from fairlead.api.edge import Edge
 from fairlead.api.embeddings import Embeddings
 from fairlead.api.errors import NO_ROUTE, error_reply, public_error
 from fairlead.api.events import Events
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
 from fairlead.api.fleet import FleetRoutes
-from fairlead.api.hot import HotRoutes, Route
+from fairlead.api.generation_routes import GenerationRoutes, Route
+from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
 from fairlead.api.openai import OpenAI
 from fairlead.api.openapi import OpenApi
 from fairlead.api.origin import Guard
 from fairlead.api.paths import Paths, without_root, without_version
-from fairlead.api.queue import Queue
-from fairlead.api.relaying import Relaying
+from fairlead.api.proxy import Proxy
+from fairlead.api.queue import QueueRoutes
+from fairlead.api.request import Call, Reply
+from fairlead.api.request_auth import RequestAuth
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
 from fairlead.api.upstream import UpstreamRoute
 from fairlead.config import ApiKey, Limits
 from fairlead.errors import NotFound
+from fairlead.http.headers import FirstHeaders
 from fairlead.telemetry.snapshot import Overview
+from fairlead.tenancy.access import Access
 
 # Load balancers and orchestrators probe these without a key, and the dashboard loads before it asks for one.
 _PROBE_RULES = {"/health", "/ready"}
@@ -54,7 +55,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
 
     asgi_http_class = Exchange
     request_class = FairleadRequest
-    hot: HotRoutes
+    hot: GenerationRoutes
     past_quart: bool
     limits: Limits
     paths: Paths
@@ -108,11 +109,11 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     app.limits = services.config.limits
-    edge = Edge(services)
+    edge = JobService(services)
     access = Access(services.config.api_keys)
     cors = Cors(services.config.cors.origins)
     guard = Guard(services.config.host, services.config.allowed_hosts)
-    door = Door(access, edge.quotas, guard, cors)
+    door = RequestAuth(access, edge.quotas, guard, cors)
 
     def change_keys(api_keys: Iterable[ApiKey]) -> None:
         edge.quotas.change(api_keys)
@@ -155,7 +156,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         public = public_error(error)
         door.refused(g.call, public)
         reply = error_reply(error, request.path, public)
-        error.__traceback__ = None  # as in `HotRoutes`
+        error.__traceback__ = None  # as in `GenerationRoutes`
         return response_of(reply)
 
     async def leave(response: Response) -> Response:
@@ -165,20 +166,20 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.before_request(enter)
     app.register_error_handler(Exception, fail)
     app.after_request(leave)
-    relaying = Relaying(edge)
+    relaying = Proxy(edge)
     openai = OpenAI(edge, relaying)
     embeddings = Embeddings(edge, relaying)
     generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
     hot = {**generating, **without_version(generating), **Tokens(edge).routes()}
     app.change_keys = change_keys
     app.past_quart = past_quart
-    app.hot = HotRoutes(door, hot if past_quart else {}, edge.body_memory)
+    app.hot = GenerationRoutes(door, hot if past_quart else {}, edge.body_memory)
     for path, route in hot.items():
         app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
     overview = Overview(services, door.refusals)  # shared: rates are computed between snapshots
     for part in (
         openai,
-        Queue(edge),
+        QueueRoutes(edge),
         Admin(services),
         FleetRoutes(edge),
         UpstreamRoute(edge, cors),
@@ -195,5 +196,5 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
 
 
 async def _answer(route: Route) -> Response:
-    """Handle a generating route in Quart, as `HotRoutes` does without it."""
+    """Handle a generating route in Quart, as `GenerationRoutes` does without it."""
     return response_of(await route(g.call))

@@ -286,13 +286,13 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 # Models and nodes ----------------------------------------------------------------------------------
 
 
-class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+class LoadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /models/load`."""
 
     model: str
 
 
-class UnloadRequest(msgspec.Struct, frozen=True, kw_only=True):
+class UnloadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /models/unload`. With `force` the model's jobs fail; otherwise they finish first."""
 
     model: str
@@ -303,7 +303,7 @@ NodeId = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LON
 HttpUrl = Annotated[str, Meta(extra_json_schema={"format": "uri"})]
 
 
-class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AddNodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /nodes`: a remote server, with the fields of `nodes` in a configuration file (`NodeConfig`).
 
     Unknown fields are refused: a node with a misspelled `api_key` would be unusable.

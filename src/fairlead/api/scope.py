@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from fairlead.api.access import identity_of
 from fairlead.api.services import Services
 from fairlead.config import ApiKey
 from fairlead.telemetry.scope import Scope
+from fairlead.tenancy.access import identity_of
 
 
 def scope_of(services: Services, api_key: ApiKey | None) -> Scope:

@@ -9,10 +9,9 @@ from typing import Any
 
 import trio
 
-from fairlead.api.body import told
-from fairlead.api.call import Call
+from fairlead.api.request import Call
 from fairlead.api.services import Services
-from fairlead.errors import Forbidden, ModelNotFound
+from fairlead.errors import Forbidden, ModelNotFound, quoted
 from fairlead.swap.selectors import Selection, Target
 
 Allows = Callable[[Call, str], bool]
@@ -34,10 +33,10 @@ class Selecting:
         """Return the target that a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
         found = list(self._targets(name))
         if not found:
-            raise ModelNotFound(f"no model that {told(name)} stands for is served here", param="model")
+            raise ModelNotFound(f"no model that {quoted(name)} stands for is served here", param="model")
         allowed = self._allowed(call, name, found)
         if not allowed:
-            raise Forbidden(f"this API key may use no model that {told(name)} stands for", param="model")
+            raise Forbidden(f"this API key may use no model that {quoted(name)} stands for", param="model")
         return self._selection.choose(name, self._services.selectors[name], allowed)
 
     def take(self, call: Call, name: str) -> Target:

@@ -6,14 +6,13 @@ from typing import Any, Protocol
 
 import trio
 
-from fairlead.api.body import told
+from fairlead.answer.deltas import Deltas
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
-from fairlead.errors import ModelNotFound
+from fairlead.errors import ModelNotFound, quoted
+from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.job import Job
-from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.output import ProcessOutput
-from fairlead.nodes.status import Changes, ModelStatus, NodeStatus
-from fairlead.tally import TallyStatistics
+from fairlead.job_metrics import JobStatistics
+from fairlead.process.output import ProcessOutput
 from fairlead.text.model import TextModel
 
 
@@ -61,7 +60,7 @@ class Gateway(Protocol):
     def waiting(self, request_id: str) -> Waiting | None:
         """Return the forecast for a queued job; None if it has its seat or is over."""
 
-    def statistics(self) -> TallyStatistics:
+    def statistics(self) -> JobStatistics:
         """Return the outcomes of all jobs."""
 
 
@@ -124,7 +123,7 @@ class Fleet(Protocol):
     def drain_node(self, node_id: str) -> None:
         """Give the node no more jobs; it stays listed. Raises `NotFound`."""
 
-    async def reload(self, config: Config) -> Changes:
+    async def reload(self, config: Config) -> ConfigChanges:
         """Apply another configuration. A model that did not change keeps its process."""
 
 
@@ -157,7 +156,7 @@ class Services:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""
         model = self.aliases.get(name, name)
         if not self.serves(model):
-            raise ModelNotFound(f"the model {told(name)} is not served here", param="model")
+            raise ModelNotFound(f"the model {quoted(name)} is not served here", param="model")
         return model
 
     def serves(self, model: str) -> bool:

@@ -190,7 +190,7 @@ class RemovedNode(msgspec.Struct, frozen=True):
     deleted: bool
 
 
-class State(msgspec.Struct, frozen=True):
+class ServerState(msgspec.Struct, frozen=True):
     """The server's state; `models` has the problems, by model. `instance` changes at every start."""
 
     status: Literal["ok", "stuck", "ready", "loading"]

@@ -10,13 +10,13 @@ from typing import Protocol
 import trio
 
 from fairlead.api.answers import is_large
-from fairlead.api.asgi import Direct
-from fairlead.api.call import NO_SNIFFING, Reply
 from fairlead.api.errors import public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
+from fairlead.api.request import NO_SNIFFING, Reply
 from fairlead.api.services import Waiting
 from fairlead.errors import FairleadError
+from fairlead.http.asgi import Direct
 from fairlead.job import Delta
 
 HEADERS = {

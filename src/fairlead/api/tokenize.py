@@ -8,9 +8,9 @@ import msgspec
 import trio
 
 from fairlead.api import prepare, unserved
-from fairlead.api.call import Call, Reply, json_reply
-from fairlead.api.edge import Edge
-from fairlead.api.hot import Route
+from fairlead.api.generation_routes import Route
+from fairlead.api.job_service import JobService
+from fairlead.api.request import Call, Reply, json_reply
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
 from fairlead.errors import ContextLengthExceeded
 from fairlead.text.model import TextModel
@@ -25,7 +25,7 @@ USUAL_CHARS_A_TOKEN = 4
 class Tokens:
     """The routes between text and token ids, without generation."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: JobService) -> None:
         self._edge = edge
 
     def routes(self) -> dict[str, Route]:

@@ -10,17 +10,16 @@ from urllib.parse import quote, unquote
 
 from quart import Quart, Response, g, request
 
-from fairlead.api.body import told
-from fairlead.api.call import NO_SNIFFING, Call
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.passthrough import decode_head, forwarded_headers
+from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.cors import Cors
-from fairlead.api.edge import Edge, waiting_headers
 from fairlead.api.exchange import CutStream
+from fairlead.api.job_service import JobService, waiting_headers
+from fairlead.api.request import NO_SNIFFING, Call
 from fairlead.api.schemas import Addressed
-from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound
+from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
 from fairlead.job import Job, Passthrough, Relay, Sampling
-from fairlead.nodes.deltas import Deltas
-from fairlead.nodes.passthrough import decode_head, forwarded_headers
-from fairlead.nodes.reported import BYTES_A_TOKEN
 
 PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -32,7 +31,7 @@ PATH_LETTERS = 2048
 class UpstreamRoute:
     """The route. Requests for paths in the configuration's `ignorePaths` do not load a model."""
 
-    def __init__(self, edge: Edge, cors: Cors) -> None:
+    def __init__(self, edge: JobService, cors: Cors) -> None:
         self._edge = edge
         self._cors = cors
         self._services = edge.services
@@ -65,13 +64,13 @@ class UpstreamRoute:
             if name in known:
                 rest = segments[count:]
                 return name, "/" + "/".join(rest) if rest else ""
-        raise NotFound(f"the model {told(unquote(segments[0]))} is not served here")
+        raise NotFound(f"the model {quoted(unquote(segments[0]))} is not served here")
 
     def _check(self, call: Call, name: str, model: str) -> None:
         status = self._services.fleet.model(model)
         if status is None or status.kind != "command":
             raise NotFound(
-                f"the model {told(name)} has no server of its own that {PREFIX} could reach: only models "
+                f"the model {quoted(name)} has no server of its own that {PREFIX} could reach: only models "
                 "with cmd have one; use the routes under /v1"
             )
         if call.api_key is not None and call.api_key.limits.tokens_per_minute is not None:
@@ -88,7 +87,7 @@ class UpstreamRoute:
         status = self._services.fleet.model(model)
         if (status is None or status.state != "ready") and any(each.search(path) for each in self._ignored):
             raise ModelUnloaded(
-                f"the model {told(name)} is not loaded, and upstream.ignorePaths says that this path does "
+                f"the model {quoted(name)} is not loaded, and upstream.ignorePaths says that this path does "
                 "not load it"
             )
 

@@ -6,7 +6,7 @@ from fairlead.config import Config, ConfigError, is_loopback
 from fairlead.console.options import File, Flag, Model, ServeOptions, told
 
 if TYPE_CHECKING:
-    from fairlead.reload import Source
+    from fairlead.fleet.reload import ConfigSource
 
 
 def serve(
@@ -66,7 +66,7 @@ def node(
     return _serve(told(config, queue=told(config.queue, capacity=0)), None, lifeline=options.lifeline)
 
 
-def _serve(config: Config, source: "Source | None", *, lifeline: bool) -> int:
+def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> int:
     from fairlead.app import run as run_server
     from fairlead.console.announcer import end_with_standard_input, open_announcer, warn
 

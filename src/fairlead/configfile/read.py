@@ -11,13 +11,13 @@ import msgspec
 
 from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, Fault, ModelConfig, NodeConfig
 from fairlead.config.spelling import KeyPath, dotted, settings_of
+from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
 from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableError
+from fairlead.configfile.macros import Expansion
+from fairlead.configfile.sections import FileSettings
 from fairlead.dispatch.schedulers import SCHEDULERS
-from fairlead.swap import llama_swap
-from fairlead.swap.macros import Expansion
 from fairlead.swap.policies import policy_for
-from fairlead.swap.sections import FileSettings
 from fairlead.swap.selectors import faults_of_spilling, unknown_targets, without_targets
 from fairlead.text.hub import gguf_advice, is_gguf, is_hub_id
 

@@ -23,9 +23,9 @@ from fairlead.config.spelling import (
     read_time,
     settings_of,
 )
-from fairlead.swap.llama_swap import WITHOUT_EFFECT
-from fairlead.swap.macros import DEFAULT_PROXY
-from fairlead.swap.sections import FileSettings
+from fairlead.configfile.llama_swap import WITHOUT_EFFECT
+from fairlead.configfile.macros import DEFAULT_PROXY
+from fairlead.configfile.sections import FileSettings
 
 Schema = dict[str, Any]
 

@@ -9,7 +9,7 @@ from fairlead.config import CommandConfig, ModelConfig
 from fairlead.config.documentation import documentation_of, summary_of
 from fairlead.config.spelling import Setting, Shape, read_time, settings_of
 from fairlead.configfile.schema import plain_default
-from fairlead.swap.sections import FileSettings
+from fairlead.configfile.sections import FileSettings
 
 _MODEL = "models.NAME"
 # The roots of the tables, in their order: the whole file, then each kind of model.

@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.config import ConfigError
 from fairlead.console.announcer import complain
-from fairlead.load.client import Answer, RequestFailedError
+from fairlead.load.client import RequestFailedError, TimedAnswer
 from fairlead.load.generator import Count, Options, measure, named
 from fairlead.load.report import Level, draw, format_table
 
@@ -34,7 +34,7 @@ def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Pat
 
 def _report(
     options: Options,
-    results: Sequence[tuple[Level, Sequence[Answer]]],
+    results: Sequence[tuple[Level, Sequence[TimedAnswer]]],
     *,
     json: Path | None,
     plot_file: Path | None,

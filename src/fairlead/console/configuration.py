@@ -16,7 +16,7 @@ from fairlead.console.options import ServeOptions
 from fairlead.telemetry import streams
 
 if TYPE_CHECKING:
-    from fairlead.reload import Source
+    from fairlead.fleet.reload import ConfigSource
     from fairlead.telemetry import logs
 
 MAKING_ROOM = {
@@ -48,13 +48,13 @@ def read(file: Path) -> Reading | None:
 
 def source_of(
     file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, hears_signals: bool = True
-) -> "Source":
-    """Return the `Source` that rereads a server's file on a reload. The options still override the file."""
+) -> "ConfigSource":
+    """Return what rereads a server's file on a reload. The options still override the file."""
     import structlog
 
-    from fairlead.reload import Source
+    from fairlead.fleet.reload import ConfigSource
 
-    logger = structlog.get_logger("fairlead.reload")
+    logger = structlog.get_logger("fairlead.fleet.reload")
 
     def read() -> Config:
         reading = read_config(file, os.environ)
@@ -62,7 +62,7 @@ def source_of(
             logger.warning("note on the configuration", file=str(file), note=remark)
         return options.config(model, reading.config)
 
-    return Source(file, read, is_watched, hears_signals)
+    return ConfigSource(file, read, is_watched, hears_signals)
 
 
 def _refuse(file: Path, error: ConfigFileError) -> None:

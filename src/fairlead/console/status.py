@@ -57,7 +57,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class QueueTotals(msgspec.Struct, frozen=True):
+class QueueFigures(msgspec.Struct, frozen=True):
     """The queue's counts, and its mean times."""
 
     waiting: int = 0
@@ -68,7 +68,7 @@ class QueueTotals(msgspec.Struct, frozen=True):
     mean_service_s: float = 0.0
 
 
-class TokenTotals(msgspec.Struct, frozen=True):
+class TokenFigures(msgspec.Struct, frozen=True):
     """Tokens since the server's start, and the current rates per second."""
 
     prompt: int = 0
@@ -77,22 +77,22 @@ class TokenTotals(msgspec.Struct, frozen=True):
     generated_per_s: float = 0.0
 
 
-class Picture(msgspec.Struct, frozen=True):
+class ServerView(msgspec.Struct, frozen=True):
     """The displayed part of a server's snapshot. `at_s` is its Unix time."""
 
     at_s: float = 0.0
-    queue: QueueTotals = QueueTotals()
-    tokens: TokenTotals = TokenTotals()
+    queue: QueueFigures = QueueFigures()
+    tokens: TokenFigures = TokenFigures()
     rejected: dict[str, int] = {}
     cache_usage: float | None = None
     models: list[ModelRow] = []
     nodes: list[NodeRow] = []
 
 
-def read_picture(data: str) -> Picture:
+def read_picture(data: str) -> ServerView:
     """Parse a snapshot. Raises `ServerError`."""
     try:
-        return msgspec.json.decode(data, type=Picture)
+        return msgspec.json.decode(data, type=ServerView)
     except msgspec.MsgspecError:
         raise ServerError("the server sent something that is no picture of it") from None
 
@@ -121,7 +121,7 @@ def ps(client: Client, *, as_json: bool) -> int:
     return 0
 
 
-def totals(picture: Picture) -> str:
+def totals(picture: ServerView) -> str:
     """Return the line of means and totals."""
     cache = "-" if picture.cache_usage is None else f"{picture.cache_usage:.0%}"
     queue = picture.queue
@@ -131,7 +131,7 @@ def totals(picture: Picture) -> str:
     )
 
 
-def tables(picture: Picture) -> "list[RenderableType]":
+def tables(picture: ServerView) -> "list[RenderableType]":
     """Return the tables of the models and of the remote nodes, and a line for each problem."""
     elsewhere = [node for node in picture.nodes if node.url]
     return [

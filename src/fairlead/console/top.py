@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fairlead.console.client import Client, ServerError
-from fairlead.console.status import Picture, read_picture, tables, totals
+from fairlead.console.status import ServerView, read_picture, tables, totals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,11 +44,11 @@ def top(client: Client, *, as_json: bool) -> int:
     raise ServerError(f"{client.url} has ended the stream: it is stopping")
 
 
-def _live(url: str, pictures: Iterator[Picture]) -> int:
+def _live(url: str, pictures: Iterator[ServerView]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    past: deque[Picture] = deque(maxlen=MOST_BARS)
+    past: deque[ServerView] = deque(maxlen=MOST_BARS)
     console = Console()
     with _keys() as wants_to_leave, Live(console=console, screen=True, auto_refresh=False) as live:
         for picture in pictures:
@@ -59,14 +59,14 @@ def _live(url: str, pictures: Iterator[Picture]) -> int:
     raise ServerError(f"{url} has ended the stream: it is stopping")
 
 
-def remember(past: "deque[Picture]", picture: Picture) -> None:
+def remember(past: "deque[ServerView]", picture: ServerView) -> None:
     """Append a snapshot to `past`, in place of the last one if both are from the same second."""
     if past and picture.at_s // BAR_S == past[-1].at_s // BAR_S:
         past.pop()
     past.append(picture)
 
 
-def _page(url: str, past: "deque[Picture]", *, bars: int) -> "RenderableType":
+def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -103,7 +103,7 @@ def sparkline(values: list[float]) -> str:
     return "".join(BARS[math.ceil(8 * max(0.0, value) / most)] for value in values)
 
 
-def _line(picture: Picture) -> str:
+def _line(picture: ServerView) -> str:
     queue = picture.queue
     return (
         f"waiting {queue.waiting}  running {queue.running}/{queue.seats}  "

@@ -4,23 +4,25 @@ Placement comes before queueing: a job with a free seat is admitted however many
 displaces from a full queue is the queue's decision.
 """
 
-from fairlead.dispatch.places import Places
+from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.swaps import Swaps
-from fairlead.dispatch.ticket import Wish
+from fairlead.dispatch.ticket import LoadRequest
 from fairlead.errors import Draining, FairleadError, ModelLoading, ModelNotFound, NoQueue, QueueFull
 from fairlead.job import Job
 
 RETRY_S = 5
 
 
-class Admission:
+class JobAdmission:
     """The reasons to refuse a job or a load request at once, in the order in which they apply.
 
     With `rejects_loading` no job waits for a model to be loaded.
     """
 
-    def __init__(self, queue: Queue, places: Places, swaps: Swaps, *, rejects_loading: bool = False) -> None:
+    def __init__(
+        self, queue: Queue, places: NodePool, swaps: Swaps, *, rejects_loading: bool = False
+    ) -> None:
         self._queue = queue
         self._places = places
         self._swaps = swaps
@@ -50,7 +52,7 @@ class Admission:
             return QueueFull("the queue is full: the requests that wait are too large together")
         return too_long
 
-    def refusal_of_wish(self, wish: Wish) -> FairleadError | None:
+    def refusal_of_wish(self, wish: LoadRequest) -> FairleadError | None:
         """Return why a model that is not loaded will not be; None if it may be."""
         if self._draining:
             return shutting_down()

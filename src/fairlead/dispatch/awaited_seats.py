@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.job import Job
 
 
@@ -13,7 +13,7 @@ class AwaitedSeats:
     is full.
     """
 
-    def __init__(self, model: str, places: Collection[Place]) -> None:
+    def __init__(self, model: str, places: Collection[NodeState]) -> None:
         holding = [place for place in places if model in place.node.models] or list(places)
         self.seats = sum(place.busy + min(place.free, 0) for place in holding)
         # None: every place, also of nodes that went down with their jobs.
@@ -21,7 +21,7 @@ class AwaitedSeats:
         here = {name for place in holding for name in place.node.models}
         self._elsewhere = {name for place in places for name in place.node.models} - here
 
-    def include(self, place: Place | None) -> bool:
+    def include(self, place: NodeState | None) -> bool:
         """Return whether a seat at this place is one of them."""
         return self._places is None or place in self._places
 

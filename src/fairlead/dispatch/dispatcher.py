@@ -13,22 +13,22 @@ import msgspec
 import trio
 
 from fairlead.config import QueueConfig, SwapConfig
+from fairlead.dispatch.effects import ModelHost
 from fairlead.dispatch.forecast import Forecast
+from fairlead.dispatch.model_lifecycle import ModelLifecycle
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.outlook import Outlook
-from fairlead.dispatch.placement import Place
 from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.dispatch.scheduling import SchedulingOptions
 from fairlead.dispatch.seat import Seat, Waiter
 from fairlead.dispatch.swaps import PATIENCE
-from fairlead.dispatch.ticket import Ticket, TicketState, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
-from fairlead.dispatch.upkeep import Upkeep
 from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.job import Job
-from fairlead.nodes.desk import Garage
-from fairlead.nodes.gpus import Gpus
 from fairlead.nodes.node import Node, NodeCounts, NodeLimits
 from fairlead.supervision import contain
+from fairlead.swap.gpus import Gpus
 from fairlead.swap.policies import policy_for
 from fairlead.swap.policy import SwapReason
 
@@ -72,11 +72,11 @@ class Dispatcher:
         self._timer = Timer()
         # Must be below the queue timeout, or jobs expire before they count as starving.
         self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
-        self._upkeep = Upkeep(self._scheduler, self._timer, starvation_s=self._starvation_s)
+        self._upkeep = ModelLifecycle(self._scheduler, self._timer, starvation_s=self._starvation_s)
         self._outlook = Outlook(self._scheduler, queue, random)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
-        self._full: dict[Place, Alarm] = {}  # full nodes, each with the alarm that ends this
+        self._full: dict[NodeState, Alarm] = {}  # full nodes, each with the alarm that ends this
 
     async def run(self) -> None:
         """Run the timer and charge for generated tokens, until cancelled. A failing alarm stops no other."""
@@ -192,7 +192,7 @@ class Dispatcher:
 
     def arrange(
         self,
-        garage: Garage,
+        garage: ModelHost,
         swap: SwapConfig,
         ttl_s: Mapping[str, float],
         memory_mb: Mapping[str, float],
@@ -270,14 +270,14 @@ class Dispatcher:
         waiter.scope.cancel()
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """See `Upkeep.start_swap`."""
+        """See `ModelLifecycle.start_swap`."""
         self._upkeep.start_swap(model, evict, reason)
 
     def stop_model(self, model: str) -> None:
         """See `Effects`."""
         self._upkeep.stop_model(model)
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         """See `Effects`."""
         self._upkeep.wish_ended(wish, error)
 
@@ -285,7 +285,7 @@ class Dispatcher:
         """See `Effects`."""
         self._upkeep.closed(node_id)
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: NodeState) -> None:
         """See `Effects`."""
         self._upkeep.idle(place)
 
@@ -331,7 +331,7 @@ class Dispatcher:
         if may_not and self._scheduler.must_load(job):
             self._upkeep.wish(job.model)
 
-    def _look_again(self, place: Place, after_s: float) -> None:
+    def _look_again(self, place: NodeState, after_s: float) -> None:
         """Count a full node as having room after `after_s`; another rejection restarts the delay."""
         if (earlier := self._full.pop(place, None)) is not None:
             earlier.drop()

@@ -4,8 +4,8 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.dispatch.placement import Place
-from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.swap.policy import SwapReason
 
@@ -35,13 +35,13 @@ class Effects(Protocol):
     def stop_model(self, model: str) -> None:
         """Unload the model, which is idle and gets no more jobs, or cancel its load."""
 
-    def wish_ended(self, wish: Wish, error: FairleadError | None) -> None:
+    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
         """Report that the requested model is loaded, or the error because of which it will not be."""
 
     def closed(self, node_id: str) -> None:
         """Report that the closed node has no jobs (any more)."""
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: NodeState) -> None:
         """Report that a place, whose models can be loaded again, has no jobs until its next grant."""
 
 
@@ -52,3 +52,16 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
     running: int
     capacity: int
     seats: int
+
+
+class ModelHost(Protocol):
+    """Starts and stops the processes of models. Called synchronously; must not call back at once.
+
+    It reports results by `node_up` or `load_failed`, and by `gone` when processes have ended.
+    """
+
+    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+        """Stop the models in `evict`, which are idle or stopping already; load `model` when they are gone."""
+
+    def stop_model(self, model: str) -> None:
+        """Stop an idle model, or cancel its load."""

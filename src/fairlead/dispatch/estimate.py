@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from fairlead.dispatch.window import Window
+from fairlead.dispatch.window import SlidingWindow
 
 KEPT_JOBS = 100
 KEPT_ERRORS = 2000  # errors of one busy hour are correlated: fewer would cover only that
@@ -199,8 +199,10 @@ class _Errors:
     """log(actual ÷ predicted) of past waits, by the number of rounds of the seats ahead."""
 
     def __init__(self) -> None:
-        self._all = Window(kept=KEPT_ERRORS)
-        self._by_rounds: defaultdict[int, Window] = defaultdict(lambda: Window(kept=KEPT_ERRORS))
+        self._all = SlidingWindow(kept=KEPT_ERRORS)
+        self._by_rounds: defaultdict[int, SlidingWindow] = defaultdict(
+            lambda: SlidingWindow(kept=KEPT_ERRORS)
+        )
 
     def add(self, rounds: int, work_s: float, waited_s: float) -> None:
         error = math.log((waited_s + NEGLIGIBLE_S) / (work_s + NEGLIGIBLE_S))

@@ -6,7 +6,7 @@ caller uses; predictions are of the same kind.
 
 import msgspec
 
-from fairlead.dispatch.window import Window
+from fairlead.dispatch.window import SlidingWindow
 
 KEPT_ANSWERS = 200
 ENOUGH_ANSWERS = 20
@@ -60,9 +60,9 @@ class _Histories:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._windows: dict[object, Window] = {}  # the key updated last is at the end
+        self._windows: dict[object, SlidingWindow] = {}  # the key updated last is at the end
 
-    def get(self, key: object) -> Window | None:
+    def get(self, key: object) -> SlidingWindow | None:
         return self._windows.get(key)
 
     def add(self, key: object, value: float) -> None:
@@ -70,6 +70,6 @@ class _Histories:
         if window is None:
             if len(self._windows) >= self._most:
                 del self._windows[next(iter(self._windows))]
-            window = Window(kept=KEPT_ANSWERS)
+            window = SlidingWindow(kept=KEPT_ANSWERS)
         self._windows[key] = window
         window.add(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.dispatch.bodies import Bodies
+from fairlead.dispatch.queued_bytes import QueuedBytes
 from fairlead.dispatch.ticket import Ticket
 from fairlead.job import Job
 
@@ -23,7 +23,7 @@ class Queue:
     """Tickets in fair order. Only this class writes a ticket's `handle` and `charged`.
 
     A removed ticket is forgotten before the method returns. What its tenant was charged stays, and is
-    corrected while the job runs. `waiting_bytes` bounds the queued requests for remote nodes (`Bodies`).
+    corrected while the job runs. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Queue:
         for tenant, weight in (tenant_weights or {}).items():
             self._line.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
-        self._bodies = Bodies(waiting_bytes, capacity)
+        self._bodies = QueuedBytes(waiting_bytes, capacity)
 
     def __len__(self) -> int:
         """Return the number of waiting jobs."""

@@ -2,21 +2,21 @@
 
 A pure state machine: events come in as public methods, and actions go out through `Effects`. Every event ends
 in `_pump`, the only place where seats are granted and swaps are started. The parts hold all state: waiting
-jobs (`Queue`), nodes and their seats (`Places`), loads and evictions (`Swaps`), admission (`Admission`). All
-changes are synchronous, so in Trio each event is a critical section. Nothing is logged here: decisions are
-logged where they are executed.
+jobs (`Queue`), nodes and their seats (`NodePool`), loads and evictions (`Swaps`), admission
+(`JobAdmission`). All changes are synchronous, so in Trio each event is a critical section. Nothing is logged
+here: decisions are logged where they are executed.
 """
 
 from collections.abc import Collection, Mapping
 from random import Random
 
-from fairlead.dispatch.admission import Admission, shutting_down
+from fairlead.dispatch.admission import JobAdmission, shutting_down
 from fairlead.dispatch.effects import Effects, SchedulerStatistics
-from fairlead.dispatch.placement import Place
-from fairlead.dispatch.places import Places
+from fairlead.dispatch.node_pool import NodePool
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import WAITING_BYTES, Fairness, Queue
 from fairlead.dispatch.swaps import Swaps
-from fairlead.dispatch.ticket import Ticket, TicketState, Wish
+from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.errors import (
     Displaced,
     FairleadError,
@@ -62,9 +62,11 @@ class Scheduler:
             tenant_weights=tenant_weights,
             waiting_bytes=waiting_bytes,
         )
-        self._places = Places(random)
+        self._places = NodePool(random)
         self._swaps = Swaps(self._places, policy, loadable)
-        self._admission = Admission(self._queue, self._places, self._swaps, rejects_loading=rejects_loading)
+        self._admission = JobAdmission(
+            self._queue, self._places, self._swaps, rejects_loading=rejects_loading
+        )
 
     # Events of a job ---------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class Scheduler:
         ticket.place.is_full = True
         self._return(ticket)
 
-    def has_room(self, place: Place) -> None:
+    def has_room(self, place: NodeState) -> None:
         """Note that a node that rejected a job may have room again."""
         place.is_full = False
         self._pump()
@@ -167,7 +169,7 @@ class Scheduler:
         self._tell_waiting(model, error)
         self._pump()
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: LoadRequest) -> None:
         """Queue a request for a model without a job, in the turn of a job that arrived now."""
         place = self._places.of_ours(wish.model)
         is_loaded = place is not None and not place.leaving
@@ -178,12 +180,12 @@ class Scheduler:
             self._swaps.wish(wish)
             self._pump()
 
-    def strengthen(self, wish: Wish) -> None:
+    def strengthen(self, wish: LoadRequest) -> None:
         """Allow a load request to evict other models from now on."""
         wish.spare = False
         self._pump()
 
-    def wish_starved(self, wish: Wish) -> None:
+    def wish_starved(self, wish: LoadRequest) -> None:
         """Note that a load request has waited so long that it takes precedence over loaded models."""
         if self._swaps.is_wished(wish) and not wish.starved:
             wish.starved = True
@@ -206,7 +208,7 @@ class Scheduler:
             self._tell_waiting(model, error)
         self._pump()
 
-    def expired(self, place: Place, used: int) -> None:
+    def expired(self, place: NodeState, used: int) -> None:
         """Unload a node's idle models, whose time to live is over, unless it was `used` meanwhile."""
         if place.used == used and not place.busy and self._places.is_current(place):
             place.leaving = True
@@ -299,11 +301,11 @@ class Scheduler:
         """Return whether the job's model would have to be loaded for it."""
         return self._admission.must_load(job)
 
-    def place(self, node_id: str) -> Place | None:
+    def place(self, node_id: str) -> NodeState | None:
         """Return the place of a node, if it is up."""
         return self._places.get(node_id)
 
-    def places(self) -> Collection[Place]:
+    def places(self) -> Collection[NodeState]:
         """Return the places of all nodes that are up."""
         return self._places.values()
 
@@ -357,7 +359,7 @@ class Scheduler:
             for model in place.node.models:
                 self._effects.stop_model(model)
 
-    def _start_swaps(self) -> list[Place]:
+    def _start_swaps(self) -> list[NodeState]:
         """Start swaps; return the nodes that need not drain any more, and have seats again."""
         swaps, relieved = self._swaps.start()
         for swap in swaps:
@@ -423,7 +425,7 @@ class Scheduler:
         if (wish := self._swaps.unwish(model)) is not None:
             self._effects.wish_ended(wish, error)
 
-    def _note_idle(self, place: Place | None) -> None:
+    def _note_idle(self, place: NodeState | None) -> None:
         """Report that a place has become idle, if its models can be loaded again."""
         if place is None or place.busy or place.leaving or not self._places.is_current(place):
             return

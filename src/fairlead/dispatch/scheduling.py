@@ -13,8 +13,8 @@ import msgspec
 
 from fairlead.config import QueueConfig
 from fairlead.dispatch.effects import Effects, SchedulerStatistics
-from fairlead.dispatch.placement import Place
-from fairlead.dispatch.ticket import Ticket, Wish
+from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.job import Job
 from fairlead.nodes.node import Node, NodeLimits
@@ -42,7 +42,7 @@ class JobEvents(Protocol):
     def turned_away(self, ticket: Ticket) -> None:
         """Requeue a job whose node was full after all, and is until `has_room`."""
 
-    def has_room(self, place: Place) -> None:
+    def has_room(self, place: NodeState) -> None:
         """Note that a node that rejected a job may have room again."""
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
@@ -64,19 +64,19 @@ class ModelEvents(Protocol):
     def forget(self, model: str, error: FairleadError | None = None) -> None:
         """Stop serving a model; what waits for it ends with the error, or with `ModelNotFound`."""
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: LoadRequest) -> None:
         """Request a model without a job."""
 
-    def strengthen(self, wish: Wish) -> None:
+    def strengthen(self, wish: LoadRequest) -> None:
         """Allow a load request to evict other models from now on."""
 
-    def wish_starved(self, wish: Wish) -> None:
+    def wish_starved(self, wish: LoadRequest) -> None:
         """Do as `starved`, for a load request."""
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
         """Stop a model when its jobs have finished. With `error`, what waits for it ends with that."""
 
-    def expired(self, place: Place, used: int) -> None:
+    def expired(self, place: NodeState, used: int) -> None:
         """Unload a node's idle models, whose time to live is over, unless its `used` has changed."""
 
     def gone(self, models: frozenset[str]) -> None:
@@ -126,11 +126,11 @@ class SchedulerQuestions(Protocol):
     def must_load(self, job: Job) -> bool:
         """Return whether the job's model would have to be loaded for it."""
 
-    def place(self, node_id: str) -> Place | None:
-        """Return the `Place` of a node, if it is up."""
+    def place(self, node_id: str) -> NodeState | None:
+        """Return the `NodeState` of a node, if it is up."""
 
-    def places(self) -> Collection[Place]:
-        """Return the `Place` of each node that is up."""
+    def places(self) -> Collection[NodeState]:
+        """Return the `NodeState` of each node that is up."""
 
     def statistics(self) -> SchedulerStatistics:
         """Return the current counts."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from fairlead.dispatch.placement import Place
-from fairlead.dispatch.places import Places
-from fairlead.dispatch.ticket import Wish
+from fairlead.dispatch.node_pool import NodePool
+from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.ticket import LoadRequest
 from fairlead.job import Job
 from fairlead.swap.policy import EvictionPolicy, KeepEverything, SwapReason
 
@@ -32,7 +32,7 @@ class Swaps:
 
     def __init__(
         self,
-        places: Places,
+        places: NodePool,
         policy: EvictionPolicy | None = None,
         loadable: frozenset[str] = frozenset(),
     ) -> None:
@@ -46,7 +46,7 @@ class Swaps:
         self._starved: dict[str, int] = {}
         # Waiting jobs per model that cannot be relayed to a remote server.
         self._unrelayed: dict[str, int] = {}
-        self._wishes: dict[str, Wish] = {}
+        self._wishes: dict[str, LoadRequest] = {}
         self._priorities: Mapping[str, int] = {}
 
     def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
@@ -80,13 +80,13 @@ class Swaps:
         """Return whether no other models are requested."""
         return self._wanted.keys() <= models
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: LoadRequest) -> None:
         """Add a load request without a job. A model has one at a time."""
         assert wish.model not in self._wishes
         self._wishes[wish.model] = wish
         _add(self._wanted, wish.model)
 
-    def is_wished(self, wish: Wish) -> bool:
+    def is_wished(self, wish: LoadRequest) -> bool:
         """Return whether this load request is still pending."""
         return self._wishes.get(wish.model) is wish
 
@@ -94,7 +94,7 @@ class Swaps:
         """Return the models with a load request."""
         return list(self._wishes)
 
-    def unwish(self, model: str) -> Wish | None:
+    def unwish(self, model: str) -> LoadRequest | None:
         """Remove and return the load request for a model, if there is one."""
         wish = self._wishes.pop(model, None)
         if wish is not None:
@@ -133,7 +133,7 @@ class Swaps:
         self._stopping.add(model)
         return True
 
-    def start(self) -> tuple[list[Swap], list[Place]]:
+    def start(self) -> tuple[list[Swap], list[NodeState]]:
         """Start swaps: return them, and the places that need not drain any more.
 
         The victims of a swap have no places from here on. If one of them is busy, the swap does not start;

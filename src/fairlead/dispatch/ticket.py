@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from fairlead.dispatch.placement import Place
+from fairlead.dispatch.node_state import NodeState
 from fairlead.errors import QueueTimeout
 from fairlead.job import Job
 
@@ -46,8 +46,8 @@ class Ticket:
         self.tokens = tokens
         self.state = TicketState.NEW
         self.handle = -1
-        self.place: Place | None = None
-        self.failed_at: Place | None = None
+        self.place: NodeState | None = None
+        self.failed_at: NodeState | None = None
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False
@@ -55,7 +55,7 @@ class Ticket:
         self.starved = False
 
 
-class Wish:
+class LoadRequest:
     """A request to load a model without a job. `spare`: only if that evicts no model.
 
     `starved`: it has waited so long that it goes first. Only the scheduler writes to it.

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
 
-class Window:
+class SlidingWindow:
     """The last `kept` values, also kept in order of size, so that quantiles need no sorting."""
 
     def __init__(self, *, kept: int) -> None:

@@ -119,7 +119,7 @@ class Peak:
         self._highest_behind[:rows] = np.maximum.accumulate(moved[::-1])[::-1]
 
 
-class Admission:
+class SequenceAdmission:
     """The rule: admit sequences while the predicted peak is at most `FILL` of every group's cache.
 
     `capacities` are in tokens, by group. `ceilings`: the most tokens that one sequence holds there at once,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.cache import KVCache
-from fairlead.engine.device_inputs import Landing
+from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.device_sampling import warm
 from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
@@ -34,7 +34,7 @@ class DeviceForward:
         self.vocab_size = model.shape.vocab_size
         self._layers = DeviceLayers(model) if DeviceLayers.supports(model) else None
         self._graphs = Graphs(self._decode, recorder) if recorder and self._layers else None
-        self._landing: Landing | None = None
+        self._landing: DeviceInputs | None = None
         self._longest = model.shape.max_positions
         self._logits = torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
 
@@ -131,7 +131,7 @@ class DeviceForward:
             block_size=size,
             groups=groups,
         )
-        self._landing = Landing(
+        self._landing = DeviceInputs(
             words=words // 4,
             tokens=max(tokens, rows),
             rows=rows,

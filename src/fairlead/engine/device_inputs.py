@@ -18,7 +18,7 @@ _TILE = 256
 _WRITERS = 16
 
 
-class Landing:
+class DeviceInputs:
     """Device buffers for steps of up to `tokens` tokens in `rows` rows, with arenas of up to `words` int32.
 
     `slots` and `columns` are the size of the block tables of each of `groups` KV cache groups.

@@ -15,7 +15,7 @@ from torch import Tensor
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs, strangers
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.models.pooling import Pooler, Pooling
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class LaunchedTexts:
         self._vectors = vectors
         self._errors = errors
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         vectors = self._vectors.cpu().numpy().astype("<f4", copy=False)  # [S, C]
         errors = dict.fromkeys(_not_finite(vectors), "the model's vector has a NaN or infinity")
         errors |= self._errors
         token_ids = np.zeros(len(vectors), np.int32)
         token_ids[list(errors)] = -1
         made = {index: row.tobytes() for index, row in enumerate(vectors) if index not in errors}
-        return Picks(token_ids.data, {}, errors, made)
+        return SampledTokens(token_ids.data, {}, errors, made)
 
 
 def _not_finite(vectors: np.ndarray) -> list[int]:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from fairlead._cext.inputbatch import Committed, InputBatch, Step
 from fairlead.engine.admission import Predictor
 from fairlead.engine.deadlines import Deadlines
-from fairlead.engine.intake import Intake, Prompt
 from fairlead.engine.memory import Memory, longest
-from fairlead.engine.notes import Note, take_notes
-from fairlead.engine.scheduler import Scheduler
-from fairlead.engine.sequence import Sequence, State
-from fairlead.engine.step import Outcome, Picks, Runner
+from fairlead.engine.request_validator import Prompt, RequestValidator
+from fairlead.engine.scheduler import StepScheduler
+from fairlead.engine.sequence import Sequence, SequenceStatus
+from fairlead.engine.step import Outcome, Runner, SampledTokens
+from fairlead.engine.token_counts import Note, take_notes
 from fairlead.job import Sampling
-from fairlead.worker.wire import EngineStatistics, Output
+from fairlead.messages import EngineStatistics, Output
 
 CLOCK_GRAIN_S = 0.001  # less than this is not worth waiting for
 STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
@@ -53,8 +53,8 @@ class Engine:
     sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default) keeps clients
     from constructing prompts whose block hashes collide.
 
-    With `embeds`, a sequence is only a prompt and ends with its vector (`Picks.vectors`). All its tokens are
-    computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
+    With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
+    tokens are computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths. A step is in
     flight between `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
@@ -86,7 +86,7 @@ class Engine:
         embeds: bool = False,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
-        self._intake = Intake(
+        self._intake = RequestValidator(
             longest=min(max_model_len, longest(blocks, windows, block_size), max_entries or max_model_len),
             vocab_size=vocab_size,
             draw_seed=draw_seed,
@@ -115,7 +115,7 @@ class Engine:
             first_in_first_out=first_in_first_out,
             prefix_cache=prefix_cache and not embeds,
         )
-        self._scheduler = Scheduler(
+        self._scheduler = StepScheduler(
             self._batch,
             self._memory,
             slots=slots,
@@ -192,7 +192,7 @@ class Engine:
         self._told.pop(key, None)
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
-            sequence.become(State.CANCELLED)
+            sequence.become(SequenceStatus.CANCELLED)
             self._scheduler.remove(sequence)
             self._scheduler.cached.pop(key, None)
 
@@ -260,7 +260,7 @@ class Engine:
             self._under_way.append(step)
         return step
 
-    def commit(self, step: Step, picks: Picks) -> Outcome:
+    def commit(self, step: Step, picks: SampledTokens) -> Outcome:
         """End the oldest step in flight with its results."""
         self._under_way.remove(step)
         self._steps += 1
@@ -302,17 +302,17 @@ class Engine:
 
     # Helpers: a step ---------------------------------------------------------------------------------
 
-    def _embedded(self, picks: Picks, committed: Committed) -> list[Output]:
+    def _embedded(self, picks: SampledTokens, committed: Committed) -> list[Output]:
         """End the sequences whose last token was computed, each with its vector."""
         outputs = []
         for slot, _, place in committed.finished:
             sequence = self._running_in(slot)
-            self._leave(sequence, State.COMPLETED, keep=False)
+            self._leave(sequence, SequenceStatus.COMPLETED, keep=False)
             vector = picks.vectors[committed.samples[place]]
             outputs.append(Output(sequence.key, [], finish_reason="stop", vector=vector))
         return outputs
 
-    def _why_failed(self, picks: Picks, sample: int) -> str:
+    def _why_failed(self, picks: SampledTokens, sample: int) -> str:
         if sample in picks.errors:
             return picks.errors[sample]
         token_id = np.asarray(picks.token_ids)[sample]
@@ -348,7 +348,7 @@ class Engine:
         if note.error is not None:
             return self._fail(sequence, note.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
-        self._leave(sequence, State.COMPLETED)
+        self._leave(sequence, SequenceStatus.COMPLETED)
         if reason == STOPPED:
             return note.output(sequence.key, [token_id], "stop", token_id)
         return note.output(sequence.key, [token_id], "length")
@@ -359,16 +359,16 @@ class Engine:
         return note.output(key, token_ids)
 
     def _time_out(self, sequence: Sequence) -> Output:
-        self._leave(sequence, State.TIMEOUT)
+        self._leave(sequence, SequenceStatus.TIMEOUT)
         reason = f"the request took longer than {sequence.timeout_s:g} s"
         return Output(sequence.key, [], error=reason, code="request_timeout")
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
         """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
-        self._leave(sequence, State.FAILED, keep=False)
+        self._leave(sequence, SequenceStatus.FAILED, keep=False)
         return Output(sequence.key, [], error=reason)
 
-    def _leave(self, sequence: Sequence, end: State, *, keep: bool = True) -> None:
+    def _leave(self, sequence: Sequence, end: SequenceStatus, *, keep: bool = True) -> None:
         sequence.become(end)
         del self._sequences[sequence.key]
         self._scheduler.remove(sequence, keep=keep)

@@ -83,7 +83,7 @@ class Additions(msgspec.Struct, frozen=True):
         logits[rows, ids] = after.masked_fill_(amounts == _BANNED, _BANNED)  # even where +inf − inf is NaN
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
+class LogitAdjustments(msgspec.Struct, frozen=True, kw_only=True):
     """All adjustments of a step's logits, in the order in which they apply; None: nothing to do."""
 
     penalties: Penalties | None = None

@@ -24,14 +24,14 @@ from fairlead.engine.inputs import Inputs, strangers, upload
 from fairlead.engine.logits import Notes
 from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampler import Parameters, PendingPicks, choose
-from fairlead.engine.step import Picks
+from fairlead.engine.step import SampledTokens
 from fairlead.errors import LoadFailed
+from fairlead.messages import WorkerSpec
 from fairlead.models.float8 import narrow_linear
 from fairlead.models.int8 import Int8Linear
 from fairlead.models.layers import Linear
-from fairlead.models.loader import Source, read_source
+from fairlead.models.loader import WeightSource, read_source
 from fairlead.models.shape import ModelShape
-from fairlead.worker.wire import WorkerSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -155,7 +155,7 @@ class LaunchedStep:
         self._errors = errors
         self._scores = scores
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         picks = self._picks.wait()
         if self._scores is not None:
             picks = msgspec.structs.replace(picks, prompt_scores=self._scores.wait())
@@ -165,7 +165,7 @@ class LaunchedStep:
         token_ids[list(self._errors)] = -1
         logprobs = {index: one for index, one in picks.logprobs.items() if index not in self._errors}
         errors = {**picks.errors, **self._errors}
-        return Picks(token_ids.data, logprobs, errors, prompt_scores=picks.prompt_scores)
+        return SampledTokens(token_ids.data, logprobs, errors, prompt_scores=picks.prompt_scores)
 
 
 # Below this size, waking a second thread takes longer than the matrix products. With 5 MB of weights the
@@ -210,7 +210,7 @@ def load_runner(
 
 def _load(
     spec: WorkerSpec,
-    source: Source,
+    source: WeightSource,
     device: torch.device,
     report: Callable[[float], None],
     *,
@@ -248,7 +248,7 @@ def _load(
 
 
 def _linear(
-    spec: WorkerSpec, source: Source, device: torch.device
+    spec: WorkerSpec, source: WeightSource, device: torch.device
 ) -> Callable[[Tensor, Tensor | None], Linear]:
     """Return the constructor of the layers' matrices, in as many bits as `spec` says."""
     if spec.quantization is None:
@@ -279,7 +279,7 @@ def _max_batched_tokens(spec: WorkerSpec, device: torch.device) -> int:
 
 def _with_cache(
     spec: WorkerSpec,
-    source: Source,
+    source: WeightSource,
     weighed: _Weighed,
     device: torch.device,
     report: Callable[[float], None],

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fairlead._cext import cpustep as kernel
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.draws import GREEDY_BELOW, choose_by_torch, least_scores, uniforms
 from fairlead.engine.inputs import upload
-from fairlead.engine.logits import Changes, Notes
-from fairlead.engine.step import Picks
+from fairlead.engine.logits import LogitAdjustments, Notes
+from fairlead.engine.step import SampledTokens
+from fairlead.engine.torch_sampler import GREEDY_BELOW, choose_by_torch, least_scores, uniforms
 from fairlead.job import TokenLogprob
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: np.ndarray | None
     seeds: np.ndarray
     positions: np.ndarray
-    changes: Changes
+    changes: LogitAdjustments
 
     @classmethod
     def gather(
@@ -73,7 +73,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             logprobs=column(batch.logprobs, counters.logprobs),
             seeds=np.asarray(batch.seed)[slots],
             positions=positions,
-            changes=Changes.gather(batch, slots, positions, eos_token_ids, vocab_size, notes),
+            changes=LogitAdjustments.gather(batch, slots, positions, eos_token_ids, vocab_size, notes),
         )
 
     def of(self, rows: np.ndarray) -> Self:
@@ -91,7 +91,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             seeds=self.seeds[rows],
             positions=self.positions[rows],
             logprobs=None,
-            changes=Changes(),
+            changes=LogitAdjustments(),
         )
 
 
@@ -109,7 +109,7 @@ class PendingPicks:
         self._arriving = [column.to("cpu", non_blocking=True) for column in arriving]
         self._arrived = torch.cuda.current_stream(tokens.device).record_event() if tokens.is_cuda else None
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         """Return one id per row. NaN among the logits, or no token left to choose, is that row's error."""
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -120,7 +120,7 @@ class PendingPicks:
         logprobs = self._logprobs.read(columns) if self._logprobs else {}
         for row in errors:
             logprobs.pop(row, None)
-        return Picks(tokens.data, logprobs, errors)
+        return SampledTokens(tokens.data, logprobs, errors)
 
 
 class _Logprobs(msgspec.Struct, frozen=True):

@@ -13,12 +13,12 @@ import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead._cext.slotmap import SlotMap
-from fairlead.engine.admission import Admission, Predictor
+from fairlead.engine.admission import Predictor, SequenceAdmission
 from fairlead.engine.memory import Memory
-from fairlead.engine.sequence import NO_HANDLE, Sequence, State
+from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 
 
-class Scheduler:
+class StepScheduler:
     """Schedules decodes first, then chunked prefills, first come first served within a class.
 
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
@@ -46,7 +46,7 @@ class Scheduler:
     ) -> None:
         self.batch = batch
         self.memory = memory
-        self.admission = Admission(
+        self.admission = SequenceAdmission(
             [pool.total * pool.block_size for pool in memory.pools],
             [
                 None if window is None else memory.ceiling(group)
@@ -203,7 +203,7 @@ class Scheduler:
         if self.batch.num_scheduled[victim.slot]:
             self._leave_out(victim)
         victim.preemptions += 1
-        victim.become(State.PENDING)
+        victim.become(SequenceStatus.PENDING)
         self.preemptions += 1
         self.admission.predictor.regret()
         victim.evicted_tokens = victim.tokens.committed
@@ -287,7 +287,7 @@ class Scheduler:
         slot = sequence.slot
         tokens.rewind(computed)
         self.batch.add_request(slot, tokens, blocks)
-        sequence.become(State.PROCESSING)
+        sequence.become(SequenceStatus.PROCESSING)
         self._admissions += 1
         sequence.order = self._admissions
         self._by_slot[slot] = sequence

@@ -10,7 +10,7 @@ NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0
 _SLOT_BITS = 0xFFFF_FFFF
 
 
-class State(StrEnum):
+class SequenceStatus(StrEnum):
     """A sequence's state: PENDING is queued for a slot and blocks, PROCESSING has both, others are final."""
 
     PENDING = "pending"
@@ -21,17 +21,20 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
+TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
     {
-        (State.PENDING, State.PROCESSING),
-        (State.PENDING, State.FAILED),
-        (State.PENDING, State.TIMEOUT),
-        (State.PENDING, State.CANCELLED),
-        (State.PROCESSING, State.COMPLETED),
-        (State.PROCESSING, State.TIMEOUT),
-        (State.PROCESSING, State.FAILED),
-        (State.PROCESSING, State.CANCELLED),
-        (State.PROCESSING, State.PENDING),  # preempted: keeps its request state, loses its blocks
+        (SequenceStatus.PENDING, SequenceStatus.PROCESSING),
+        (SequenceStatus.PENDING, SequenceStatus.FAILED),
+        (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
+        (SequenceStatus.PENDING, SequenceStatus.CANCELLED),
+        (SequenceStatus.PROCESSING, SequenceStatus.COMPLETED),
+        (SequenceStatus.PROCESSING, SequenceStatus.TIMEOUT),
+        (SequenceStatus.PROCESSING, SequenceStatus.FAILED),
+        (SequenceStatus.PROCESSING, SequenceStatus.CANCELLED),
+        (
+            SequenceStatus.PROCESSING,
+            SequenceStatus.PENDING,
+        ),  # preempted: keeps its request state, loses its blocks
     }
 )
 
@@ -83,10 +86,10 @@ class Sequence:
         self.preemptions = 0
         self.evicted_tokens = 0
         self.scored: int | None = None
-        self._state = State.PENDING
+        self._state = SequenceStatus.PENDING
 
     @property
-    def state(self) -> State:
+    def state(self) -> SequenceStatus:
         return self._state
 
     @property
@@ -100,7 +103,7 @@ class Sequence:
         """Whether it was preempted so often that, once it runs again, it runs to its end."""
         return self.preemptions >= MOST_PREEMPTIONS
 
-    def become(self, state: State) -> None:
+    def become(self, state: SequenceStatus) -> None:
         """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""
         if (self._state, state) not in TRANSITIONS:
             raise AssertionError(f"sequence {self.key} cannot go from {self._state} to {state}")

@@ -7,7 +7,7 @@ import msgspec
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.job import TokenLogprob
-from fairlead.worker.wire import Output
+from fairlead.messages import Output
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,7 +21,7 @@ class PromptScores(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Picks(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """The results of a step's sampling rows.
 
     `token_ids`: int32 [S], one per sampling row, in the step's order. A negative id fails only that row's
@@ -40,7 +40,7 @@ class Picks(msgspec.Struct, frozen=True):
 class PendingStep(Protocol):
     """A launched step whose results have not been fetched."""
 
-    def wait(self) -> Picks:
+    def wait(self) -> SampledTokens:
         """Block until the step is done and return its results."""
 
 

@@ -25,7 +25,7 @@ class RequestFailedError(Exception):
         self.kind = kind
 
 
-class Connection:
+class LoadConnection:
     """Sends requests one after another, over one socket while the server keeps it open."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
@@ -115,14 +115,14 @@ class Connection:
             stream.socket.close()
 
 
-class Usage(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     """The token counts that the server reports."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class Answer(msgspec.Struct):
+class TimedAnswer(msgspec.Struct):
     """One request's times on Trio's clock: when it was sent, when each piece of text arrived, when it ended.
 
     `usage` None: the server did not report it, and each piece counts as a token. `error` None: success.
@@ -131,7 +131,7 @@ class Answer(msgspec.Struct):
     started_s: float
     ended_s: float = 0.0
     pieces_s: list[float] = []
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: str | None = None
 
     @property
@@ -152,16 +152,16 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: object = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
-async def ask(connection: Connection, path: str, body: object, *, timeout_s: float) -> Answer:
+async def ask(connection: LoadConnection, path: str, body: object, *, timeout_s: float) -> TimedAnswer:
     """Send one streaming request and time its answer. Failures are recorded in it, not raised."""
-    answer = Answer(started_s=trio.current_time())
+    answer = TimedAnswer(started_s=trio.current_time())
     reader = _EventReader(answer)
     try:
         with trio.fail_after(timeout_s):
@@ -176,9 +176,9 @@ async def ask(connection: Connection, path: str, body: object, *, timeout_s: flo
 
 
 class _EventReader:
-    """Parses a stream of server-sent events into an `Answer`'s pieces."""
+    """Parses a stream of server-sent events into an `TimedAnswer`'s pieces."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: TimedAnswer) -> None:
         self._answer = answer
         self._rest = b""
         self._done = False

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from fairlead.load.client import Answer, Connection, RequestFailedError, ask
+from fairlead.load.client import LoadConnection, RequestFailedError, TimedAnswer, ask
 from fairlead.load.report import Level, summarize
 
 TEXT = (
@@ -90,7 +90,7 @@ def named(options: Options, *, api_key: str | None = None) -> Options:
 
     Raises `RequestFailedError` if the server has none or does not answer, `ValueError` for an invalid URL.
     """
-    connection = Connection(options.url, api_key=api_key)
+    connection = LoadConnection(options.url, api_key=api_key)
     if options.model:
         return options
     return msgspec.structs.replace(options, model=trio.run(_first_model, connection))
@@ -98,18 +98,18 @@ def named(options: Options, *, api_key: str | None = None) -> Options:
 
 def measure(
     options: Options, *, api_key: str | None = None, counted: Count = lambda: None
-) -> list[tuple[Level, list[Answer]]]:
+) -> list[tuple[Level, list[TimedAnswer]]]:
     """Run every level; return the results and the answers of each. `counted` is called after each answer.
 
     Raises `RequestFailedError` if the server does not answer at all. A single failed answer is only counted.
     """
-    connect = partial(Connection, options.url, api_key=api_key)
+    connect = partial(LoadConnection, options.url, api_key=api_key)
     return [trio.run(_run_level, options, connect, streams, counted) for streams in options.streams]
 
 
 async def _run_level(
-    options: Options, connect: partial[Connection], streams: int, counted: Count
-) -> tuple[Level, list[Answer]]:
+    options: Options, connect: partial[LoadConnection], streams: int, counted: Count
+) -> tuple[Level, list[TimedAnswer]]:
     """Warm up, then measure one number of streams."""
     warmup, requests = options.warmup_of(streams), options.requests_of(streams)
     randomness = random.Random(f"{options.seed} {streams}")  # noqa: S311 - words, not secrets
@@ -122,10 +122,10 @@ async def _run_level(
 
 
 async def _load(
-    options: Options, connect: partial[Connection], streams: int, prompts: Sequence[str], counted: Count
-) -> list[Answer]:
+    options: Options, connect: partial[LoadConnection], streams: int, prompts: Sequence[str], counted: Count
+) -> list[TimedAnswer]:
     """Send all prompts, `streams` at a time, until none is left or the time is up."""
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
     remaining: Iterator[tuple[int, str]] = iter(enumerate(prompts))
     last_start_s = trio.current_time() + options.duration_s
 
@@ -144,7 +144,7 @@ async def _load(
     return answers
 
 
-async def _first_model(connection: Connection) -> str:
+async def _first_model(connection: LoadConnection) -> str:
     class Model(msgspec.Struct):
         id: str
 
@@ -159,7 +159,7 @@ async def _first_model(connection: Connection) -> str:
 
 
 async def _make_prompts(
-    options: Options, connection: Connection, count: int, randomness: random.Random
+    options: Options, connection: LoadConnection, count: int, randomness: random.Random
 ) -> list[str]:
     """Return prompts of the requested length. Each begins its search at the last one's number of words."""
     prompts = []
@@ -176,7 +176,7 @@ async def _make_prompts(
 
 
 async def _fit(
-    options: Options, connection: Connection, words: Sequence[str], first_guess: int
+    options: Options, connection: LoadConnection, words: Sequence[str], first_guess: int
 ) -> int | None:
     """Return the number of words closest to the requested length; None if the server cannot count tokens."""
     guess = first_guess
@@ -193,7 +193,7 @@ async def _fit(
     return min(tried, key=lambda count: abs(tried[count]))
 
 
-async def _count_tokens(options: Options, connection: Connection, text: str) -> int | None:
+async def _count_tokens(options: Options, connection: LoadConnection, text: str) -> int | None:
     class Tokens(msgspec.Struct):
         tokens: list[int]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fairlead.load.client import Answer
+from fairlead.load.client import TimedAnswer
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Level(msgspec.Struct, frozen=True):
     tokens_by_second: list[float]
 
 
-def summarize(streams: int, answers: Sequence[Answer], *, cpu_s: float) -> Level:
+def summarize(streams: int, answers: Sequence[TimedAnswer], *, cpu_s: float) -> Level:
     """Return the results of a level; `answers` must not be empty."""
     good = [answer for answer in answers if answer.error is None]
     spoke = [answer for answer in good if answer.pieces_s]
@@ -85,7 +85,7 @@ def summarize(streams: int, answers: Sequence[Answer], *, cpu_s: float) -> Level
     )
 
 
-def gaps_s(answers: Sequence[Answer]) -> list[float]:
+def gaps_s(answers: Sequence[TimedAnswer]) -> list[float]:
     """Return the seconds between successive pieces of text of each answer."""
     return [later - earlier for answer in answers for earlier, later in pairwise(answer.pieces_s)]
 
@@ -109,7 +109,7 @@ def format_table(levels: Sequence[Level]) -> str:
     return "\n".join([*lines, "Times are p50 / p90 / p99."])
 
 
-def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]]]) -> None:
+def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[TimedAnswer]]]) -> None:
     """Plot the distributions of both latencies, and the throughput over time."""
     import matplotlib as mpl
 
@@ -135,7 +135,7 @@ def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[Answer]
     plt.close(figure)
 
 
-def _tokens_by_second(answers: Sequence[Answer], began_s: float, wall_s: float) -> list[float]:
+def _tokens_by_second(answers: Sequence[TimedAnswer], began_s: float, wall_s: float) -> list[float]:
     """Return the tokens of each second, with an answer's tokens spread evenly over its pieces."""
     seconds = [0.0] * (int(wall_s) + 1)
     for answer in answers:

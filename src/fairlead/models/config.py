@@ -11,7 +11,7 @@ from typing import Any
 from fairlead.errors import LoadFailed
 
 
-class Config:
+class CheckpointConfig:
     """A JSON object from a file. Every reader raises `LoadFailed` with the file and the key at fault.
 
     A key that is null counts as absent, as in transformers. Without a `default` a key is required.
@@ -23,7 +23,7 @@ class Config:
         self._within = within
 
     @classmethod
-    def read(cls, path: Path) -> "Config":
+    def read(cls, path: Path) -> "CheckpointConfig":
         """Parse the file at `path`."""
         try:
             values = json.loads(path.read_bytes())
@@ -100,12 +100,12 @@ class Config:
             raise self.fails(key, "must be an object of strings")
         return value
 
-    def section(self, key: str) -> "Config":
+    def section(self, key: str) -> "CheckpointConfig":
         """Return a nested object."""
         value = self._value(key, None)
         if not isinstance(value, dict):
             raise self.fails(key, f"must be an object, not {value!r}")
-        return Config(self.path, value, within=f"{self._within}{key}.")
+        return CheckpointConfig(self.path, value, within=f"{self._within}{key}.")
 
     def _value(self, key: str, default: object) -> Any:
         value = self._values.get(key)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.borrowed import build_skeleton, fill
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Attend
 from fairlead.models.rope import Rope
 from fairlead.models.shape import REFUSED, ModelShape
@@ -34,7 +34,7 @@ _CHANGES_SCORES = ("s_aux", "sinks", "position_bias", "attention_bias", "alibi",
 
 
 def fallback(
-    config: Config, names: Sequence[str], built_in: Iterable[str]
+    config: CheckpointConfig, names: Sequence[str], built_in: Iterable[str]
 ) -> Callable[[Weights], "FallbackModel"]:
     """Return a builder of the model that `config` names; `LoadFailed` if it is known not to run here.
 
@@ -71,7 +71,7 @@ def fallback(
 class FallbackModel:
     """`registry.Model` over a model of transformers."""
 
-    def __init__(self, config: Config, kind: Any, theirs: Any, weights: Weights) -> None:
+    def __init__(self, config: CheckpointConfig, kind: Any, theirs: Any, weights: Weights) -> None:
         self._config = config
         self._name = kind.__name__
         _register()
@@ -284,7 +284,7 @@ def _register() -> None:
     AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
 
 
-def _check(config: Config, kind: Any, theirs: Any) -> None:
+def _check(config: CheckpointConfig, kind: Any, theirs: Any) -> None:
     """Reject models that are known to be excluded before any weights are read."""
     text = theirs.get_text_config()
     if getattr(text, "is_encoder_decoder", False):
@@ -298,7 +298,7 @@ def _check(config: Config, kind: Any, theirs: Any) -> None:
         raise config.fails("architectures", f"{kind.__name__} has no way to attend with our cache")
 
 
-def _read_max_positions(config: Config, text: Any) -> int:
+def _read_max_positions(config: CheckpointConfig, text: Any) -> int:
     """Return the most tokens that a text can have. longrope has different angles for short and long texts,
     which one batch cannot mix: of such a model only short texts are served.
     """
@@ -314,7 +314,7 @@ def _read_max_positions(config: Config, text: Any) -> int:
     return min(most, trained or most)
 
 
-def _check_windows(config: Config, text: Any, windows: Sequence[int | None]) -> None:
+def _check_windows(config: CheckpointConfig, text: Any, windows: Sequence[int | None]) -> None:
     """Check that the layers report their windows: a model may set them in its mask alone, which we ignore."""
     window = getattr(text, "sliding_window", None)
     if not window or getattr(text, "use_sliding_window", True) is False:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Attend, OffsetRMSNorm
 from fairlead.models.llama import LlamaAttention
 from fairlead.models.rope import Rope, Rotary, read_variant
@@ -58,7 +58,7 @@ class Gemma3ForCausalLM:
     """The whole network: token ids and positions in, logits out."""
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         """Read the text part of `config.json`: its `text_config` if it has one, else all of it."""
         config = config.section("text_config") if "text_config" in config else config
         if config.flag("use_bidirectional_attention", default=False):
@@ -155,7 +155,7 @@ _SIGHT_PREFIXES = tuple(
 )
 
 
-def _read_windows(config: Config) -> tuple[int | None, ...]:
+def _read_windows(config: CheckpointConfig) -> tuple[int | None, ...]:
     """Return the windows by `layer_types`; before transformers 5, each `sliding_window_pattern`th is None."""
     window = config.integer("sliding_window", 4096)
     if "layer_types" in config:
@@ -164,7 +164,7 @@ def _read_windows(config: Config) -> tuple[int | None, ...]:
     return tuple(window if (layer + 1) % pattern else None for layer in range(read_layers(config)))
 
 
-def _read_ropes(config: Config) -> tuple[Rope, Rope]:
+def _read_ropes(config: CheckpointConfig) -> tuple[Rope, Rope]:
     """Return the variants of the layers with full attention and of those with a window.
 
     From `rope_parameters`, an object by kind of layer; or, before transformers 5, from `rope_theta` with
@@ -185,5 +185,5 @@ def _read_ropes(config: Config) -> tuple[Rope, Rope]:
     return of_all, of_windows
 
 
-def _read_cap(config: Config, key: str) -> float | None:
+def _read_cap(config: CheckpointConfig, key: str) -> float | None:
     return config.number(key) if key in config else None

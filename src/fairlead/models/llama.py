@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Attend
 from fairlead.models.rope import Rotary, rotate
 from fairlead.models.shape import ModelShape, read_shape
@@ -72,7 +72,7 @@ class LlamaForCausalLM:
     attention: ClassVar[type[LlamaAttention]] = LlamaAttention
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         """Read this family's `config.json`."""
         bias = config.flag("attention_bias", default=False)
         mlp_bias = config.flag("mlp_bias", default=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Linear
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.registry import Architecture, Model, architecture, built_in
@@ -23,7 +23,7 @@ from fairlead.models.weights import Weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedModelFiles(msgspec.Struct, frozen=True):
     """A model with its weights. `weight_bytes`: what they take in the device's memory.
 
     `pooling` is set if it was made for embeddings; it may have no head then.
@@ -36,7 +36,7 @@ class Loaded(msgspec.Struct, frozen=True):
     pooling: Pooling | None = None
 
 
-class Source(msgspec.Struct, frozen=True):
+class WeightSource(msgspec.Struct, frozen=True):
     """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
 
     `own`: the class and the shape, if the architecture is built in.
@@ -65,12 +65,12 @@ class Source(msgspec.Struct, frozen=True):
         device: torch.device,
         report: Callable[[float], None],
         make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
-    ) -> Loaded:
+    ) -> LoadedModelFiles:
         """Build the model in torch."""
         with self.weights(device, report, make_linear) as weights:
             model = self.build(weights)
             weights.finish()
-            return Loaded(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)
+            return LoadedModelFiles(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)
 
 
 def load_model(
@@ -80,14 +80,14 @@ def load_model(
     dtype: str = "auto",
     report: Callable[[float], None] = lambda _: None,
     needs_head: bool = True,
-) -> Loaded:
-    """Load the model in `directory` in torch: `read_source` and `Source.load` in one."""
+) -> LoadedModelFiles:
+    """Load the model in `directory` in torch: `read_source` and `WeightSource.load` in one."""
     return read_source(directory, device=device, dtype=dtype, needs_head=needs_head).load(device, report)
 
 
 def read_source(
     directory: Path, *, device: torch.device, dtype: str = "auto", needs_head: bool = True
-) -> Source:
+) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
     A model that can make neither text nor embeddings is a `LoadFailed`; with `needs_head`, one that cannot
@@ -95,7 +95,7 @@ def read_source(
     """
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")
-    config = Config.read(directory / "config.json")
+    config = CheckpointConfig.read(directory / "config.json")
     if "auto_map" in config:
         raise config.fails("auto_map", "the model needs code from its repository, which is never run")
     pooling = read_pooling(directory)
@@ -104,10 +104,10 @@ def read_source(
         reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
         raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
-    return Source(directory, build, built_in(config), chosen, read_eos_token_ids(config), pooling)
+    return WeightSource(directory, build, built_in(config), chosen, read_eos_token_ids(config), pooling)
 
 
-def choose_dtype(config: Config, name: str, device: torch.device) -> torch.dtype:
+def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in: the requested one or, with "auto", the checkpoint's where it is fast.
 
     No CPU multiplies float16 fast, and only some bfloat16. On a CPU, "auto" uses bfloat16 for all but float32
@@ -132,8 +132,8 @@ def cpu_computes_bfloat16() -> bool:
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16", "arm_bf16"))
 
 
-def read_eos_token_ids(config: Config) -> tuple[int, ...]:
+def read_eos_token_ids(config: CheckpointConfig) -> tuple[int, ...]:
     """Return the ids that end a sequence, from `generation_config.json` if it has any, else `config.json`."""
     path = config.path.with_name("generation_config.json")
-    generation = Config.read(path).token_ids("eos_token_id") if path.is_file() else ()
+    generation = CheckpointConfig.read(path).token_ids("eos_token_id") if path.is_file() else ()
     return generation or config.token_ids("eos_token_id")

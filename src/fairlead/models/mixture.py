@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import GatedMLP, Linear
 from fairlead.models.llama import LlamaForCausalLM
 from fairlead.models.mistral import MistralForCausalLM
@@ -61,7 +61,7 @@ class Qwen3MoeForCausalLM(LlamaForCausalLM):
     attention = Qwen3Attention
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         bias = config.flag("attention_bias", default=False)
         windowed = config.flag("use_sliding_window", default=False) and "sliding_window" in config
         window = config.integer("sliding_window") if windowed else None
@@ -96,7 +96,7 @@ class MixtralForCausalLM(MistralForCausalLM):
     """Mistral with experts in every layer, whose matrices have different names."""
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         shape = super().read_shape(config)
         experts = _read_experts(
             config, inner_size=shape.intermediate_size, normalize=True, layers=(True,) * shape.layers
@@ -119,7 +119,9 @@ class MixtralForCausalLM(MistralForCausalLM):
         )
 
 
-def _read_experts(config: Config, *, inner_size: int, normalize: bool, layers: tuple[bool, ...]) -> Experts:
+def _read_experts(
+    config: CheckpointConfig, *, inner_size: int, normalize: bool, layers: tuple[bool, ...]
+) -> Experts:
     """Read the experts' keys; transformers has used two names for their number."""
     key = "num_experts" if "num_experts" in config else "num_local_experts"
     count = config.integer(key, most=_MOST_EXPERTS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 
 FILE = "modules.json"
 _MODES: dict[str, Literal["mean", "last"]] = {
@@ -61,10 +61,10 @@ def read_pooling(directory: Path) -> Pooling | None:
     place = modules[1].path
     if not place or Path(place).name != place:
         raise LoadFailed(f"{path}: {place!r} is not a directory beside it")
-    return Pooling(_read_kind(Config.read(directory / place / "config.json")), len(kinds) == 3)
+    return Pooling(_read_kind(CheckpointConfig.read(directory / place / "config.json")), len(kinds) == 3)
 
 
-def _read_kind(config: Config) -> Literal["mean", "last"]:
+def _read_kind(config: CheckpointConfig) -> Literal["mean", "last"]:
     """Return the mode, given by its name or, in the older format, by the one switch that is on."""
     if "pooling_mode" in config:
         chosen, key = [config.text("pooling_mode")], "pooling_mode"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.llama import LlamaAttention, LlamaForCausalLM
 from fairlead.models.shape import ModelShape, read_layer_windows, read_shape
 from fairlead.models.weights import Weights
@@ -32,7 +32,7 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     attention = Qwen3Attention
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         bias = config.flag("attention_bias", default=False)
         return read_shape(
             config, head_dim=128, windows=read_layer_windows(config), qkv_bias=bias, output_bias=bias

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from fairlead.models.layers import Attend
 from fairlead.models.llama import LlamaForCausalLM
@@ -38,7 +38,7 @@ class Architecture(Model, Protocol):
     """A built-in network: its class reads its `config.json` and builds it."""
 
     @classmethod
-    def read_shape(cls, config: Config) -> ModelShape:
+    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
         """Read the architecture's own `config.json`; `LoadFailed` says what is wrong with it."""
 
     def __init__(self, shape: ModelShape, weights: Weights) -> None:
@@ -64,7 +64,7 @@ _BODIES = {
 }
 
 
-def architecture(config: Config) -> tuple[Callable[[Weights], Model], bool]:
+def architecture(config: CheckpointConfig) -> tuple[Callable[[Weights], Model], bool]:
     """Return what builds the model of `config` from its weights, and whether it will have a head.
 
     Raises `LoadFailed`. Architectures that are not built in need transformers to be installed.
@@ -77,7 +77,7 @@ def architecture(config: Config) -> tuple[Callable[[Weights], Model], bool]:
     return fallback(config, config.texts("architectures"), ARCHITECTURES), True
 
 
-def built_in(config: Config) -> tuple[type[Architecture], ModelShape] | None:
+def built_in(config: CheckpointConfig) -> tuple[type[Architecture], ModelShape] | None:
     """Return the built-in class for `config`, and the shape; None if there is none."""
     for name in config.texts("architectures"):
         if (kind := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:

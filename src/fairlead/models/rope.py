@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
 
 
-def read_rope(config: Config, *, max_positions: int) -> Rope:
+def read_rope(config: CheckpointConfig, *, max_positions: int) -> Rope:
     """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (earlier versions)."""
     key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
     theta = config.number("rope_theta", 10_000.0)
@@ -41,7 +41,9 @@ def read_rope(config: Config, *, max_positions: int) -> Rope:
     return read_variant(config, config.section(key), max_positions=max_positions, theta=theta)
 
 
-def read_variant(config: Config, section: Config, *, max_positions: int, theta: float) -> Rope:
+def read_variant(
+    config: CheckpointConfig, section: CheckpointConfig, *, max_positions: int, theta: float
+) -> Rope:
     """Read one variant's `section` of `config`; `theta` is the default where the section has none."""
     theta = section.number("rope_theta", theta)
     for source in (config, section):
@@ -126,7 +128,7 @@ def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return torch.addcmul(heads * cosine, swapped, sine)
 
 
-def _yarn_scale(section: Config, factor: float) -> float:
+def _yarn_scale(section: CheckpointConfig, factor: float) -> float:
     """Return how much the stretch sharpens attention: YaRN's 0.1·ln(factor) + 1, or the file's own value."""
 
     def sharpness(weight: float) -> float:

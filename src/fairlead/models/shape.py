@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.rope import Rope, read_rope
 
 
@@ -72,7 +72,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_shape(
-    config: Config,
+    config: CheckpointConfig,
     *,
     head_dim: int | None = None,
     windows: tuple[int | None, ...] | None = None,
@@ -126,7 +126,7 @@ def read_shape(
     )
 
 
-def read_layers(config: Config) -> int:
+def read_layers(config: CheckpointConfig) -> int:
     """Return the number of layers; bounded, as objects are made for each before the weights are checked."""
     return config.integer("num_hidden_layers", most=10_000)
 
@@ -137,7 +137,7 @@ REFUSED = {
 }
 
 
-def read_layer_windows(config: Config) -> tuple[int | None, ...]:
+def read_layer_windows(config: CheckpointConfig) -> tuple[int | None, ...]:
     """Return the windows, which the Qwen families give as a switch, a window, and the first layer with it."""
     layers = read_layers(config)
     if not config.flag("use_sliding_window", default=False) or "sliding_window" not in config:
@@ -149,7 +149,7 @@ def read_layer_windows(config: Config) -> tuple[int | None, ...]:
     return read_layer_types(config, window)
 
 
-def read_layer_types(config: Config, window: int) -> tuple[int | None, ...]:
+def read_layer_types(config: CheckpointConfig, window: int) -> tuple[int | None, ...]:
     """Return the window of each layer by `layer_types`: `window` for sliding layers, None for others."""
     layers = read_layers(config)
     kinds = config.texts("layer_types")

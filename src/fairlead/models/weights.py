@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import Config
+from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Embedding, GatedMLP, Linear, RMSNorm
 from fairlead.models.tensor_file import StoredTensor, TensorFile
 
@@ -233,7 +233,7 @@ class Weights:
         index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
         if index.is_file():
             self._listing = index
-            self._open_shards(Config.read(index), directory)
+            self._open_shards(CheckpointConfig.read(index), directory)
         elif single.exists():
             self._listing = single
             self._tensors = dict(TensorFile(single).tensors)
@@ -246,7 +246,7 @@ class Weights:
                 f"{directory}: neither model.safetensors nor model.safetensors.index.json is here"
             )
 
-    def _open_shards(self, index: Config, directory: Path) -> None:
+    def _open_shards(self, index: CheckpointConfig, directory: Path) -> None:
         """Open the shards that the index names, only in its directory; both must list the same tensors."""
         places = index.names("weight_map")
         for shard in sorted(set(places.values())):

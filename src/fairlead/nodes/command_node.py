@@ -13,16 +13,16 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.answer.sink import Sink
 from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.http.client import Upstream, UpstreamFailed
 from fairlead.job import Job
-from fairlead.nodes.health import HealthCheck
-from fairlead.nodes.process import CommandProcess
 from fairlead.nodes.progress import fraction_reader
-from fairlead.nodes.pulse import Pulse
 from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
-from fairlead.nodes.sink import Sink
-from fairlead.nodes.upstream import Upstream, UpstreamFailed
+from fairlead.process.command_process import CommandProcess
+from fairlead.process.health import HealthCheck
+from fairlead.process.liveness import LivenessProbe
 
 FIRST_LOOK_S = 0.05
 LONGEST_LOOK_S = 1.0
@@ -223,7 +223,7 @@ class CommandNode:
         path = self._config.check_endpoint
         if path == "none" or self.pid is None:
             return
-        pulse = Pulse(self._upstream, path, group=self.pid)
+        pulse = LivenessProbe(self._upstream, path, group=self.pid)
         await pulse.stopped(self._health)
         times = self._health.config.failures
         self.stuck = f"{self._config.name} did not answer {path} {times} times in a row, and did nothing else"

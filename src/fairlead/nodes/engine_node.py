@@ -9,19 +9,18 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.answer.embedding_job import embedding
+from fairlead.answer.sequence import NodeSequence
+from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig, ModelConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
+from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
-from fairlead.nodes.model_memory import GpuUse
-from fairlead.nodes.node import NodeLimits, NodeListener
-from fairlead.nodes.sequence import NodeSequence
-from fairlead.nodes.sink import Sink
-from fairlead.nodes.texts import embedding
+from fairlead.nodes.node import GpuUse, NodeLimits, NodeListener
 from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND, Worker
-from fairlead.worker.wire import EngineStatistics, Ready, WorkerSpec
 
 logger = structlog.get_logger("fairlead.node")
 

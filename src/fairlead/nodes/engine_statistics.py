@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead.worker.wire import EngineStatistics
+from fairlead.messages import EngineStatistics
 
 
 class EngineStatus(msgspec.Struct, frozen=True):

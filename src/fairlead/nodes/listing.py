@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fairlead.nodes.reported import decoded
-from fairlead.nodes.upstream import UpstreamStatistics
+from fairlead.answer.reported import decoded
+from fairlead.http.client import UpstreamStatistics
 
 # Largest bodies of `/health`, and of `/v1/models` and `/running`.
 HEALTH_BYTES = 64 * 1024

@@ -10,8 +10,7 @@ import trio
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.model_memory import GpuUse
-from fairlead.nodes.node import Node
+from fairlead.nodes.node import GpuUse, Node
 from fairlead.nodes.remote_node import RemoteListener
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND

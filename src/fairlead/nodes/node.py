@@ -1,13 +1,15 @@
 """The interface of a node, which generates: the built-in engine, a started command, or a remote server."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Job
-from fairlead.nodes.sink import Sink
+
+ModelState = Literal["stopped", "loading", "ready", "draining", "stopping", "failed"]
 
 
 class NodeLimits(msgspec.Struct, frozen=True):
@@ -27,6 +29,14 @@ class NodeLimits(msgspec.Struct, frozen=True):
     evictable: bool = True
     needs_relay: bool = False
     isolates_tenants: bool = False
+
+
+class GpuUse(NamedTuple):
+    """The memory that a process takes of a GPU, which has `total_bytes`. `device` is named as "cuda:1"."""
+
+    device: str
+    taken_bytes: int
+    total_bytes: int
 
 
 class NodeCounts(msgspec.Struct, frozen=True):

@@ -15,10 +15,13 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.answer.relay import relay
+from fairlead.answer.relay_sink import RelaySink
+from fairlead.answer.sink import Sink
 from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
 from fairlead.errors import FairleadError, NodeFailed
+from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.job import Job, Relay
-from fairlead.nodes.health import Breaker, Change, HealthCheck, watch
 from fairlead.nodes.listing import (
     HEALTH_BYTES,
     LISTING_BYTES,
@@ -29,10 +32,7 @@ from fairlead.nodes.listing import (
     models_of,
 )
 from fairlead.nodes.node import Node, NodeLimits, NodeListener
-from fairlead.nodes.passage import Passage
-from fairlead.nodes.relay import relay
-from fairlead.nodes.sink import Sink
-from fairlead.nodes.upstream import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
+from fairlead.process.health import Breaker, Change, HealthCheck, watch
 from fairlead.supervision import FailureBoundary, described, log_failure
 
 # We do not limit what a node does not report: it refuses by itself what it cannot take.
@@ -97,7 +97,7 @@ class RemoteNode:
         self._is_fairlead = False
         self._probe_answered = False
         self._is_reported = False  # as up, to the listener
-        self._running: set[Passage] = set()
+        self._running: set[RelaySink] = set()
         self._ups = self._downs = 0
 
     async def run(self) -> None:
@@ -124,7 +124,7 @@ class RemoteNode:
             raise NodeFailed(f"{self.id} is down")
         if job.relay is None:
             raise NodeFailed(f"{self.id} takes requests only as clients write them")
-        passage = Passage(into)
+        passage = RelaySink(into)
         self._running.add(passage)
         try:
             if job.relay.stream or job.relay.passthrough is not None:
@@ -172,7 +172,7 @@ class RemoteNode:
     # One job -----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _relaying(self, job: Job, asked: Relay, passage: Passage) -> AsyncIterator[None]:
+    async def _relaying(self, job: Job, asked: Relay, passage: RelaySink) -> AsyncIterator[None]:
         """Relay while the block runs."""
         raised: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -186,7 +186,7 @@ class RemoteNode:
         if raised is not None:
             raise raised
 
-    async def _relay(self, job: Job, asked: Relay, passage: Passage) -> None:
+    async def _relay(self, job: Job, asked: Relay, passage: RelaySink) -> None:
         """Relay one job. A failure ends only this attempt, neither its client's task nor the node."""
         boundary = FailureBoundary()
         try:
@@ -198,7 +198,7 @@ class RemoteNode:
                 passage.fail(NodeFailed(f"{self.id} failed: {described(boundary.failure)}"))
             passage.over.set()
 
-    async def _exchange(self, job: Job, asked: Relay, passage: Passage) -> None:
+    async def _exchange(self, job: Job, asked: Relay, passage: RelaySink) -> None:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with passage.scope:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fairlead.nodes.gpus import Gpus
+from fairlead.swap.gpus import Gpus
 from fairlead.swap.policy import EvictionPolicy
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairlead.config import GroupSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
-from fairlead.nodes.gpus import Gpus
 from fairlead.registry import Registry
+from fairlead.swap.gpus import Gpus
 from fairlead.swap.group import Group, GroupPolicy
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fairlead.config import Fault, SelectorConfig
 from fairlead.config.spelling import KeyPath
-from fairlead.nodes.status import ModelState
+from fairlead.nodes.node import ModelState
 from fairlead.swap.policy import EvictionPolicy
 
 # How long an answer would take, as a rank.

@@ -1,8 +1,8 @@
 """Defers logs and traces of finished jobs until their responses are sent.
 
 A log line costs more than sending a short answer. So it is written in a later turn of the event loop, after
-the job's task has sent what it had. Each timeline (`Journey`) is reported once and in order, the last ones
-when `run` ends. An error in reporting ends nothing else. Knows no log format.
+the job's task has sent what it had. Each timeline (`RequestTimeline`) is reported once and in order, the
+last ones when `run` ends. An error in reporting ends nothing else. Knows no log format.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from fairlead.journey import Journey
+from fairlead.request_timeline import RequestTimeline
 
 logger = structlog.get_logger("fairlead.telemetry")
 
@@ -22,12 +22,12 @@ class Backlog:
     All that arrived in one turn is reported in the next one, so nothing piles up.
     """
 
-    def __init__(self, tell: Callable[[Journey], None]) -> None:
+    def __init__(self, tell: Callable[[RequestTimeline], None]) -> None:
         self._tell = tell
-        self._untold: deque[Journey] = deque()
+        self._untold: deque[RequestTimeline] = deque()
         self._news = trio.Event()
 
-    def add(self, journey: Journey) -> None:
+    def add(self, journey: RequestTimeline) -> None:
         """Report a timeline soon; the gateway's `tell` callback."""
         self._untold.append(journey)
         self._news.set()

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from fairlead.tally import HistogramStatistics
+from fairlead.job_metrics import HistogramStatistics
 
 Labels = tuple[str, ...]
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Gauge(NamedTuple, Generic[T]):
         return family
 
 
-class Count(NamedTuple, Generic[T]):
+class Counter(NamedTuple, Generic[T]):
     """A counter. Its samples' name gets the suffix `_total`, unless it has it."""
 
     name: str
@@ -48,7 +48,7 @@ class Count(NamedTuple, Generic[T]):
         return family
 
 
-class Spread(NamedTuple, Generic[T]):
+class Histogram(NamedTuple, Generic[T]):
     """A histogram."""
 
     name: str
@@ -66,7 +66,7 @@ class Spread(NamedTuple, Generic[T]):
         return family
 
 
-Row = Gauge[T] | Count[T] | Spread[T]
+Row = Gauge[T] | Counter[T] | Histogram[T]
 
 
 def families(rows: tuple[Row[T], ...], labels: Labels, things: Things[T]) -> Iterator[Metric]:

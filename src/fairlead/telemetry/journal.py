@@ -5,7 +5,7 @@ Knows no event loop and no HTTP. The API logs the requests that are refused befo
 
 import structlog
 
-from fairlead.journey import LEFT, SUCCESS, Journey
+from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fairlead.telemetry.tenants import TenantNames
 
 # No error of ours, and no client was refused.
@@ -22,7 +22,7 @@ class Journal:
     def __init__(self, tenants: TenantNames) -> None:
         self._tenants = tenants
 
-    def __call__(self, journey: Journey) -> None:
+    def __call__(self, journey: RequestTimeline) -> None:
         """Log the job: a warning if it was refused, an error if something of ours failed."""
         job = journey.job
         line = {

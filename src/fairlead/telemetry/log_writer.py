@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 BATCH_BYTES = 64 * 1024
 BATCH_ENTRIES = 1000
 
-Sink = Callable[[memoryview], int]
+OutputTarget = Callable[[memoryview], int]
 """Writes at least one of the bytes and returns their number, as `os.write` does; may block or raise."""
 
 
@@ -104,7 +104,7 @@ class LogBuffer:
 class LogWriter:
     """Writes what is put into the buffer to `sink`, on a daemon thread of its own, until it is closed."""
 
-    def __init__(self, sink: Sink, buffer: LogBuffer) -> None:
+    def __init__(self, sink: OutputTarget, buffer: LogBuffer) -> None:
         self._sink = sink
         self._buffer = buffer
         # The thread waits on it. A `SimpleQueue`'s `put` is safe in destructors, an `Event`'s `set` is not.

@@ -9,9 +9,9 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from fairlead.nodes.status import ModelStatus, NodeStatus
-from fairlead.tally import LABELS_AT_MOST, OTHER, ModelTally, TallyStatistics, TenantTally
-from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, itself
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.job_metrics import LABELS_AT_MOST, OTHER, JobStatistics, ModelCounts, TenantCounts
+from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
 from fairlead.telemetry.streams import lines_dropped
@@ -41,31 +41,31 @@ SERVER: tuple[Row[Snapshot], ...] = (
     ),
 )
 
-JOBS: tuple[Row[ModelTally], ...] = (
-    Count("fairlead_prompt_tokens", "Tokens of prompts whose answer has begun.", lambda t: t.prompt_tokens),
-    Count("fairlead_generated_tokens", "Tokens of answers, so far.", lambda t: t.generated_tokens),
-    Count("fairlead_retries", "Attempts at jobs after the first one of each.", lambda t: t.retries),
-    Spread("fairlead_queue_seconds", "From the arrival to the seat.", lambda t: t.durations.queue),
-    Spread("fairlead_prefill_seconds", "From the seat to the first token.", lambda t: t.durations.prefill),
-    Spread(
+JOBS: tuple[Row[ModelCounts], ...] = (
+    Counter("fairlead_prompt_tokens", "Tokens of prompts whose answer has begun.", lambda t: t.prompt_tokens),
+    Counter("fairlead_generated_tokens", "Tokens of answers, so far.", lambda t: t.generated_tokens),
+    Counter("fairlead_retries", "Attempts at jobs after the first one of each.", lambda t: t.retries),
+    Histogram("fairlead_queue_seconds", "From the arrival to the seat.", lambda t: t.durations.queue),
+    Histogram("fairlead_prefill_seconds", "From the seat to the first token.", lambda t: t.durations.prefill),
+    Histogram(
         "fairlead_first_token_seconds",
         "From the arrival to the first token.",
         lambda t: t.durations.first_token,
     ),
-    Spread("fairlead_decode_seconds", "From the first token to the last.", lambda t: t.durations.decode),
-    Spread("fairlead_request_seconds", "From the arrival to the last token.", lambda t: t.durations.whole),
-    Spread(
+    Histogram("fairlead_decode_seconds", "From the first token to the last.", lambda t: t.durations.decode),
+    Histogram("fairlead_request_seconds", "From the arrival to the last token.", lambda t: t.durations.whole),
+    Histogram(
         "fairlead_token_gap_seconds",
         "From a token to the next; those of one answer with their mean.",
         lambda t: t.durations.token_gap,
     ),
 )
 
-TENANTS: tuple[Row[TenantTally], ...] = (
-    Count("fairlead_tenant_jobs", "Jobs that are over.", lambda t: t.jobs),
-    Count("fairlead_tenant_prompt_tokens", "Tokens of their prompts.", lambda t: t.prompt_tokens),
-    Count("fairlead_tenant_generated_tokens", "Tokens of their answers.", lambda t: t.generated_tokens),
-    Count("fairlead_tenant_wait_seconds", "Time that they waited for seats.", lambda t: t.waited_s),
+TENANTS: tuple[Row[TenantCounts], ...] = (
+    Counter("fairlead_tenant_jobs", "Jobs that are over.", lambda t: t.jobs),
+    Counter("fairlead_tenant_prompt_tokens", "Tokens of their prompts.", lambda t: t.prompt_tokens),
+    Counter("fairlead_tenant_generated_tokens", "Tokens of their answers.", lambda t: t.generated_tokens),
+    Counter("fairlead_tenant_wait_seconds", "Time that they waited for seats.", lambda t: t.waited_s),
 )
 
 MODELS: tuple[Row[ModelStatus], ...] = (
@@ -79,33 +79,35 @@ MODELS: tuple[Row[ModelStatus], ...] = (
     Gauge("fairlead_model_cache_blocks", "Its cache blocks.", lambda m: m.blocks_total),
     Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda m: m.cached_tokens),
     Gauge("fairlead_model_last_load_seconds", "What its latest load took.", lambda m: m.load_s),
-    Count("fairlead_model_loads", "How often it was loaded.", lambda m: m.loads),
-    Count("fairlead_model_load_failures", "How often it could not be.", lambda m: m.load_failures),
-    Count("fairlead_model_evictions", "How often it made room for another.", lambda m: m.evictions),
-    Count("fairlead_model_restarts", "How often it was started again after a death.", lambda m: m.restarts),
-    Count("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.stuck),
-    Count("fairlead_model_preemptions", "Sequences that stepped back for memory.", lambda m: m.preemptions),
-    Count("fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda m: m.prefix_queries),
-    Count("fairlead_model_prefix_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
+    Counter("fairlead_model_loads", "How often it was loaded.", lambda m: m.loads),
+    Counter("fairlead_model_load_failures", "How often it could not be.", lambda m: m.load_failures),
+    Counter("fairlead_model_evictions", "How often it made room for another.", lambda m: m.evictions),
+    Counter("fairlead_model_restarts", "How often it was started again after a death.", lambda m: m.restarts),
+    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.stuck),
+    Counter("fairlead_model_preemptions", "Sequences that stepped back for memory.", lambda m: m.preemptions),
+    Counter(
+        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda m: m.prefix_queries
+    ),
+    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
 )
 
 NODES: tuple[Row[NodeStatus], ...] = (
     Gauge("fairlead_node_up", "1 if it takes jobs.", lambda n: n.state == "up"),
     Gauge("fairlead_node_seats", "Jobs that it runs at once.", lambda n: n.seats),
     Gauge("fairlead_node_busy_seats", "Jobs that it runs.", lambda n: n.busy),
-    Count("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
-    Count("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
+    Counter("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
+    Counter("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
 )
 
 BUILD: Row[float] = Gauge("fairlead_build_info", "The version that runs.", itself)
 STATE: Row[float] = Gauge("fairlead_model_state", "1 for the state that the model is in.", itself)
-DROPPED: Row[float] = Count(
+DROPPED: Row[float] = Counter(
     "fairlead_log_lines_dropped", "Log lines dropped because they were not read in time.", itself
 )
-REFUSED: Row[float] = Count(
+REFUSED: Row[float] = Counter(
     "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", itself
 )
-OUTCOMES: Row[float] = Count(
+OUTCOMES: Row[float] = Counter(
     "fairlead_jobs", "Jobs that are over: success, client_left, or the error's code.", itself
 )
 
@@ -134,7 +136,7 @@ class Pulled(Collector):
     def __init__(
         self,
         now: Snapshot,
-        tally: TallyStatistics,
+        tally: JobStatistics,
         refusals: Mapping[str, int],
         tenants: TenantNames,
         *,
@@ -168,7 +170,7 @@ class Pulled(Collector):
         return OTHER if tenant == OTHER else self._tenants.shown(tenant)
 
 
-def _jobs(tallies: Mapping[str, ModelTally]) -> Iterator[Metric]:
+def _jobs(tallies: Mapping[str, ModelCounts]) -> Iterator[Metric]:
     ended = [
         ((model, outcome), number)
         for model, tally in tallies.items()

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from fairlead.nodes.status import ModelStatus, NodeStatus
-from fairlead.tally import TallyStatistics
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.job_metrics import JobStatistics
 from fairlead.telemetry.snapshot import Snapshot
 
 Value = TypeVar("Value")
@@ -43,11 +43,11 @@ class Scope(msgspec.Struct, frozen=True):
             snapshot, models=self.of_models(snapshot.models), nodes=self.of_nodes(snapshot.nodes)
         )
 
-    def of_tally(self, tally: TallyStatistics) -> TallyStatistics:
+    def of_tally(self, tally: JobStatistics) -> JobStatistics:
         """Return the counts of the visible models and tenants."""
         if self.models is None:
             return tally
-        return TallyStatistics(
+        return JobStatistics(
             {name: counts for name, counts in tally.models.items() if name in self.models},
             self._of_tenants(tally.tenants),
         )

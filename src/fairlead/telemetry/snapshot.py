@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from fairlead.journey import LEFT, SUCCESS
-from fairlead.nodes.status import ModelStatus, NodeStatus
-from fairlead.tally import TallyStatistics
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.job_metrics import JobStatistics
+from fairlead.request_timeline import LEFT, SUCCESS
 
 # Error codes for missing capacity: the job may be retried. The dashboard calls them rejected.
 REJECTIONS = (
@@ -84,7 +84,7 @@ class Fleet(Protocol):
 class Gateway(Protocol):
     """The part of the gateway that a snapshot reads."""
 
-    def statistics(self) -> TallyStatistics:
+    def statistics(self) -> JobStatistics:
         """Return the metrics of all jobs."""
 
 

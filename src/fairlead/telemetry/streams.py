@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TextIO
 
-from fairlead.telemetry.log_writer import LogBuffer, LogWriter, Sink
+from fairlead.telemetry.log_writer import LogBuffer, LogWriter, OutputTarget
 
 # A request logs one line of some 300 bytes: enough for ten thousand requests while a terminal is stopped.
 MAX_LINES = 10_000
@@ -132,7 +132,7 @@ class LogStreams:
         self._writers.append(writer)
         return writer
 
-    def _sink(self, stream: TextIO | None) -> Sink:
+    def _sink(self, stream: TextIO | None) -> OutputTarget:
         if stream is None:
             return len
         try:

@@ -1,7 +1,7 @@
 """OpenTelemetry: one trace per request with its phases, and histograms, by the GenAI conventions.
 
-Both are made when a job is over, from the times in its `Journey`, so a token costs nothing. Threads of the
-SDK send them. Needs the extra `otel`; without it nothing here is imported.
+Both are made from the times in a job's `RequestTimeline` when it is over, so a token costs nothing. Threads
+of the SDK send them. Needs the extra `otel`; without it nothing here is imported.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (spans and server metrics). The SDK reads the
 environment variables (headers, sampler, resource).
@@ -17,7 +17,7 @@ import structlog
 
 from fairlead.config import ConfigError
 from fairlead.job import Job
-from fairlead.journey import LEFT, SUCCESS, Journey
+from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.version import VERSION
 
@@ -74,7 +74,7 @@ class Traces:
         )
         self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request.")
 
-    def __call__(self, journey: Journey, load: LoadTimes) -> None:
+    def __call__(self, journey: RequestTimeline, load: LoadTimes) -> None:
         """Make the job's spans and add it to the histograms. `load` is the load of its model."""
         self._trace(journey, load)
         self._measure(journey)
@@ -88,7 +88,7 @@ class Traces:
         for thread in closing:
             thread.join(max(0.0, ends_at - time.monotonic()))
 
-    def _trace(self, journey: Journey, load: LoadTimes) -> None:
+    def _trace(self, journey: RequestTimeline, load: LoadTimes) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         assert journey.ended_s is not None
@@ -108,7 +108,7 @@ class Traces:
             phase.end(_at_ns(journey, ended_s))
         span.end(_at_ns(journey, journey.ended_s))
 
-    def _attributes(self, journey: Journey) -> "dict[str, AttributeValue]":
+    def _attributes(self, journey: RequestTimeline) -> "dict[str, AttributeValue]":
         job, sampling = journey.job, journey.job.sampling
         attributes: dict[str, AttributeValue] = {
             **_identity(job),
@@ -137,7 +137,7 @@ class Traces:
             attributes["fairlead.node"] = journey.node
         return attributes | _failure(journey)
 
-    def _measure(self, journey: Journey) -> None:
+    def _measure(self, journey: RequestTimeline) -> None:
         assert journey.ended_s is not None
         identity = _identity(journey.job)
         self._duration.record(journey.ended_s - journey.arrived_s, identity | _failure(journey))
@@ -174,7 +174,7 @@ def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
     return Traces(tracer_provider, meter_provider, tenants=tenants)
 
 
-def _phases(journey: Journey, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
+def _phases(journey: RequestTimeline, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
     """Yield the phases of the job: name, begin, end. A load is part of the wait in the queue."""
     ended_s = journey.ended_s
     assert ended_s is not None
@@ -219,7 +219,7 @@ def _identity(job: Job) -> "dict[str, AttributeValue]":
     }
 
 
-def _failure(journey: Journey) -> "dict[str, AttributeValue]":
+def _failure(journey: RequestTimeline) -> "dict[str, AttributeValue]":
     return {} if journey.outcome in (SUCCESS, LEFT) else {"error.type": journey.outcome}
 
 
@@ -229,6 +229,6 @@ def _operation(job: Job) -> str:
     return _OPERATIONS.get(job.id.partition("-")[0], "generate_content")
 
 
-def _at_ns(journey: Journey, then_s: float) -> int:
+def _at_ns(journey: RequestTimeline, then_s: float) -> int:
     """Return a time of the timeline's clock as nanoseconds since 1970."""
     return journey.began_at_ns + round((then_s - journey.arrived_s) * 1e9)

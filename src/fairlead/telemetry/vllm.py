@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from fairlead.nodes.status import ModelStatus
-from fairlead.tally import ModelTally
-from fairlead.telemetry.families import Count, Gauge, Row, Spread, families, itself
+from fairlead.fleet.status import ModelStatus
+from fairlead.job_metrics import ModelCounts
+from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -17,28 +17,28 @@ ENGINE = "0"
 FINISH_REASONS = ("stop", "length", "abort")
 
 
-JOBS: tuple[Row[ModelTally], ...] = (
+JOBS: tuple[Row[ModelCounts], ...] = (
     Gauge("vllm:num_requests_running", "Jobs that hold a seat.", lambda t: t.running),
     Gauge("vllm:num_requests_waiting", "Jobs that wait for a seat.", lambda t: t.waiting),
-    Count("vllm:prompt_tokens", "Prompt tokens processed.", lambda t: t.prompt_tokens),
-    Count("vllm:generation_tokens", "Tokens generated.", lambda t: t.generated_tokens),
-    Spread("vllm:time_to_first_token_seconds", "To the first token.", lambda t: t.durations.first_token),
-    Spread("vllm:inter_token_latency_seconds", "Between tokens.", lambda t: t.durations.token_gap),
-    Spread("vllm:e2e_request_latency_seconds", "From end to end.", lambda t: t.durations.whole),
-    Spread("vllm:request_queue_time_seconds", "In the queue.", lambda t: t.durations.queue),
-    Spread("vllm:request_prefill_time_seconds", "In prefill.", lambda t: t.durations.prefill),
-    Spread("vllm:request_decode_time_seconds", "In decode.", lambda t: t.durations.decode),
+    Counter("vllm:prompt_tokens", "Prompt tokens processed.", lambda t: t.prompt_tokens),
+    Counter("vllm:generation_tokens", "Tokens generated.", lambda t: t.generated_tokens),
+    Histogram("vllm:time_to_first_token_seconds", "To the first token.", lambda t: t.durations.first_token),
+    Histogram("vllm:inter_token_latency_seconds", "Between tokens.", lambda t: t.durations.token_gap),
+    Histogram("vllm:e2e_request_latency_seconds", "From end to end.", lambda t: t.durations.whole),
+    Histogram("vllm:request_queue_time_seconds", "In the queue.", lambda t: t.durations.queue),
+    Histogram("vllm:request_prefill_time_seconds", "In prefill.", lambda t: t.durations.prefill),
+    Histogram("vllm:request_decode_time_seconds", "In decode.", lambda t: t.durations.decode),
 )
 ENGINES: tuple[Row[ModelStatus], ...] = (
     Gauge("vllm:kv_cache_usage_perc", "Part of the cache in use: 1 is all.", lambda m: m.cache_usage),
-    Count("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
-    Count("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
-    Count("vllm:num_preemptions", "Sequences that stepped back.", lambda m: m.preemptions),
+    Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
+    Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
+    Counter("vllm:num_preemptions", "Sequences that stepped back.", lambda m: m.preemptions),
 )
-SUCCESS: Row[float] = Count("vllm:request_success", "Answers by the reason of their end.", itself)
+SUCCESS: Row[float] = Counter("vllm:request_success", "Answers by the reason of their end.", itself)
 
 
-def as_vllm(tallies: Mapping[str, ModelTally], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
+def as_vllm(tallies: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     """Yield the families: of jobs from a model's first job on, of caches while the model is loaded."""
     jobs = [((name, ENGINE), tally) for name, tally in tallies.items()]
     yield from families(JOBS, LABELS, jobs)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fairlead.config import Config
-from fairlead.journey import Journey
+from fairlead.request_timeline import RequestTimeline
 from fairlead.telemetry.journal import Journal
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.traces import LoadTimes, open_traces
 
-Witness = Callable[[Journey, LoadTimes], None]
+Witness = Callable[[RequestTimeline, LoadTimes], None]
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def witness_of(config: Config) -> Iterator[Witness]:
     journal = Journal(tenants)
     traces = None if config.otlp_endpoint is None else open_traces(config.otlp_endpoint, tenants=tenants)
 
-    def witness(journey: Journey, load: LoadTimes) -> None:
+    def witness(journey: RequestTimeline, load: LoadTimes) -> None:
         journal(journey)
         if traces is not None:
             traces(journey, load)

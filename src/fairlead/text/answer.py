@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from fairlead.job import Delta, FinishReason, TokenLogprob
+from fairlead.messages import Output
 from fairlead.text.detokenizer import Detokenizer
 from fairlead.text.stops import StopStrings
 from fairlead.text.tokenizer import Tokenizer
-from fairlead.worker.wire import Output
 
 
 class ChoiceText:

@@ -13,7 +13,7 @@ from fairlead.text.files import read_json
 _FILE = "modules.json"
 
 
-class Embedding(msgspec.Struct, frozen=True):
+class EmbeddingSettings(msgspec.Struct, frozen=True):
     """The form of a model's embeddings: vectors of `width` numbers, of length 1 if `normalized`."""
 
     width: int
@@ -32,7 +32,7 @@ class _Config(_Text):
     text_config: _Text | None = None
 
 
-def read_embedding(path: Path) -> Embedding | None:
+def read_embedding(path: Path) -> EmbeddingSettings | None:
     """Return the form of the embeddings of the model in the directory `path`; None if it makes none.
 
     An embedding model has a `modules.json`, the list of its parts that sentence-transformers writes. Raises
@@ -45,4 +45,4 @@ def read_embedding(path: Path) -> Embedding | None:
     width = (config.text_config or config).hidden_size
     if width is None or width < 1:
         raise LoadFailed(f"{path / 'config.json'}: hidden_size is missing: how long are the vectors?")
-    return Embedding(width, any(module.type.endswith(".Normalize") for module in modules))
+    return EmbeddingSettings(width, any(module.type.endswith(".Normalize") for module in modules))

@@ -14,7 +14,7 @@ from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.text.chat_template import ChatTemplate, Message
 from fairlead.text.control_tokens import ControlTokens
-from fairlead.text.embedding import Embedding, read_embedding
+from fairlead.text.embedding import EmbeddingSettings, read_embedding
 from fairlead.text.files import read_json, read_special_tokens
 from fairlead.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class TextModel:
     created: int
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
-    embedding: Embedding | None = None
+    embedding: EmbeddingSettings | None = None
     special_tokens: SpecialTokens = "text"
     _control: ControlTokens = field(init=False, repr=False, compare=False)
 

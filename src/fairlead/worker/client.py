@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from fairlead import child_output
+from fairlead import child_output, messages
 from fairlead.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -34,7 +34,6 @@ from fairlead.errors import (
 )
 from fairlead.job import Sampling
 from fairlead.supervision import PASSING, FailureBoundary, described, log_failure
-from fairlead.worker import wire
 from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
@@ -56,7 +55,7 @@ class Receiver(Protocol):
     def receive_token(self, token_id: int) -> None:
         """Receive one more token, and nothing else."""
 
-    def receive(self, output: wire.Output) -> None:
+    def receive(self, output: messages.Output) -> None:
         """Receive the output of a step; the last one has a `finish_reason`."""
 
     def failed(self, error: FairleadError) -> None:
@@ -76,7 +75,7 @@ class Worker:
 
     def __init__(
         self,
-        spec: wire.WorkerSpec,
+        spec: messages.WorkerSpec,
         *,
         name: str = "engine",
         command: Sequence[str] = COMMAND,
@@ -88,7 +87,7 @@ class Worker:
         self.on_stuck = on_stuck
         self.on_line = on_line
         self.pid: int | None = None
-        self.statistics = wire.EngineStatistics()
+        self.statistics = messages.EngineStatistics()
         self.stuck: str | None = None
         self._spec = spec
         self._name = name
@@ -96,7 +95,7 @@ class Worker:
         self._keys = itertools.count(1)
         self._open: dict[int, Receiver] = {}
         self._watchdog = Watchdog(spec.watchdog_s)
-        self._ready: wire.Ready | None = None
+        self._ready: messages.Ready | None = None
         self._load_error: str | None = None
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
@@ -116,7 +115,7 @@ class Worker:
         salt: bytes = b"",
         embed: bool = False,
     ) -> int:
-        """Start a sequence and return its key; the options are those of `wire.Submit`.
+        """Start a sequence and return its key; the options are those of `messages.Submit`.
 
         Raises `NodeFailed` if the child is not ready or gone, `InvalidRequest` if the prompt can never run.
         """
@@ -127,11 +126,11 @@ class Worker:
                 self._ready.max_model_len, f"this one has {len(prompt)}", param="prompt"
             )
         try:
-            packed = wire.pack_tokens(prompt)
+            packed = messages.pack_tokens(prompt)
         except struct.error:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
-        self._send(wire.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
+        self._send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
         self._open[key] = receiver
         self._watchdog.asked()
         return key
@@ -139,12 +138,12 @@ class Worker:
     def abort(self, key: int) -> None:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
         if self._open.pop(key, None) is not None and self._ready is not None:
-            self._send(wire.Abort(key))
+            self._send(messages.Abort(key))
             self._watchdog.asked()
 
     # The child's lifetime ----------------------------------------------------------------------------
 
-    async def run(self, *, task_status: trio.TaskStatus[wire.Ready] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[messages.Ready] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the child, call `started()` when its model is loaded, and exchange messages until it ends.
 
         Never returns: raises `LoadFailed` if the child does not become ready, and `NodeFailed` if it ends
@@ -189,7 +188,7 @@ class Worker:
         self.pid = process.pid
         return process
 
-    async def _live(self, process: trio.Process, task_status: trio.TaskStatus[wire.Ready]) -> bool:
+    async def _live(self, process: trio.Process, task_status: trio.TaskStatus[messages.Ready]) -> bool:
         """Exchange messages until the child is gone; return whether it had become ready."""
         assert self._socket is not None
         async with trio.open_nursery() as nursery:
@@ -212,10 +211,10 @@ class Worker:
             nursery.cancel_scope.cancel()
         return was_ready
 
-    async def _read(self, task_status: trio.TaskStatus[wire.Ready]) -> None:
+    async def _read(self, task_status: trio.TaskStatus[messages.Ready]) -> None:
         """Handle the child's messages until it closes the socket, sends an invalid one, or stops loading."""
         assert self._socket is not None
-        splitter = wire.FrameSplitter()
+        splitter = messages.FrameSplitter()
         while True:
             with trio.move_on_after(inf if self._ready else LOAD_PATIENCE_S) as silence:
                 await trio.lowlevel.wait_readable(self._socket)
@@ -231,26 +230,26 @@ class Worker:
             if not data:
                 return
             try:
-                messages = [wire.to_parent_decoder.decode(frame) for frame in splitter.feed(data)]
+                received = [messages.to_parent_decoder.decode(frame) for frame in splitter.feed(data)]
             except (ValueError, msgspec.MsgspecError) as error:
                 self._log.append(f"it sent what is no message: {error}")
                 return
-            for message in messages:
+            for message in received:
                 await self._take(message, task_status)
 
-    async def _take(self, message: wire.ToParent, task_status: trio.TaskStatus[wire.Ready]) -> None:
+    async def _take(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
         match message:
-            case wire.Step():
+            case messages.StepOutputs():
                 await self._spread(message)
-            case wire.Progress(fraction, stage):
+            case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
-            case wire.LoadFailed(reason):
+            case messages.LoadFailure(reason):
                 self._load_error = reason
-            case wire.Ready():
+            case messages.Ready():
                 self._ready = message
                 task_status.started(message)
 
-    async def _spread(self, step: wire.Step) -> None:
+    async def _spread(self, step: messages.StepOutputs) -> None:
         """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""
         self.statistics = step.statistics
         turn_ends = perf_counter() + TURN_S
@@ -271,7 +270,7 @@ class Worker:
                 turn_ends = perf_counter() + TURN_S
         self._watchdog.answered(more=bool(self._open))
 
-    def _deliver(self, output: wire.Output) -> None:
+    def _deliver(self, output: messages.Output) -> None:
         receiver = self._open.get(output.key)
         if receiver is None:
             return
@@ -313,10 +312,10 @@ class Worker:
 
     # Writing -----------------------------------------------------------------------------------------
 
-    def _send(self, message: wire.WorkerSpec | wire.ToChild) -> None:
+    def _send(self, message: messages.WorkerSpec | messages.ToChild) -> None:
         """Send at once if the socket accepts it, else buffer it. The number of seats bounds the buffer."""
         others_wait = bool(self._unsent)
-        self._unsent += wire.encode_frame(message)
+        self._unsent += messages.encode_frame(message)
         if not others_wait:
             self._flush()
 

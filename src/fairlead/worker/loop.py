@@ -12,22 +12,22 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
+from fairlead import messages
 from fairlead._cext.inputbatch import Step
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, PendingStep, Runner
-from fairlead.worker import wire
 
 FAILED_STEPS_BOUND = 3
 
 
-class Inbox(Protocol):
+class MessageInbox(Protocol):
     """The child's end of the connection.
 
     `read` returns the received messages, after waiting for some: at most `wait_s`; None: without limit.
     """
 
     def read(self, *, wait_s: float | None) -> list[bytes]: ...
-    def write(self, message: wire.ToParent) -> None: ...
+    def write(self, message: messages.ToParent) -> None: ...
 
 
 class _UnderWay(NamedTuple):
@@ -47,7 +47,7 @@ class Loop:
         self,
         engine: Engine,
         runner: Runner,
-        channel: Inbox,
+        channel: MessageInbox,
         *,
         clock: Callable[[], float] = time.monotonic,
         report_failure: Callable[[Exception], object] = traceback.print_exception,
@@ -94,15 +94,15 @@ class Loop:
     def obey(self, message: bytes) -> bool:
         """Execute a message of the parent; return whether that frees resources. A frame will follow."""
         self._owes = True
-        request = wire.to_child_decoder.decode(message)
+        request = messages.to_child_decoder.decode(message)
         match request:
-            case wire.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
+            case messages.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
                 self._engine.submit(
                     key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
                 )
-            case wire.Abort(key):
+            case messages.Abort(key):
                 self._engine.abort(key)
-        return isinstance(request, wire.Abort)
+        return isinstance(request, messages.Abort)
 
     def _launch(self, step: Step) -> _UnderWay | Exception:
         launched_at_s = self._clock()
@@ -148,4 +148,4 @@ class Loop:
     def _tell(self, outcome: Outcome) -> None:
         self._owes = False
         statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
-        self._channel.write(wire.Step(outcome.keys, outcome.tokens, outcome.outputs, statistics))
+        self._channel.write(messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics))

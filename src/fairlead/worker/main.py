@@ -18,10 +18,10 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from fairlead import messages
 from fairlead.compilers import explained
 from fairlead.engine.step import Runner
 from fairlead.errors import LoadFailed
-from fairlead.worker import wire
 
 if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
@@ -30,7 +30,7 @@ READ_BYTES = 1 << 20
 LIFELINE = 0
 
 
-class Loaded(Protocol):
+class LoadedEngine(Protocol):
     """A model that is ready to run, and the limits it was loaded with (see `Engine`).
 
     `windows` and `blocks_total` have a value for each KV cache group.
@@ -79,7 +79,7 @@ class Loaded(Protocol):
 
 
 Report = Callable[[float, str], None]
-Load = Callable[[wire.WorkerSpec, Report], Loaded]
+Load = Callable[[messages.WorkerSpec, Report], LoadedEngine]
 
 
 class ParentGone(Exception):
@@ -91,7 +91,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._splitter = wire.FrameSplitter()
+        self._splitter = messages.FrameSplitter()
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
 
@@ -109,10 +109,10 @@ class Channel:
             raise ParentGone
         return list(self._splitter.feed(data))
 
-    def write(self, message: wire.ToParent) -> None:
+    def write(self, message: messages.ToParent) -> None:
         """Send a message. Blocks while the parent is slow to read."""
         try:
-            self._connection.sendall(wire.encode_frame(message))
+            self._connection.sendall(messages.encode_frame(message))
         except ConnectionError as error:
             raise ParentGone from error
 
@@ -139,31 +139,31 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
 
     Returns an exit status only if the load failed.
     """
-    messages: list[bytes] = []
-    while not messages:
-        messages = channel.read(wait_s=None)
-    spec = wire.spec_decoder.decode(messages.pop(0))
+    received: list[bytes] = []
+    while not received:
+        received = channel.read(wait_s=None)
+    spec = messages.spec_decoder.decode(received.pop(0))
     try:
-        model = load(spec, lambda fraction, stage: channel.write(wire.Progress(fraction, stage)))
+        model = load(spec, lambda fraction, stage: channel.write(messages.LoadProgress(fraction, stage)))
     except LoadFailed as error:
-        channel.write(wire.LoadFailed(error.message))
+        channel.write(messages.LoadFailure(error.message))
         return 1
     except ParentGone:
         raise
     except Exception as error:  # noqa: BLE001  the parent reports any error to waiting jobs
         traceback.print_exception(error)
-        channel.write(wire.LoadFailed(explained(error)))
+        channel.write(messages.LoadFailure(explained(error)))
         return 1
     from fairlead.worker.loop import Loop
 
     loop = Loop(_engine(model, spec), model.runner, channel)
     channel.write(_ready(model))
-    for message in messages:
+    for message in received:
         loop.obey(message)
     loop.run()  # until `ParentGone`
 
 
-def _engine(model: Loaded, spec: wire.WorkerSpec) -> "Engine":
+def _engine(model: LoadedEngine, spec: messages.WorkerSpec) -> "Engine":
     from fairlead.engine.engine import Engine
 
     return Engine(
@@ -188,8 +188,8 @@ def _engine(model: Loaded, spec: wire.WorkerSpec) -> "Engine":
     )
 
 
-def _ready(model: Loaded) -> wire.Ready:
-    return wire.Ready(
+def _ready(model: LoadedEngine) -> messages.Ready:
+    return messages.Ready(
         slots=model.slots,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
@@ -206,7 +206,7 @@ def _ready(model: Loaded) -> wire.Ready:
     )
 
 
-def _load(spec: wire.WorkerSpec, report: Report) -> Loaded:
+def _load(spec: messages.WorkerSpec, report: Report) -> LoadedEngine:
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
     # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from quart import Quart, Response, request
 
-from fairlead.api.body import told
-from fairlead.api.call import Reply
 from fairlead.api.exchange import response_of
-from fairlead.errors import NotFound
+from fairlead.api.request import Reply
+from fairlead.errors import NotFound, quoted
 
 PAGE_RULE = "/"
 FILES_RULE = "/dashboard/<path:name>"
@@ -69,7 +68,7 @@ class Dashboard:
         """Return a file of the page."""
         asset = assets().get(name)
         if asset is None:
-            raise NotFound(f"the dashboard has no file {told(name)}")
+            raise NotFound(f"the dashboard has no file {quoted(name)}")
         return _answer(asset)
 
 

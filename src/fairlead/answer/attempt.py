@@ -1,0 +1,86 @@
+"""One node's attempt at a job: the sink that the node writes to, where the node's failure stops.
+
+A node that fails ends its attempt, not the answer. The gateway decides whether another attempt follows or the
+client gets an error. Does not know seats or the queue.
+"""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.sink import Backpressure, Sink
+from fairlead.errors import FairleadError
+from fairlead.job import Delta
+
+
+class Attempt:
+    """A `Sink` for one attempt. After `fail` or `close` it drops everything. `error` is what ended it.
+
+    `put` is the target sink's own method, without a wrapper, because it is called for every token. A failure
+    cancels `scope`, in which the caller waits for the answer.
+    """
+
+    __slots__ = ("error", "put", "room", "scope")
+
+    def __init__(self, into: Sink) -> None:
+        self.put: Callable[[Delta], None] = into.put
+        self.room: Callable[[], Backpressure | None] = into.room
+        self.scope = trio.CancelScope()
+        self.error: FairleadError | None = None
+
+    def fail(self, error: FairleadError) -> None:
+        """See `Sink`. Only the first error counts."""
+        if self.error is None:
+            self.error = error
+            self.close()
+            self.scope.cancel()
+
+    def close(self) -> None:
+        """Drop everything from now on: the node may not know yet that the attempt is over."""
+        self.put = _drop
+
+
+def retry_sink(deltas: Deltas) -> Sink | None:
+    """Return the sink for another attempt; None if the client would get parts of two different answers.
+
+    Call this as soon as an attempt has failed, before the reader runs again.
+    """
+    if deltas.restart():
+        return deltas
+    if deltas.kept is None:
+        return None
+    deltas.seal()
+    return _replay(deltas, deltas.kept)
+
+
+def _replay(deltas: Deltas, kept: Sequence[Delta]) -> Replay:
+    gate = _Gate(deltas)
+    recorded = Recorded(gate)
+    for delta in kept:
+        recorded.put(delta)
+    gate.is_open = True
+    return Replay(recorded)
+
+
+class _Gate:
+    """Drops what is put before it is open, because the channel has that already."""
+
+    def __init__(self, deltas: Deltas) -> None:
+        self.is_open = False
+        self._deltas = deltas
+
+    def put(self, delta: Delta) -> None:
+        if self.is_open:
+            self._deltas.put(delta)
+
+    def room(self) -> Backpressure | None:
+        return self._deltas.room()
+
+    def fail(self, error: FairleadError) -> None:
+        self._deltas.fail(error)
+
+
+def _drop(_delta: Delta) -> None:
+    """Drop a delta that is put after the end of the attempt."""

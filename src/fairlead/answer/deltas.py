@@ -1,0 +1,184 @@
+"""The channel for a job's answer: written synchronously, once a step; read at the client's pace.
+
+Unread deltas are merged, choice by choice, so a client slower than the model gets fewer, larger deltas, and
+the channel never holds more than one job's answer. Writing cannot block, so one slow client never delays a
+step.
+
+A waiting reader may register a tap: a function that is offered each delta when it is put. If the tap accepts
+the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending one.
+
+The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
+answer that can be repeated it keeps what was put, to distinguish a repetition from what follows it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from fairlead.answer.sink import Backpressure
+from fairlead.errors import FairleadError
+from fairlead.job import Delta, FinishReason
+
+# Bounds for relayed events: those not read yet, and those kept in order to recognize a repetition.
+UNREAD_BYTES = 8 * 1024 * 1024
+KEPT_BYTES = 16 * 1024 * 1024
+# Memory that a delta takes besides its bytes; an event may be only two bytes long.
+DELTA_BYTES = 400
+
+Tap = Callable[[list[Delta]], bool]
+
+
+class Deltas:
+    """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
+
+    `tokens` counts the tokens put so far for all choices, read or not. `finish_reasons` are those of the
+    choices that have ended. `keeps`: what was put stays available as `kept`.
+    """
+
+    def __init__(self, choices: int, *, keeps: bool = False) -> None:
+        self.tokens = 0
+        self.finish_reasons: list[FinishReason] = []
+        self._choices = choices
+        self._open_choices = choices
+        self._waiting: dict[int, Delta] = {}
+        self._sealed: list[Delta] = []
+        self._kept: list[Delta] | None = [] if keeps else None
+        self._was_read = False
+        self._kept_bytes = self._unread_bytes = 0
+        self._read: trio.Event | None = None
+        self._error: FairleadError | None = None
+        self._tap: Tap | None = None
+        self._news = trio.Event()
+        self._first = trio.Event()
+        self._ended = trio.Event()
+
+    # The node's side: synchronous -------------------------------------------------------------------
+
+    def put(self, delta: Delta) -> None:
+        """Add a piece of the answer. It is dropped after the end, which the node may not know of yet."""
+        if self._ended.is_set():
+            return
+        # Not below 0: a correction may refer to events that a repetition had split differently.
+        self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
+        raw_bytes = DELTA_BYTES + sum(map(len, delta.raw)) if delta.raw else 0
+        self._keep_less(raw_bytes)
+        if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
+            self._was_read = True
+            if self._kept is not None:
+                self._kept.append(delta)
+            return
+        self._unread_bytes += raw_bytes
+        earlier = self._waiting.get(delta.index)
+        if earlier is None:
+            self._waiting[delta.index] = delta
+            if self._kept is not None:
+                self._kept.append(delta)
+        else:
+            earlier.merge(delta)  # `_kept` has the same object
+        if delta.finish_reason is not None:
+            self.finish_reasons.append(delta.finish_reason)
+            self._open_choices -= 1
+            if not self._open_choices:
+                self._ended.set()
+        self._wake()
+
+    def room(self) -> Backpressure | None:
+        """See `Sink`. There is room until more than `UNREAD_BYTES` of relayed events are unread."""
+        if self._unread_bytes <= UNREAD_BYTES or self._ended.is_set():
+            return None
+        if self._read is None:
+            self._read = trio.Event()
+        return self._read
+
+    def fail(self, error: FairleadError) -> None:
+        """End the answer with an error, which the reader gets after everything already put."""
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+            self._wake()
+
+    # Between two attempts: synchronous --------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be put."""
+        return self._ended.is_set()
+
+    @property
+    def kept(self) -> Sequence[Delta] | None:
+        """Everything that was put, read or not; None if it is not kept."""
+        return self._kept
+
+    def restart(self) -> bool:
+        """Discard what was put and start over. Return False, without any change, if some of it was read."""
+        assert not self._ended.is_set()
+        if self._was_read:
+            return False
+        self.tokens = 0
+        self.finish_reasons.clear()
+        self._open_choices = self._choices
+        self._waiting.clear()
+        self._unread_bytes = self._kept_bytes = 0
+        if self._kept is not None:
+            self._kept.clear()
+        self._first = trio.Event()
+        return True
+
+    def seal(self) -> None:
+        """Stop merging into what is unread now: what follows may be of another kind."""
+        if self._waiting:
+            self._tap = None  # its reader was woken, and must take this first
+        self._sealed += self._waiting.values()
+        self._waiting.clear()
+
+    # The reader's side ------------------------------------------------------------------------------
+
+    async def started(self) -> None:
+        """Wait until there is something to read; raise the error if there is nothing else."""
+        if not self._first.is_set():
+            await self._first.wait()
+        if self._error is not None and not (self._waiting or self._sealed):
+            raise self._error
+
+    async def take(self, tap: Tap | None = None) -> list[Delta]:
+        """Wait for deltas; return all, at most one per choice and attempt. An empty list is the end.
+
+        Raises the error of `fail` once everything before it was taken. During the wait, `put` calls `tap`
+        with each delta but the last of a choice. The tap must not raise, and returns whether it accepts the
+        delta. A delta that it does not accept ends the wait.
+        """
+        while not (self._waiting or self._sealed):
+            if self._error is not None:
+                raise self._error
+            if self._ended.is_set():
+                return []
+            self._news = trio.Event()
+            self._tap = tap
+            try:
+                await self._news.wait()
+            finally:
+                self._tap = None
+        taken = [*self._sealed, *self._waiting.values()]
+        self._sealed.clear()
+        self._waiting.clear()
+        self._was_read = True
+        self._unread_bytes = 0
+        if self._read is not None:
+            self._read.set()
+            self._read = None
+        return taken
+
+    async def ended(self) -> None:
+        """Wait until the answer has ended. Does not raise: only the reader gets the error."""
+        if not self._ended.is_set():
+            await self._ended.wait()
+
+    def _keep_less(self, raw_bytes: int) -> None:
+        """Count these bytes. Above `KEPT_BYTES` nothing is kept, so no other node can repeat the answer."""
+        self._kept_bytes += raw_bytes
+        if self._kept_bytes > KEPT_BYTES:
+            self._kept = None
+
+    def _wake(self) -> None:
+        self._first.set()
+        self._news.set()

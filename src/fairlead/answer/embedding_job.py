@@ -1,0 +1,105 @@
+"""The texts of an embedding job in the worker: tokens in, one vector per text out.
+
+One job may have thousands of texts, and the engine serves them in order of arrival. So only a few of a job's
+texts are submitted at a time, and the next one when one is done. Later jobs wait only for those few.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from fairlead.answer.sink import Sink
+from fairlead.errors import FairleadError
+from fairlead.job import TEXTS_AT_ONCE, Delta, Job
+from fairlead.messages import Output
+from fairlead.worker.client import Worker
+
+
+@contextmanager
+def embedding(
+    worker: Worker, into: Sink, job: Job, failed: Callable[[FairleadError], None], *, salt: bytes
+) -> Iterator[None]:
+    """Embed the job's texts; on exit none of them is left in the worker.
+
+    `failed` is called with the error of a text that has no vector. The engine gets the deadline in force when
+    the block is entered.
+    """
+    texts = _Texts(worker, into, job, failed, deadline_s=trio.current_effective_deadline(), salt=salt)
+    try:
+        for _ in range(min(TEXTS_AT_ONCE, job.sequences)):
+            texts.submit()
+        yield
+    finally:
+        texts.abort()
+
+
+class _Texts:
+    """Which of the job's texts were submitted, and which of those are not done."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        into: Sink,
+        job: Job,
+        failed: Callable[[FairleadError], None],
+        *,
+        deadline_s: float,
+        salt: bytes,
+    ) -> None:
+        self.failed = failed
+        self._worker = worker
+        self._into = into
+        self._job = job
+        self._deadline_s = deadline_s
+        self._salt = salt
+        self._left = iter(range(job.sequences))
+        self._keys: dict[int, int] = {}  # by index
+
+    def submit(self) -> None:
+        """Submit the next text, if there is one left. Raises as `Worker.submit` does."""
+        index = next(self._left, None)
+        if index is None:
+            return
+        left_s = self._deadline_s - trio.current_time()
+        self._keys[index] = self._worker.submit(
+            self._job.prompts[index],
+            self._job.sampling,
+            _Text(self, index),
+            priority=self._job.priority,
+            timeout_s=max(0.0, left_s) if left_s < float("inf") else None,
+            salt=self._salt,
+            embed=True,
+        )
+
+    def came_back(self, index: int, vector: bytes) -> None:
+        del self._keys[index]
+        self._into.put(Delta(index, finish_reason="stop", vector=vector))
+        try:
+            self.submit()
+        except FairleadError as error:
+            self.failed(error)  # the receiver of this vector must not fail for it
+
+    def abort(self) -> None:
+        self._left = iter(())
+        for key in self._keys.values():
+            self._worker.abort(key)
+
+
+class _Text:
+    """The worker's `Receiver` for one text."""
+
+    __slots__ = ("_index", "_texts")
+
+    def __init__(self, texts: _Texts, index: int) -> None:
+        self._texts = texts
+        self._index = index
+
+    def receive(self, output: Output) -> None:
+        self._texts.came_back(self._index, output.vector)
+
+    def receive_token(self, token_id: int) -> None:
+        raise AssertionError(f"a text to be embedded was continued with token {token_id}")
+
+    def failed(self, error: FairleadError) -> None:
+        self._texts.failed(error)

@@ -1,0 +1,89 @@
+"""One request of any kind to a command's own server, and its response as it arrives: head, then body.
+
+Unlike a relayed request it is not parsed: the path, the body and the response may be anything. Headers about
+the connection (RFC 9110, 7.6.1), credentials and other origins are not forwarded in either direction.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from fairlead.answer.sink import Sink
+from fairlead.http.client import Upstream
+from fairlead.job import Delta, Job, Passthrough, Relay
+
+_HOP_BY_HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+# Keys and cookies are meant for us; the rest is set anew for the connection to the server.
+_NOT_FORWARDED = _HOP_BY_HOP | {
+    *("authorization", "content-length", "cookie", "expect", "host", "user-agent", "x-api-key"),
+    *("x-request-id",),
+}
+# Headers that concern the whole origin, which is ours, or that our listener sets.
+_NOT_RETURNED = _HOP_BY_HOP | {
+    *("alt-svc", "clear-site-data", "date", "server", "set-cookie", "set-cookie2"),
+    *("strict-transport-security", "x-request-id"),
+}
+_CROSS_ORIGIN = "access-control-"
+
+
+class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
+    """The status and the headers of a response: the first piece in `Delta.raw` of a passthrough."""
+
+    status: int
+    headers: dict[str, str]
+
+
+encode_head = msgspec.json.Encoder().encode
+decode_head = msgspec.json.Decoder(AnswerHead).decode
+
+
+async def pass_through(upstream: Upstream, job: Job, asked: Relay, request: Passthrough, into: Sink) -> None:
+    """Send the request and put its response into the sink, whatever its status. Raises `UpstreamFailed`."""
+    headers = {**dict(request.headers), "X-Request-Id": job.request_id}
+    accept = headers.pop("Accept", "*/*")
+    async with upstream.exchange(
+        request.method, asked.path, asked.body, accept=accept, headers=headers
+    ) as answer:
+        head = AnswerHead(answer.head.status, returned_headers(answer.head.headers))
+        into.put(Delta(0, raw=[encode_head(head)]))
+        while piece := await answer.read():
+            into.put(Delta(0, raw=[piece]))
+            if (room := into.room()) is not None:
+                await answer.hold(room.wait)
+        into.put(Delta(0, finish_reason="stop"))
+
+
+def forwarded_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the client's headers that the model's server gets, each name once and in title case."""
+    kept: dict[str, str] = {}
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = _NOT_FORWARDED | _named_by_connection(value for name, value in pairs if name == "connection")
+    for name, value in pairs:
+        if name not in dropped:
+            titled = name.title()
+            kept[titled] = f"{kept[titled]}, {value}" if titled in kept else value
+    return tuple(kept.items())
+
+
+def returned_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a server's response that the client gets."""
+    dropped = _NOT_RETURNED | _named_by_connection([headers.get("connection", "")])
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in dropped and not name.startswith(_CROSS_ORIGIN) and _is_plain(value)
+    }
+
+
+def _named_by_connection(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().lower() for value in values for name in value.split(","))
+
+
+def _is_plain(value: str) -> bool:
+    """Return whether a header value is printable Latin-1 or tabs: servers need no control characters."""
+    return all(letter == "\t" or (letter.isprintable() and letter <= "\xff") for letter in value)

@@ -1,0 +1,49 @@
+"""The sink of one job that is relayed to another server, for as long as that node is up.
+
+Knows no server: the task that relays writes to it, and the node ends it when it goes down.
+"""
+
+import trio
+
+from fairlead.answer.sink import Backpressure, Sink
+from fairlead.errors import FairleadError
+from fairlead.job import Delta
+
+# A node that has sent all but the end of the body gets this long to send it, to keep the connection.
+LEAVE_WAIT_S = 0.02
+
+
+class RelaySink:
+    """A `Sink` that drops what is put after `fail`: a task may have more data when its node goes down.
+
+    The task runs in `scope`; `over` is set when it is done.
+    """
+
+    __slots__ = ("_into", "_is_over", "over", "scope")
+
+    def __init__(self, into: Sink) -> None:
+        self.scope = trio.CancelScope()
+        self.over = trio.Event()
+        self._into = into
+        self._is_over = False
+
+    def put(self, delta: Delta) -> None:
+        """See `Sink`."""
+        if not self._is_over:
+            self._into.put(delta)
+
+    def room(self) -> Backpressure | None:
+        """See `Sink`."""
+        return self._into.room()
+
+    def fail(self, error: FairleadError) -> None:
+        """See `Sink`. Only the first error counts."""
+        if not self._is_over:
+            self._is_over = True
+            self._into.fail(error)
+
+    async def left(self) -> None:
+        """Wait up to `LEAVE_WAIT_S` for the task to end by itself."""
+        if not self.over.is_set():
+            with trio.move_on_after(LEAVE_WAIT_S):
+                await self.over.wait()

@@ -1,0 +1,230 @@
+"""A second attempt at an answer whose beginning the client has received.
+
+`Recorded` records what was put into a sink. `Replay` takes another node's answer, checks that it repeats the
+recorded one, and passes on what follows. The engine's output is compared by its tokens, relayed output by the
+text of its events, because chunks may be cut differently. Only a greedy or seeded answer can be repeated,
+which the caller has to check.
+"""
+
+from fairlead.answer.events import read_event, without_beginning
+from fairlead.answer.reported import excerpt
+from fairlead.answer.sink import Backpressure, Sink
+from fairlead.errors import FairleadError, NodeFailed
+from fairlead.http.event_splitter import split_events
+from fairlead.job import Delta
+
+# Characters of each text that the message about a difference shows.
+SHOWN_LENGTH = 40
+
+
+class Recorded:
+    """Passes everything on to `into`, and records it."""
+
+    def __init__(self, into: Sink) -> None:
+        self._into = into
+        self._choices: dict[int, _Put] = {}
+
+    def put(self, delta: Delta) -> None:
+        """See `Sink`."""
+        put = self._choices.get(delta.index)
+        if put is None:
+            put = self._choices[delta.index] = _Put()
+        put.note(delta)
+        self._into.put(delta)
+
+    def room(self) -> Backpressure | None:
+        """See `Sink`."""
+        return self._into.room()
+
+    def fail(self, error: FairleadError) -> None:
+        """See `Sink`."""
+        self._into.fail(error)
+
+    def sent(self) -> "dict[int, _Sent]":
+        """Return what was put so far, by choice, as it has to be repeated."""
+        return {index: _Sent(put) for index, put in self._choices.items()}
+
+
+class Replay:
+    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt."""
+
+    def __init__(self, recorded: Recorded, *, node: str = "another node") -> None:
+        self._recorded = recorded
+        self._node = node
+        self._sent = recorded.sent()
+        self._failed = False
+
+    def put(self, delta: Delta) -> None:
+        """See `Sink`. At a difference the answer fails, and nothing more is passed on."""
+        if self._failed:
+            return
+        sent = self._sent.get(delta.index)
+        if sent is None:
+            self._recorded.put(delta)
+            return
+        try:
+            following = sent.relayed(delta) if delta.raw else sent.generated(delta)
+        except _Differs as difference:
+            self.fail(NodeFailed(f"{self._node} did not repeat the answer that had begun: {difference}"))
+            return
+        if following is not None:
+            self._recorded.put(following)
+
+    def room(self) -> Backpressure | None:
+        """See `Sink`."""
+        return self._recorded.room()
+
+    def fail(self, error: FairleadError) -> None:
+        """See `Sink`."""
+        if not self._failed:
+            self._failed = True
+            self._recorded.fail(error)
+
+
+class _Differs(Exception):
+    """The repetition differs from what was sent."""
+
+
+class _Put:
+    """What was put of one choice. `recent`: the last bytes with text, and those since."""
+
+    __slots__ = ("finished", "logprobs", "recent", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs = 0
+        self.finished = False
+        self.recent: list[bytes] | None = None
+
+    def note(self, delta: Delta) -> None:
+        if delta.text:
+            self.texts.append(delta.text)
+        if delta.token_ids:
+            self.token_ids += delta.token_ids
+            self.logprobs += len(delta.logprobs)
+        if delta.raw:
+            if delta.text or self.recent is None:
+                self.recent = []
+            self.recent += delta.raw
+        if delta.finish_reason is not None:
+            self.finished = True
+
+
+class _Sent:
+    """What has to be repeated of one choice, and how much of it has been."""
+
+    def __init__(self, put: _Put) -> None:
+        self._text = "".join(put.texts)
+        self._token_ids = list(put.token_ids)
+        self._logprobs = put.logprobs
+        self._finished = put.finished
+        self._was_relayed = put.recent is not None
+        self._is_relayed = False
+        self._silent = _silent_at_end(put.recent or [])
+        self._text_at = 0
+        self._tokens_at = 0
+
+    def generated(self, delta: Delta) -> Delta | None:
+        """Return the new part of an engine's delta; None if nothing is new. Raises `_Differs`."""
+        text, is_repeated = self._new_text(delta.text)
+        token_ids = self._new_tokens(delta.token_ids)
+        logprobs = delta.logprobs[min(self._logprobs, len(delta.logprobs)) :]
+        self._logprobs -= len(delta.logprobs) - len(logprobs)
+        if is_repeated and self._was_relayed:
+            token_ids, logprobs = [], []  # they belong to text that was sent without them
+        if delta.finish_reason is not None:
+            # Relayed output has no tokens, and its end may be without an event, too.
+            self._check_end(0 if self._is_relayed else len(self._token_ids))
+            if self._finished:
+                return None
+        if not (text or token_ids or delta.finish_reason):
+            return None
+        return Delta(delta.index, text, token_ids, logprobs, delta.finish_reason, delta.stop_reason)
+
+    def relayed(self, delta: Delta) -> Delta | None:
+        """Return the new part of another server's events; None if nothing is new. Raises `_Differs`."""
+        self._is_relayed = True
+        kept: list[bytes] = []
+        texts: list[str] = []
+        for raw in delta.raw:
+            for event in split_events(raw):
+                following = self._following(event)
+                if following is not None:
+                    kept.append(following[0])
+                    texts.append(following[1])
+        if delta.finish_reason is not None:
+            self._check_end()
+            if self._finished:
+                return None
+        elif not kept and not (delta.relayed_tokens and not delta.text):
+            return None
+        tokens = sum(map(bool, texts)) if delta.text else delta.relayed_tokens
+        return Delta(
+            delta.index,
+            "".join(texts),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            raw=kept or [b""],  # as in `RelayedStream`
+            relayed_tokens=tokens,
+        )
+
+    def _following(self, raw: bytes) -> tuple[bytes, str] | None:
+        """Return an event, or the new end of it, and its text; None if it was sent before."""
+        event = read_event(raw)
+        if self._was_relayed and (not event.is_known or not self._text):
+            raise _Differs("what was sent cannot be compared")
+        if not event.text:
+            if self._text_at < len(self._text) or self._finished:
+                if event.finished:
+                    self._check_end()
+                return None
+            if self._silent:
+                self._silent -= 1
+                return None
+            return raw, ""
+        text, is_repeated = self._new_text(event.text)
+        if not is_repeated:
+            self._silent = 0
+            return raw, text
+        if not text:
+            return None
+        self._silent = 0
+        try:
+            return without_beginning(raw, text), text
+        except ValueError as error:
+            raise _Differs(str(error)) from error
+
+    def _new_text(self, text: str) -> tuple[str, bool]:
+        """Return the part of the text that was not sent yet, and whether the rest was sent before."""
+        left = self._text[self._text_at :]
+        if not left or not text:
+            if text and self._finished:
+                raise _Differs("it goes on where it had ended")
+            return text, False
+        length = min(len(left), len(text))
+        if left[:length] != text[:length]:
+            came, sent = (excerpt(said[:length], SHOWN_LENGTH) for said in (text, left))
+            raise _Differs(f"{came!r} came instead of {sent!r}")
+        self._text_at += length
+        return text[length:], True
+
+    def _new_tokens(self, token_ids: list[int]) -> list[int]:
+        left = self._token_ids[self._tokens_at : self._tokens_at + len(token_ids)]
+        if left != token_ids[: len(left)]:
+            raise _Differs("its tokens are others")
+        self._tokens_at += len(left)
+        return token_ids[len(left) :]
+
+    def _check_end(self, tokens: int = 0) -> None:
+        if self._text_at < len(self._text) or self._tokens_at < tokens:
+            raise _Differs("it ended sooner")
+
+
+def _silent_at_end(recent: list[bytes]) -> int:
+    """Return how many events without text follow the last one with text."""
+    silent = 0
+    for raw in recent:
+        for event in split_events(raw):
+            silent = 0 if read_event(event).text else silent + 1
+    return silent

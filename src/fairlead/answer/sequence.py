@@ -1,0 +1,63 @@
+"""One choice of a job in the worker: tokens in, deltas out."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from fairlead.answer.sink import Sink
+from fairlead.errors import FairleadError
+from fairlead.job import Job
+from fairlead.messages import Output
+from fairlead.text.answer import ChoiceText
+from fairlead.worker.client import Worker
+
+
+class NodeSequence:
+    """The worker's `Receiver` for one choice. `failed` is called with the error, if one ends it."""
+
+    __slots__ = ("_choice", "_into", "_key", "_worker", "failed")
+
+    def __init__(
+        self, worker: Worker, into: Sink, choice: ChoiceText, failed: Callable[[FairleadError], None]
+    ) -> None:
+        self._worker = worker
+        self._into = into
+        self._choice = choice
+        self.failed = failed
+        self._key: int | None = None
+
+    def submit(
+        self, job: Job, index: int, *, max_output_tokens: int | None, timeout_s: float | None, salt: bytes
+    ) -> None:
+        prompt, number = divmod(index, job.n)
+        sampling = job.sampling
+        if max_output_tokens is not None and sampling.max_tokens > max_output_tokens:
+            sampling = msgspec.structs.replace(
+                sampling,
+                max_tokens=max_output_tokens,
+                min_tokens=min(sampling.min_tokens, max_output_tokens),
+            )
+        if sampling.seed is not None and number:
+            # The same seed would give the same choice n times.
+            sampling = msgspec.structs.replace(sampling, seed=sampling.seed + number)
+        self._key = self._worker.submit(
+            job.prompts[prompt], sampling, self, priority=job.priority, timeout_s=timeout_s, salt=salt
+        )
+
+    def abort(self) -> None:
+        if self._key is not None:
+            self._worker.abort(self._key)
+
+    def receive_token(self, token_id: int) -> None:
+        delta = self._choice.push_token(token_id)
+        if delta is not None:
+            self._into.put(delta)
+            if delta.finish_reason is not None:
+                self.abort()  # a stop string: the engine, which has no text, would go on
+
+    def receive(self, output: Output) -> None:
+        delta = self._choice.push(output)
+        if delta is not None:
+            self._into.put(delta)
+        if self._choice.ended and output.finish_reason is None:
+            self.abort()  # as above

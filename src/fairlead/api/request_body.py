@@ -1,0 +1,145 @@
+"""Reading of request bodies. Bounds each of them, and the memory that all of them take.
+
+A body counts from its first byte until the request no longer needs it. The memory for bodies is shared
+between tenants (`shares`), as far as they are known before the body: by key, header or address. When it is
+used up, the largest tenant's newest request is refused: while its body is being received or encoded, or waits
+to be relayed, but not once its response has begun. A body that is announced but not sent does not count.
+
+Uses ASGI's `receive`; independent of frameworks.
+"""
+
+from collections.abc import Awaitable, Callable
+from io import BytesIO
+from typing import Any
+
+import trio
+
+from fairlead.api.shares import Holding, Shares
+from fairlead.config import Limits
+from fairlead.errors import BodiesFull, BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest
+from fairlead.http.headers import Headers
+
+FULL_RETRY_S = 2
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class IncomingBody:
+    """One request's body. It counts until `leave`; after `keep` its request cannot be refused for others.
+
+    `nursery` is the request's: a refusal is raised in it, and it is cancelled when the client disconnects.
+    `cancels`: the ASGI server does the latter itself, so that no task need watch for it once the body has
+    been read.
+    """
+
+    def __init__(
+        self, receive: Receive, headers: Headers, limits: Limits, nursery: trio.Nursery, *, cancels: bool
+    ) -> None:
+        self._receive = receive
+        self._headers = headers
+        self._limits = limits
+        self._nursery = nursery
+        self._cancels = cancels
+        self._shares: Shares | None = None
+        self._holding: Holding | None = None
+
+    async def read(self, body_memory: Shares, tenant: str) -> bytes:
+        """Return the whole body, once. Count it for the tenant.
+
+        Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced or received, `BodyTimeout`
+        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. The listener
+        closes a connection whose body was not read to its end, after the response.
+        """
+        check_encoding(self._headers.get("Content-Encoding", ""))
+        announced = self._headers.get("Content-Length", "")
+        if announced.isdigit() and int(announced) > self._limits.body_bytes:
+            raise self._too_large()
+        self._shares = body_memory
+        with trio.move_on_after(self._limits.body_timeout_s):
+            body = await self._collect(tenant)
+            if not self._cancels:
+                self._nursery.start_soon(self.watch)
+            return body
+        raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
+
+    def keep(self) -> None:
+        """Note that the response has begun: the request can no longer be refused."""
+        if self._shares is not None and self._holding is not None:
+            self._shares.keep(self._holding)
+
+    def leave(self) -> None:
+        """Stop counting the body: the request no longer needs it."""
+        if self._shares is not None and self._holding is not None:
+            self._shares.leave(self._holding)
+            self._holding.owner = None  # the two would be a reference cycle
+
+    async def watch(self) -> None:
+        """Cancel the request when its client disconnects."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._nursery.cancel_scope.cancel()
+
+    async def _collect(self, tenant: str) -> bytes:
+        assert self._shares is not None
+        first, more = await self._next()
+        self._holding = self._shares.enter(tenant, owner=self)
+        self._count(first, len(first))
+        if not more:
+            return first
+        # `BytesIO.getvalue` returns its buffer without a copy; joining pieces would need twice the memory.
+        whole = BytesIO()
+        size = whole.write(first)
+        del first
+        while more:
+            piece, more = await self._next()
+            size += whole.write(piece)
+            self._count(piece, size)
+        return whole.getvalue()
+
+    async def _next(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint()
+        return message.get("body", b""), message.get("more_body", False)
+
+    def _count(self, piece: bytes, size: int) -> None:
+        """Count a received piece; `size` is the number of bytes including it."""
+        assert self._shares is not None
+        assert self._holding is not None
+        if size > self._limits.body_bytes:
+            raise self._too_large()
+        for refused in self._shares.grow(self._holding, len(piece)):
+            if refused is not self._holding:
+                refused.owner.refuse()
+        if self._holding.gone:
+            raise self._no_room(size)
+
+    def refuse(self) -> None:
+        """Refuse the request to make room for another tenant's."""
+        assert self._holding is not None
+        self._nursery.start_soon(_raise, self._no_room(self._holding.amount))
+
+    def _no_room(self, size: int) -> FairleadError:
+        assert self._shares is not None
+        if size > self._shares.total:
+            return BodyTooLarge(
+                f"the body is larger than {self._shares.total} bytes, the most for all bodies"
+            )
+        return BodiesFull(
+            "the server has no memory for more request bodies, and holds more of yours than of others'",
+            retry_after_s=FULL_RETRY_S,
+        )
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is larger than {self._limits.body_bytes} bytes")
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise `InvalidRequest` unless this `Content-Encoding` means that the body is not encoded."""
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+
+
+async def _raise(error: FairleadError) -> None:
+    raise error

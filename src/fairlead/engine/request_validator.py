@@ -1,0 +1,92 @@
+"""Validates requests and converts them to the batch's `SequenceState`. Knows only the limits."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairlead._cext.inputbatch import SequenceState
+from fairlead.job import Sampling
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Prompt: TypeAlias = "Buffer | Sequence[int]"
+_SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class RequestValidator:
+    """Validates requests. `longest`: prompt + output, in tokens. `draw_seed` is for those without a seed."""
+
+    def __init__(
+        self,
+        *,
+        longest: int,
+        vocab_size: int,
+        draw_seed: Callable[[], int],
+        max_input_tokens: int | None = None,
+        max_output_tokens: int | None = None,
+    ) -> None:
+        self.longest = longest
+        self._vocab_size = vocab_size
+        self._draw_seed = draw_seed
+        self._max_input_tokens = max_input_tokens
+        self._max_output_tokens = max_output_tokens
+
+    def accept(self, key: int, prompt: Prompt, sampling: Sampling) -> SequenceState:
+        """Return the sequence's state, with `max_tokens` cut to what fits after its prompt.
+
+        Raises ValueError, TypeError or OverflowError with the reason if it can never run.
+        """
+        token_ids = as_token_ids(prompt)
+        self._check(token_ids, sampling)
+        allowed = [sampling.max_tokens, self.longest - len(token_ids), self._max_output_tokens]
+        max_tokens = min(bound for bound in allowed if bound is not None)
+        seed = self._draw_seed() if sampling.seed is None else sampling.seed
+        return SequenceState(
+            key,
+            token_ids.data,
+            max_tokens=max_tokens,
+            min_tokens=min(sampling.min_tokens, max_tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=seed & _SEED_BITS,
+            logprobs=sampling.logprobs,
+            ignore_eos=sampling.ignore_eos,
+            stop_token_ids=sampling.stop_token_ids,
+            biased=bool(sampling.logit_bias),
+            sampling=sampling,
+        )
+
+    def _check(self, token_ids: npt.NDArray[np.int32], sampling: Sampling) -> None:
+        """Raise ValueError for a sequence that can never run."""
+        length, most = len(token_ids), self._max_input_tokens
+        if length == 0:
+            raise ValueError("the prompt is empty")
+        if most is not None and length > most:
+            raise ValueError(f"the prompt has {length} tokens; at most {most} are accepted")
+        if length >= self.longest:
+            raise ValueError(f"the prompt has {length} tokens; with one of output, {self.longest} fit")
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens is {sampling.max_tokens}, and must be at least 1")
+        for token_id in (int(token_ids.min()), int(token_ids.max())):
+            if not self._is_token(token_id):
+                raise ValueError(f"the prompt has token id {token_id}, outside 0…{self._vocab_size - 1}")
+        if not all(map(self._is_token, sampling.logit_bias)):
+            raise ValueError(f"logit_bias names a token id outside 0…{self._vocab_size - 1}")
+
+    def _is_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocab_size
+
+
+def as_token_ids(prompt: Prompt) -> npt.NDArray[np.int32]:
+    """Return an array. Raises OverflowError for an id beyond 32 bits, ValueError for a truncated buffer."""
+    if isinstance(prompt, bytes | bytearray):
+        return np.frombuffer(prompt, np.dtype("<i4"))
+    return np.ascontiguousarray(prompt, np.int32)

@@ -1,0 +1,1 @@
+"""All models and nodes of this server: loads, evictions, membership, status, reloading."""

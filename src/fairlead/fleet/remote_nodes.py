@@ -1,0 +1,223 @@
+"""The remote nodes of the fleet: they are added, drained, and removed once their jobs are finished."""
+
+from collections.abc import Callable, Container
+
+import structlog
+import trio
+
+from fairlead.config import HealthConfig, NodeConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import InvalidRequest, NoNode, NotFound
+from fairlead.fleet.status import ModelStatus, NodeAvailability, NodeStatus
+from fairlead.nodes.remote_node import remote_node
+from fairlead.supervision import FailureBoundary, log_failure
+
+logger = structlog.get_logger("fairlead.fleet")
+
+
+class RemoteEntry:
+    """One configured remote node. `run` lasts as long as it is in the fleet; `leave` ends that."""
+
+    def __init__(self, config: NodeConfig, desk: Dispatcher, health: HealthConfig, ourselves: str) -> None:
+        self.config = config
+        self._desk = desk
+        self._pause_s = health.interval_s
+        self._node = remote_node(config, desk, health, ourselves)
+        self._scope = trio.CancelScope()
+        self._over = trio.Event()
+        self._is_draining = False
+        self.is_withdrawn = False  # neither it nor a replacement gets more jobs
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that it has, as last reported; it may be down now."""
+        return self._node.models
+
+    async def is_ourselves(self) -> bool:
+        """Return whether it is this very server; wait for the first probe to know."""
+        await self._node.met.wait()
+        return self._node.is_ourselves
+
+    async def run(self) -> None:
+        """Probe the node until `leave`. A failure of the probes is logged, and they start again."""
+        try:
+            with self._scope:
+                while True:
+                    await self._run_once()
+                    await trio.sleep(self._pause_s)
+        finally:
+            self._over.set()
+
+    async def _run_once(self) -> None:
+        boundary = FailureBoundary()
+        try:
+            with boundary:
+                await self._node.run()
+        finally:
+            if boundary.failure is not None:
+                log_failure("node failed", boundary.failure, node=self.config.id)
+            if self._desk.counts(self.config.id) is not None:  # the node could not report this itself
+                self._desk.node_down(self._node)
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Use these health check settings from now on."""
+        self._pause_s = health.interval_s
+        self._node.change_health(health)
+
+    def drain(self) -> trio.Event:
+        """Give it no more jobs; return an event that is set when it has none."""
+        self._is_draining = True
+        return self._desk.close(self.config.id)
+
+    async def leave(self) -> None:
+        """Drain the node, end its probes, and return when both are done."""
+        await self.drain().wait()
+        self._scope.cancel()
+        await self._over.wait()
+        self._desk.reopen(self.config.id)
+
+    def status(self) -> NodeStatus:
+        """Return its status."""
+        told = self._node.status()
+        counts = self._desk.counts(self.config.id)
+        return NodeStatus(
+            id=self.config.id,
+            kind="remote",
+            url=self.config.url,
+            models=told.models,
+            seats=told.seats if told.is_up else 0,
+            busy=told.busy if counts is None else counts.busy,
+            state=self._state(is_up=told.is_up),
+            load=told.load,
+            problem=told.problem,
+            ups=told.ups,
+            downs=told.downs,
+        )
+
+    def model_status(self, model: str) -> ModelStatus:
+        """Return the status of one of its models, derived from its own: it loads models by itself."""
+        told = self.status()
+        is_up = told.state == "up"
+        return ModelStatus(
+            model=model,
+            kind="remote",
+            node=self.config.id,
+            state="ready" if is_up else "draining" if told.state == "draining" else "stopped",
+            seats=told.seats,
+            busy=told.busy,
+            sequences=told.busy,
+            load_progress=float(is_up),
+            problem=told.problem,
+        )
+
+    def _state(self, *, is_up: bool) -> NodeAvailability:
+        if self._is_draining:
+            return "draining"
+        return "up" if is_up else "down"
+
+
+class RemoteNodes:
+    """All remote nodes, by id. `spawn` starts a task in the fleet's nursery.
+
+    `ourselves` is the instance id of this server: a node that reports the same id is this server. `is_ours`
+    returns whether a model can be loaded here.
+    """
+
+    def __init__(
+        self, desk: Dispatcher, spawn: Callable[..., None], *, ourselves: str, is_ours: Callable[[str], bool]
+    ) -> None:
+        self._desk = desk
+        self._is_ours = is_ours
+        self._spawn = spawn
+        self._ourselves = ourselves
+        self._nodes: dict[str, RemoteEntry] = {}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._nodes
+
+    def have(self, model: str) -> bool:
+        """Return whether one of them has the model, as far as is known."""
+        return any(model in node.models for node in self._nodes.values())
+
+    def offer(self, model: str) -> bool:
+        """Return whether one of them has the model and may get jobs, now or when it is up again."""
+        return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
+
+    def add(self, config: NodeConfig, health: HealthConfig) -> None:
+        """Add a node to the fleet. Its id must be free."""
+        assert config.id not in self._nodes
+        node = self._nodes[config.id] = RemoteEntry(config, self._desk, health, self._ourselves)
+        self._spawn(node.run)
+        logger.info("node added", node=config.id, url=config.url)
+
+    async def meet(self, node_id: str) -> None:
+        """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
+        node = self._find(node_id)
+        if await node.is_ourselves():
+            if self._nodes.get(node_id) is node:
+                await self.remove(node_id)
+            raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
+
+    def drain(self, node_id: str) -> None:
+        """Give a node no more jobs, but keep it in the fleet. Raises `NotFound`.
+
+        Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
+        """
+        node = self._find(node_id)
+        self._spawn(self._end_waiting_later, node, self._withdraw(node))
+        logger.info("node drained", node=node_id)
+
+    async def remove(self, node_id: str, *, for_good: bool = True) -> None:
+        """Remove a node from the fleet; return when its jobs are finished. Raises `NotFound`.
+
+        Waiting jobs end as in `drain`, unless `for_good` is False because another node replaces it.
+        """
+        node = self._find(node_id)
+        if for_good:
+            await self._end_waiting_later(node, self._withdraw(node))
+        await node.leave()
+        if self._nodes.get(node_id) is node:  # another caller may have removed it already
+            del self._nodes[node_id]
+            logger.info("node removed", node=node_id)
+
+    def change_health(self, health: HealthConfig) -> None:
+        """Use these health check settings for all nodes from now on; drained nodes stay drained."""
+        for node in self._nodes.values():
+            node.change_health(health)
+
+    def statuses(self) -> list[NodeStatus]:
+        """Return the status of each node."""
+        return [node.status() for node in self._nodes.values()]
+
+    def models(self, *, but: Container[str]) -> list[ModelStatus]:
+        """Return the status of each model that a node has, except `but`, preferring a node that is up."""
+        names = dict.fromkeys(name for node in self._nodes.values() for name in sorted(node.models))
+        found = (self.model(name) for name in names if name not in but)
+        return [status for status in found if status is not None]
+
+    def model(self, name: str) -> ModelStatus | None:
+        """Return the status of one model, preferring a node that is up; None if no node has it."""
+        found = [node.model_status(name) for node in self._nodes.values() if name in node.models]
+        return next((status for status in found if status.state == "ready"), found[0] if found else None)
+
+    def _withdraw(self, node: RemoteEntry) -> trio.Event:
+        """Drain a node for good; return an event that is set when it has no jobs."""
+        node.is_withdrawn = True
+        drained = node.drain()
+        self._end_waiting(node)
+        return drained
+
+    async def _end_waiting_later(self, node: RemoteEntry, drained: trio.Event) -> None:
+        """Once the node is drained, end the jobs that it failed meanwhile and that are queued again."""
+        await drained.wait()
+        self._end_waiting(node)
+
+    def _end_waiting(self, node: RemoteEntry) -> None:
+        for model in sorted(node.models):
+            if not self._is_ours(model) and not self.offer(model):
+                self._desk.forget(model, NoNode(f"no node has the model {model} any more"))
+
+    def _find(self, node_id: str) -> RemoteEntry:
+        if node_id not in self._nodes:
+            raise NotFound(f"there is no node {node_id}")
+        return self._nodes[node_id]

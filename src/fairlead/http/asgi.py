@@ -1,0 +1,109 @@
+"""The ASGI side of one request: `RequestBodyChannel.receive` and `Stream.app_send`.
+
+Both sides are bounded: parsing stops while an app does not read, and an app that always has data to send
+yields to other tasks. Does not know the HTTP format or sockets.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+from hypercorn.protocol.http_stream import HTTPStream
+
+# Unread data at which parsing for an app stops. A message costs more than the bytes in it, which matters
+# when a client sends its body in chunks of one byte.
+UNREAD_BYTES = 64 * 1024
+MESSAGE_BYTES = 512
+SENDS_A_TURN = 8
+
+
+class Disconnected(OSError):
+    """The client has disconnected, or its response is complete: nothing can be sent."""
+
+
+class RequestBodyChannel:
+    """Received messages that the app has not read yet. A disconnect overtakes the body."""
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        self._messages: deque[dict[str, Any]] = deque()
+        self._bytes = 0
+        self._left = False
+        self._told = False
+        self._arrival = trio.Event()
+        self._on_room = on_room
+
+    @property
+    def full(self) -> bool:
+        """Whether the app has so much to read that it must not get more."""
+        return self._bytes >= UNREAD_BYTES
+
+    async def put(self, message: dict[str, Any]) -> None:
+        """Add a message. Never waits: the caller must not add more to a full inbox."""
+        if message["type"] == "http.disconnect":
+            self._left = True
+            self._messages.clear()
+        else:
+            self._messages.append(message)
+            self._bytes += MESSAGE_BYTES + len(message["body"])
+        self._arrival.set()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message: ASGI's `receive`."""
+        if not self._messages:
+            if self._told:
+                await trio.lowlevel.checkpoint()  # an app may call this in a loop
+            elif not self._left:
+                self._arrival = trio.Event()
+                await self._arrival.wait()
+            if self._left:
+                self._told = True
+                return {"type": "http.disconnect"}
+        was_full = self.full
+        message = self._messages.popleft()
+        self._bytes -= MESSAGE_BYTES + len(message["body"])
+        if was_full and not self.full:
+            self._on_room()
+        return message
+
+
+class Direct(Protocol):
+    """ASGI's `send` without waiting: the extension `fairlead` of a request's scope."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a piece of the response body can be sent now."""
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece, which must not be empty. The next ordinary `send` raises if this failed."""
+
+
+class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
+    """One request's ASGI state. Sending to a client that has disconnected raises."""
+
+    _sends = 0
+    _room: Callable[[], bool] | None = None
+    _send_piece: Callable[[bytes], None]
+
+    def open_direct(self, room: Callable[[], bool], send: Callable[[bytes], None]) -> None:
+        """Enable `send_now` from here on: it uses `send`, while `room()` is true."""
+        self._room = room
+        self._send_piece = send
+
+    @property
+    def writable(self) -> bool:
+        """Whether a piece of the body can be sent now: its head and all earlier data have been."""
+        return self._room is not None and not self.closed and self._room()
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece of the body at once; only when `writable`."""
+        self._send_piece(data)
+
+    async def app_send(self, message: Any) -> None:
+        """Send a message: ASGI's `send`. Most sends, and all for HEAD, do not wait, so some yield."""
+        if self.closed:
+            raise Disconnected
+        await super().app_send(message)
+        self._sends += 1
+        if self._sends % SENDS_A_TURN == 0:
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,301 @@
+"""An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
+
+Promises: an exchange that is cancelled, fails or is left early closes its connection, at once and without
+waiting; one that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded.
+Independent of jobs and API formats.
+"""
+
+import re
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from fairlead.errors import NodeFailed, NodeFull
+from fairlead.http.client_connection import ClientConnection, Clock, is_local_shortage, reason_of, told
+from fairlead.http.links import connect
+from fairlead.http.request_head import RequestHeads
+from fairlead.http.response_parser import InvalidResponse, ResponseHead, ResponseParser
+
+# How much of a body is read and dropped to reuse its connection; beyond that a new one is cheaper.
+DRAIN_BYTES = 64 * 1024
+
+# Idle connections that are kept: each takes a descriptor on both sides.
+MOST_IDLE = 32
+
+_HOST = re.compile(r"[0-9A-Za-z._:%-]+")
+
+
+class UpstreamFailed(NodeFailed):
+    """The server could not be reached, fell silent, or broke off, which counts against its health."""
+
+
+class LocalShortage(UpstreamFailed, NodeFull):
+    """This machine has no descriptor or memory left for a connection, which is not the server's fault."""
+
+
+class ResponseTooLarge(UpstreamFailed):
+    """The server's response is larger than the caller accepts."""
+
+
+class UpstreamTimeouts(msgspec.Struct, frozen=True):
+    """How long a server may take: to accept a connection, to begin a response, and between two pieces of it.
+
+    `idle_s`: how long an unused connection is kept.
+    """
+
+    connect_s: float = 30.0
+    first_byte_s: float = float("inf")
+    between_bytes_s: float = 300.0
+    idle_s: float = 90.0
+
+
+class UpstreamStatistics(msgspec.Struct, frozen=True):
+    """Counts of connections now, and of those opened and reused in total."""
+
+    busy: int
+    idle: int
+    waiting: int
+    opened: int
+    reused: int
+
+
+class UpstreamResponse:
+    """A response whose head has been received."""
+
+    def __init__(self, name: str, connection: ClientConnection, clock: Clock, first: bytes) -> None:
+        head = connection.parser.head
+        assert head is not None
+        self.head: ResponseHead = head
+        self._name = name
+        self._connection = connection
+        self._clock = clock
+        self._first = first
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the body has been received, so that `read` has nothing to wait for."""
+        return self._connection.parser.is_complete
+
+    async def read(self) -> bytes:
+        """Wait for the next bytes of the body and return them; empty at the end of the body.
+
+        Raises `UpstreamFailed` when the connection ends before the body does.
+        """
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        parser = self._connection.parser
+        while not parser.is_complete:
+            self._clock.restart()
+            if piece := await self._connection.receive():
+                return piece
+        return b""
+
+    async def hold(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Read nothing until `until` returns; meanwhile the server does not count as silent."""
+        self._clock.hold()
+        await until()
+
+    async def read_all(self, most_bytes: int) -> bytes:
+        """Return the rest of the body. Raises `UpstreamFailed`.
+
+        Raises `ResponseTooLarge` for more than `most_bytes`, without reading if the length is announced.
+        """
+        too_large = ResponseTooLarge(f"{self._name} sent more than {most_bytes} bytes")
+        if (self._connection.parser.length or 0) > most_bytes:
+            raise too_large
+        body = bytearray()
+        while piece := await self.read():
+            if len(body) + len(piece) > most_bytes:
+                body.clear()  # the error's traceback refers to it, and would keep it
+                raise too_large
+            body += piece
+        return bytes(body)
+
+    async def drain(self, within_s: float) -> None:
+        """Read and drop the rest, so that the connection can be reused; give up if that is long or slow."""
+        self._clock.hold()
+        parser, left = self._connection.parser, DRAIN_BYTES
+        with trio.move_on_after(within_s), suppress(OSError, InvalidResponse):
+            while not parser.is_complete and left > 0:
+                left -= len(await self._connection.receive())
+
+
+class Upstream:
+    """One server at `url`, whose path, without a final `/v1`, is prepended to every request's path.
+
+    At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
+    are `UpstreamFailed`, and their messages begin with `name`. Raises `ValueError` for an invalid URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        api_key: str | None = None,
+        capacity: int = 8,
+        timeouts: UpstreamTimeouts | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
+        if not named or parts.username is not None:
+            raise ValueError(f"{url!r} is no URL of a server: http://host:port is")
+        self.name = name
+        self._host = str(parts.hostname)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        # Many write the URL as for API clients, with the `/v1` that all paths begin with.
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        self._heads = RequestHeads(parts.netloc, base=base, api_key=api_key)
+        self._capacity = capacity
+        self._timeouts = timeouts or UpstreamTimeouts()
+        self._idle: deque[ClientConnection] = deque()
+        self._busy = 0
+        self._opened = 0
+        self._reused = 0
+        self._waits = trio.lowlevel.ParkingLot()
+        self.last_heard = -float("inf")
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        within_s: float | None = None,
+    ) -> AsyncIterator[UpstreamResponse]:
+        """Send a request; yield its response when the head has been received. `within_s` bounds all of it.
+
+        Of `headers`, which come from clients, empty and invalid ones are left out. Raises `UpstreamFailed`,
+        also within the block.
+        """
+        request = self._heads.request(method, path, body, {"Accept": accept, **(headers or {})})
+        # A loop, because others may take the free place before the task that was woken for it runs.
+        while self._busy >= self._capacity:
+            await self._waits.park()
+        self._busy += 1
+        held = _Held()
+        clock = Clock(within_s)
+        try:
+            with clock.scope:
+                yield await self._ask(request, clock, held)
+            if clock.scope.cancelled_caught:
+                raise UpstreamFailed(f"{self.name} {clock.reason}")
+        except (OSError, InvalidResponse) as error:
+            raise UpstreamFailed(f"{self.name} {told(error)}") from error
+        finally:
+            self._busy -= 1
+            self._waits.unpark()
+            self._put_back(held.connection)
+
+    def resize(self, capacity: int) -> None:
+        """Allow this many exchanges from now on; those under way continue."""
+        self._capacity = capacity
+        self._waits.unpark_all()
+
+    def close(self) -> None:
+        """Close the idle connections. Those in use are closed by their exchanges."""
+        while self._idle:
+            self._idle.pop().link.close()
+
+    def close_stale(self) -> None:
+        """Close the connections that were idle for too long, or that the server has closed."""
+        now = trio.current_time()
+        for connection in list(self._idle):
+            if now - connection.idle_since > self._timeouts.idle_s or connection.link.is_stale():
+                self._idle.remove(connection)
+                connection.link.close()
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return the current counts."""
+        return UpstreamStatistics(
+            busy=self._busy,
+            idle=len(self._idle),
+            waiting=len(self._waits),
+            opened=self._opened,
+            reused=self._reused,
+        )
+
+    # One exchange ------------------------------------------------------------------------------------
+
+    async def _ask(self, request: bytes, clock: Clock, held: "_Held") -> UpstreamResponse:
+        """Send the request and wait for the head of the response.
+
+        A kept connection may have been closed meanwhile. If so, and if nothing was received, the request is
+        sent again, once, over a new one.
+        """
+        held.connection = self._take_idle()
+        if held.connection is not None:
+            self._reused += 1
+            try:
+                return await self._send(request, clock, held.connection)
+            except OSError:
+                if held.connection.parser.has_begun:
+                    raise
+                held.connection.link.close()
+                held.connection = None
+        clock.begin("did not accept a connection", self._timeouts.connect_s)
+        try:
+            link = await connect(self._host, self._port, self._tls)
+        except OSError as error:
+            kind = LocalShortage if is_local_shortage(error) else UpstreamFailed
+            raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error
+        self._opened += 1
+        held.connection = ClientConnection(link, self._heard)
+        return await self._send(request, clock, held.connection)
+
+    async def _send(self, request: bytes, clock: Clock, connection: ClientConnection) -> UpstreamResponse:
+        connection.parser = ResponseParser(has_body=not request.startswith(b"HEAD "))
+        clock.begin("did not answer", self._timeouts.first_byte_s)
+        await connection.link.send(request)
+        first = b""
+        while connection.parser.head is None:
+            first = await connection.receive()
+        clock.begin("fell silent in the middle of an answer", self._timeouts.between_bytes_s)
+        return UpstreamResponse(self.name, connection, clock, first)
+
+    def _take_idle(self) -> ClientConnection | None:
+        """Return the idle connection used last: it is the likeliest to work, and the others expire."""
+        oldest = trio.current_time() - self._timeouts.idle_s
+        while self._idle:
+            connection = self._idle[-1]  # it stays there if `is_stale` raises
+            is_usable = connection.idle_since >= oldest and not connection.link.is_stale()
+            self._idle.pop()
+            if is_usable:
+                return connection
+            connection.link.close()
+        return None
+
+    def _heard(self) -> None:
+        self.last_heard = trio.current_time()
+
+    def _put_back(self, connection: ClientConnection | None) -> None:
+        if connection is None:
+            return
+        parser = connection.parser
+        is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
+        is_reusable = is_good and parser.is_complete and not connection.is_closed
+        if is_reusable and len(self._idle) < MOST_IDLE:
+            connection.idle_since = trio.current_time()
+            self._idle.append(connection)
+        else:
+            connection.link.close()
+
+
+class _Held:
+    """What an exchange must release, however it ends."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        self.connection: ClientConnection | None = None

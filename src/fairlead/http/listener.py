@@ -1,0 +1,267 @@
+"""The listener: accepts a bounded number of connections, and drains them on shutdown.
+
+No client can end it: connections are isolated from each other (`connection`). On shutdown, listening stops
+and idle connections end at once. Running responses have `limits.drain_s` to finish. Connections that are left
+then are closed, whether their clients read or not, and `serve_http` returns.
+
+Does not know routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
+lifespan, but not its accept loop, timers and logs.
+"""
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import structlog
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+
+from fairlead.config import ConfigError, Limits
+from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue
+from fairlead.http.connection import ServerConnection, linger
+from fairlead.http.protocol import Shared
+from fairlead.http.refusals import refusal
+
+logger = structlog.get_logger("fairlead.http")
+
+BACKLOG = 2048
+# Bounded, so that a burst of new clients does not delay the old ones.
+ACCEPTS_A_TURN = 32
+BEGINNINGS_A_TURN = 4
+REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
+OUT_OF_FILES_S = 0.1
+PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
+
+# The kernel's buffer for a client that does not read; by default it grows to megabytes. A socket is writable
+# only when a third of it is free again, so a small buffer makes the progress of a slow client visible.
+SEND_BUFFER_BYTES = 256 * 1024
+
+# A client whose machine is unreachable is detected after about a minute.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+Address = tuple[str, int]
+
+# Apps may return from their lifespan at once.
+_without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
+
+
+class CannotListen(OSError):
+    """An address that cannot be bound; the message says what to do."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets, one for each address of `host`. Port 0 picks a free one.
+
+    Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be bound.
+    """
+    name = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"host: cannot listen on {host!r}, port {port}: {error}") from error
+    tries = 1 if port else PORTS_TRIED
+    while True:
+        try:
+            return _listen_on_all(host, port, found)
+        except OSError as error:
+            tries -= 1
+            if not tries or error.errno != errno.EADDRINUSE:
+                raise
+
+
+async def serve_http(
+    app: Callable[..., Any],
+    sockets: Sequence[socket.socket],
+    *,
+    limits: Limits,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
+
+    Reports the bound addresses once the app has started. Raises what the app's startup raises.
+    """
+    config = _hypercorn_config(limits)
+    state: dict[str, Any] = {}
+    lifespan = Lifespan(ASGIWrapper(app), config, state)
+    async with AsyncExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)  # closed also if the app does not start
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        await nursery.start(lifespan.handle_lifespan)
+        with _without_lifespan:
+            await lifespan.wait_for_startup()
+        shared = Shared(app, config, WorkerContext(None), {**state, "limits": limits}, limits)
+        await Listener(shared).run(sockets, shutdown, task_status)
+        with _without_lifespan:
+            await lifespan.wait_for_shutdown()
+        nursery.cancel_scope.cancel()
+
+
+class Listener:
+    """The owner of all connections: accepts, refuses and drains them."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._connections: set[ServerConnection] = set()
+        self._arrivals = AcceptQueue()
+        self._refusals = 0
+        self._full = False
+
+    async def run(
+        self,
+        sockets: Sequence[socket.socket],
+        shutdown: trio.Event,
+        task_status: trio.TaskStatus[list[Address]],
+    ) -> None:
+        """Listen until `shutdown`, then drain."""
+        async with trio.open_nursery() as cutting_off:
+            async with trio.open_nursery() as connections:
+                try:
+                    async with trio.open_nursery() as accepting:
+                        for sock in sockets:
+                            accepting.start_soon(self._accept, sock, connections)
+                        task_status.started([sock.getsockname()[:2] for sock in sockets])
+                        await shutdown.wait()
+                        accepting.cancel_scope.cancel()
+                finally:
+                    self._arrivals.close()
+                    for sock in sockets:
+                        trio.lowlevel.notify_closing(sock)
+                        sock.close()
+                await self._shared.context.terminated.set()
+                for connection in self._connections:
+                    connection.drain()
+                cutting_off.start_soon(self._cut_off, connections)
+            cutting_off.cancel_scope.cancel()
+
+    async def _cut_off(self, connections: trio.Nursery) -> None:
+        await trio.sleep(self._shared.limits.drain_s)
+        logger.warning("drain cut off", connections=len(self._connections))
+        for connection in self._connections:
+            connection.abort()
+        connections.cancel_scope.cancel()
+
+    async def _accept(self, listening: socket.socket, connections: trio.Nursery) -> None:
+        while True:
+            if self._arrivals:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(listening)
+            try:
+                for _ in range(ACCEPTS_A_TURN):
+                    sock, client = listening.accept()
+                    sock.setblocking(False)
+                    self._admit(AcceptedConnection(sock, client), connections)
+            except (BlockingIOError, ConnectionAbortedError):
+                pass
+            except (OSError, MemoryError) as error:
+                # Out of descriptors or memory: retry, because connections that end release some.
+                self._say_once("cannot accept connections", error=str(error) or type(error).__name__)
+                await trio.sleep(OUT_OF_FILES_S)
+            for _ in range(min(BEGINNINGS_A_TURN, len(self._arrivals))):
+                connection = ServerConnection(self._shared, *self._arrivals.pop())
+                self._connections.add(connection)
+                connections.start_soon(self._serve, connection)
+
+    def _admit(self, arrival: AcceptedConnection, connections: trio.Nursery) -> None:
+        if len(self._connections) + len(self._arrivals) < self._shared.limits.connections:
+            self._full = False
+            self._arrivals.add(arrival)
+            return
+        self._say_once("too many connections", limit=self._shared.limits.connections)
+        if self._refusals < REFUSALS:
+            self._refusals += 1
+            connections.start_soon(self._refuse, arrival.sock)
+        else:
+            arrival.sock.close()
+
+    def _say_once(self, event: str, **details: Any) -> None:
+        """Log that the server is full, but not again until a connection was accepted."""
+        if not self._full:
+            self._full = True
+            logger.warning(event, **details)
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self._connections.remove(connection)
+
+    async def _refuse(self, sock: socket.socket) -> None:
+        try:
+            with suppress(OSError):
+                sock.send(refusal(503, "too many connections; try again later"))
+                sock.shutdown(socket.SHUT_WR)
+                await linger(sock)
+        finally:
+            self._refusals -= 1
+            trio.lowlevel.notify_closing(sock)
+            sock.close()
+
+
+def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    failure: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        chosen = sockets[0].getsockname()[1] if sockets else port
+        try:
+            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+        except OSError as error:
+            failure = CannotListen(error.errno, _why_not(host, chosen, error))
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # for example without IPv6
+                break
+    else:
+        if sockets:
+            return sockets
+    for sock in sockets:
+        sock.close()
+    assert failure is not None
+    raise failure
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return f"cannot listen on {host}, port {port}: {error.strerror}"
+    return (
+        f"port {port} of {host} is in use by another program, perhaps another Fairlead (`fairlead ps`): "
+        "stop that one, or choose another port with --port"
+    )
+
+
+def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Accepted connections inherit these.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _KEEP_ALIVE:
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _hypercorn_config(limits: Limits) -> HypercornConfig:
+    config = HypercornConfig()
+    config.h11_max_incomplete_size = limits.header_bytes
+    config.errorlog = None  # we log ourselves
+    config.accesslog = None
+    return config

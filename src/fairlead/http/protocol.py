@@ -1,0 +1,348 @@
+"""HTTP/1.1 on one connection: from bytes to ASGI and back, based on Hypercorn's protocol.
+
+Hypercorn's `H11Protocol` blocks its reader while a request is handled, upgrades to HTTP/2 and WebSocket, and
+answers errors with an empty page. This one parses as far as it can and returns. It speaks HTTP/1.0 and 1.1
+only, as strictly as `framing` and `refusals` say, and answers every error in JSON. It owns the h11 state and
+the app's tasks. It does no I/O: `send` takes bytes, `Closed` and `Updated` events, and time passes by
+`deadline` and `expire`.
+
+Requests may be pipelined, up to `PIPELINED_BYTES` behind the current one. They are read ahead because a
+client's FIN arrives after them. If a client sends more, its disconnect could go unnoticed while its request
+still runs. So it is refused, together with that request.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from time import time
+from typing import Any
+from wsgiref.handlers import format_date_time
+
+import h11
+import structlog
+import trio
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import ASGIHTTPState
+from hypercorn.utils import suppress_body
+
+from fairlead.config import Limits
+from fairlead.http.accept_queue import RequestTurns
+from fairlead.http.asgi import Disconnected, RequestBodyChannel, Stream
+from fairlead.http.framing import StrictConnection
+from fairlead.http.refusals import LOGGED_LENGTH, code_of, objection, path_of, refusal, with_host_of_target
+
+logger = structlog.get_logger("fairlead.http")
+
+PIPELINED_BYTES = 64 * 1024
+# A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
+MOST_SMALL_CHUNKS = 1000
+CHUNK_BYTES = 64
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a listener's connections share; `config`, `context` and `state` are Hypercorn's."""
+
+    app: Any
+    config: Any
+    context: Any
+    state: dict[str, Any]
+    limits: Limits
+    turns: RequestTurns = field(default_factory=RequestTurns)
+
+
+class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
+    """HTTP/1.x on one connection. Its reader calls `receive`, `advance` and `expire`; the app the rest."""
+
+    connection: StrictConnection
+    stream: Stream | None
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        client: tuple[str, int],
+        server: tuple[str, int],
+        start_soon: Callable[..., None],
+        wake: Callable[[], None],
+        send: Callable[[Any], Awaitable[None]],
+        writable: Callable[[], bool],
+        write_now: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(
+            shared.app,
+            shared.config,
+            shared.context,
+            self,  # as the task group: see spawn_app
+            shared.state,
+            ssl=False,
+            client=client,
+            server=server,
+            send=send,
+        )
+        self.connection = StrictConnection(shared.limits.header_bytes)
+        self._limits = shared.limits
+        self._turns = shared.turns
+        self._start_soon = start_soon
+        self._wake = wake
+        self._writable = writable
+        self._write_now = write_now
+        self._inbox = RequestBodyChannel(self._resume)
+        self._begun = False  # a part of the next request's head has arrived
+        self._paused = False  # the whole request has arrived, and more data after it
+        self._pipelined = 0  # bytes of that data
+        self._chunks = self._chunked_bytes = 0  # of the body being received
+        self._half_line = b""  # the CR of an empty line before a request
+        self._held = b""  # the head of a response, until it is sent with the body
+        self.ended = False
+        self.deadline = trio.current_time() + shared.limits.header_timeout_s
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.stream is None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether received data must wait for the app: for its response, or for space in its inbox."""
+        return self.stream is not None and (self._paused or self._inbox.full)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether to pass received data to it although it is blocked. It bounds the amount itself."""
+        return self._paused
+
+    # The reader's side -----------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Buffer received data. `advance` parses it."""
+        if self.stream is None and not self._begun:
+            if self._half_line or data.startswith(b"\r"):  # some clients add CRLF to a body (RFC 9112, 2.2)
+                data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+                self._half_line = data if data == b"\r" else b""
+                if len(data) == len(self._half_line):
+                    return
+            self._begun = True
+            self.deadline = trio.current_time() + self._limits.header_timeout_s
+        if self._paused:
+            self._pipelined += len(data)
+        self.connection.receive_data(data)
+
+    async def advance(self) -> None:
+        """Parse as much as possible now."""
+        if self._paused and self._pipelined > PIPELINED_BYTES:
+            await self.refuse(400, f"more than {PIPELINED_BYTES} bytes were sent ahead of the response")
+            return
+        while not (self.ended or self.blocked):
+            if self.connection.they_are_waiting_for_100_continue:
+                await self.send(
+                    RawData(self.connection.send(h11.InformationalResponse(status_code=100, headers=[])))
+                )
+            try:
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self._refuse_malformed(error)
+                return
+            if type(event) is h11.Request:
+                await self._begin(event)
+            elif type(event) is h11.Data and self.stream is not None:
+                if self._has_small_chunks(event):
+                    await self.refuse(400, f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
+                    return
+                await self.stream.handle(Body(STREAM_ID, event.data))
+            elif type(event) is h11.EndOfMessage and self.stream is not None:
+                self.deadline = inf
+                await self.stream.handle(EndBody(STREAM_ID))
+            else:
+                if event is h11.PAUSED:
+                    self._paused = True
+                    self._pipelined = self.connection.buffered_bytes
+                return
+
+    async def _refuse_malformed(self, error: h11.RemoteProtocolError) -> None:
+        if error.error_status_hint == 501:
+            await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
+        else:  # the client's own bytes follow the colon
+            await self.refuse(error.error_status_hint, str(error).partition(":")[0])
+
+    def _has_small_chunks(self, data: h11.Data) -> bool:
+        """Count a chunk; return whether too many are small. Parsing one costs more than its few bytes."""
+        self._chunks += data.chunk_start
+        self._chunked_bytes += len(data.data)
+        return self._chunks > MOST_SMALL_CHUNKS + self._chunked_bytes // CHUNK_BYTES
+
+    async def expire(self) -> None:
+        """Handle a `deadline` that has passed: refuse an unfinished head, close the connection otherwise."""
+        if self.stream is None and self._begun:
+            await self.refuse(408, "the head of the request took too long to arrive")
+        else:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """End the connection. The app receives a disconnect, and its further sends raise `Disconnected`."""
+        self.ended = True
+        await self._close_stream()
+        await self.send(Closed())
+
+    async def refuse(self, status: int, message: str, request: h11.Request | None = None) -> None:
+        """Send an error response unless a response has begun, and end the connection.
+
+        `request`: the refused request, if its head was parsed but the app has not seen it.
+        """
+        unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
+        self.ended = True
+        if unanswered and status != 500:  # `_run` has logged internal errors
+            self._log_refusal(status, message, request)
+        await self._close_stream()
+        if unanswered:
+            await self.send(RawData(refusal(status, message)))
+        await self.send(Closed())
+
+    def _log_refusal(self, status: int, message: str, request: h11.Request | None) -> None:
+        """Log the same line as `Door.refused` does for other requests."""
+        line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
+        if request is not None:
+            path = path_of(request).partition(b"?")[0].decode("latin-1")
+            line |= {"method": request.method.decode(), "path": path[:LOGGED_LENGTH]}
+        elif self.stream is not None:
+            scope = self.stream.scope
+            line |= {"method": scope["method"], "path": scope["path"][:LOGGED_LENGTH]}
+        logger.info("request refused", **line, client=self.client[0])
+
+    async def _begin(self, request: h11.Request) -> None:
+        self._begun = False
+        self._chunks = self._chunked_bytes = 0
+        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        path = path_of(request)
+        headers = list(request.headers)
+        problem = objection(request, headers, self._limits)
+        if problem:
+            await self.refuse(*problem, request)
+            return
+        self.stream = Stream(
+            self.app,
+            self.config,
+            self.context,
+            self,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=with_host_of_target(request, headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode(),
+                raw_path=path,
+                state=self.connection_state,
+            )
+        )
+
+    # The app's side --------------------------------------------------------------------------------
+
+    async def spawn_app(
+        self, app: Any, _config: Any, scope: Any, _send: Any
+    ) -> Callable[..., Awaitable[None]]:
+        """Start the app on the request: Hypercorn's streams call this on their task group.
+
+        An app that uses the extension `fairlead` (`asgi.Direct`) can also rely on the cancellation of its
+        task when the client disconnects.
+        """
+        self._inbox = RequestBodyChannel(self._resume)
+        scope["extensions"]["fairlead"] = self.stream
+        self._start_soon(self._run, app, scope, self._inbox.receive, self.stream)
+        return self._inbox.put
+
+    async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
+        try:
+            # Requests that are cancelled at this moment unwind before this one sees any state.
+            await self._turns.wait(self.client[0])
+            await app(scope, receive, stream.app_send)
+        except* Disconnected:
+            pass
+        except* Exception as group:
+            logger.exception("request failed", path=scope["path"], exc_info=group)
+        finally:
+            scope["extensions"].pop("fairlead", None)  # or each request would be a reference cycle
+        if stream.closed:
+            return
+        if stream.state is ASGIHTTPState.REQUEST:
+            await self.refuse(500, "the server failed")
+        else:
+            await self.leave()  # a truncated response must not look complete
+
+    def _resume(self) -> None:
+        """Restart the deadline and resume reading. The client is not charged for the time of a full inbox."""
+        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        self._wake()
+
+    async def stream_send(self, event: Any) -> None:
+        """Send a part of the response. A head with a known length is held, to be sent with its body."""
+        kind = type(event)
+        if kind is Body:
+            await self._send_now(self.connection.send(h11.Data(data=event.data)))
+        elif kind is EndBody:
+            await self._send_now(self.connection.send(h11.EndOfMessage()))
+        elif kind is StreamClosed:
+            await self._recycle()
+        elif kind is Response:
+            await self._send_head(event)
+
+    async def _send_head(self, response: Response) -> None:
+        headers = [*response.headers, (b"date", _date())]
+        if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
+            headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
+        head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
+        if any(name == b"content-length" for name, _ in response.headers):
+            self._held = head
+            return
+        await self._send_now(head)
+        assert self.stream is not None
+        scope = self.stream.scope
+        if scope["http_version"] == "1.1" and not suppress_body(scope["method"], response.status_code):
+            self.stream.open_direct(self._writable, self._send_chunk)
+
+    def _send_chunk(self, data: bytes) -> None:
+        """Write a chunk without h11, which keeps no state for chunks, at a third of the cost."""
+        self._write_now(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def _send_now(self, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data:
+            await self.send(RawData(data))
+
+    async def _recycle(self) -> None:
+        """After a complete response, prepare for the next request or end the connection."""
+        await self._close_stream()
+        finished = self.connection.our_state is h11.DONE and self.connection.their_state is h11.DONE
+        if not finished or self.context.terminated.is_set():
+            self.ended = True
+            await self.send(Closed())
+            return
+        ahead, _ = self.connection.trailing_data
+        self.deadline = trio.current_time() + self._limits.idle_timeout_s
+        self._paused = False
+        if ahead:  # a new h11 connection, because only `receive` skips empty lines between requests
+            self.connection = StrictConnection(self._limits.header_bytes)
+            self.receive(ahead)
+        else:
+            self.connection.start_next_cycle()
+        await self.send(Updated(idle=not ahead))
+
+
+def _date() -> bytes:
+    return _format_date(int(time()))
+
+
+@lru_cache(maxsize=1)
+def _format_date(second: int) -> bytes:
+    return format_date_time(second).encode()

@@ -1,0 +1,270 @@
+"""Metrics of all jobs, in totals that only grow. Pure: timelines go in, frozen counts come out.
+
+A histogram cannot be pulled from a past state, so each job is added once, when it is over; its tokens cost
+nothing before. The gaps between an answer's tokens are added with their mean, as many times as there were.
+Their sum and number are exact, their distribution is that between answers.
+
+Clients and remote servers choose names (of tenants, of models), as many as they like. Beyond `LABELS_AT_MOST`
+of a kind the rest are counted together, as `OTHER`.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
+
+LABELS_AT_MOST = 1000
+OTHER = "other"
+
+# Upper bounds in seconds; they include those in the panels of vLLM's dashboards.
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_GAP_S = (
+    *(0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+PHASE_S = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+class HistogramStatistics(msgspec.Struct, frozen=True):
+    """Counts of the values above the previous bound and up to each bound; the last is of those above all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.counts)
+
+
+class Durations(msgspec.Struct, frozen=True):
+    """One model's histograms, in seconds.
+
+    `queue`: from arrival to seat; `prefill`: from seat to first token; `decode`: from first token to end.
+    `first_token` and `whole` start at the arrival. `queue` has every job that got a seat, `first_token` and
+    `prefill` every one whose answer began, and the others those whose answer is complete.
+    """
+
+    queue: HistogramStatistics
+    first_token: HistogramStatistics
+    prefill: HistogramStatistics
+    decode: HistogramStatistics
+    whole: HistogramStatistics
+    token_gap: HistogramStatistics
+
+
+class ModelCounts(msgspec.Struct, frozen=True):
+    """Metrics of one model: jobs by outcome, answers by finish reason, tokens, times; and current jobs.
+
+    `waiting` jobs have had no seat yet, `running` ones have. `prompt_tokens` are those of computed prompts,
+    an estimate if only another server has tokenized them; a prompt counts when its answer begins. Tokens of
+    running jobs are included. `retries`: attempts beyond each job's first.
+    """
+
+    waiting: int
+    running: int
+    outcomes: dict[str, int]
+    finish_reasons: dict[str, int]
+    prompt_tokens: int
+    generated_tokens: int
+    retries: int
+    durations: Durations
+
+
+class TenantCounts(msgspec.Struct, frozen=True):
+    """Metrics of one tenant: finished jobs, their tokens, and their total wait for a seat."""
+
+    jobs: int
+    prompt_tokens: int
+    generated_tokens: int
+    waited_s: float
+
+
+class JobStatistics(msgspec.Struct, frozen=True):
+    """Metrics by model, and by tenant."""
+
+    models: Mapping[str, ModelCounts]
+    tenants: Mapping[str, TenantCounts]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt tokens of all models."""
+        return sum(model.prompt_tokens for model in self.models.values())
+
+    @property
+    def generated_tokens(self) -> int:
+        """The generated tokens of all models."""
+        return sum(model.generated_tokens for model in self.models.values())
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """The jobs of all models by outcome."""
+        outcomes: Counter[str] = Counter()
+        for model in self.models.values():
+            outcomes.update(model.outcomes)
+        return outcomes
+
+
+class DurationHistogram:
+    """Counts values by size. Adding one takes a binary search of the bounds, and no memory."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Add a value that occurred `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def statistics(self) -> HistogramStatistics:
+        """Return the current counts."""
+        return HistogramStatistics(self._bounds, tuple(self._counts), self._total)
+
+
+class JobMetrics:
+    """Adds up finished jobs. Running ones are not kept here, but passed to `statistics`."""
+
+    def __init__(self, *, labels_at_most: int = LABELS_AT_MOST) -> None:
+        self._labels_at_most = labels_at_most
+        self._models: dict[str, _Model] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._told: dict[str, tuple[int, int]] = {}
+
+    def add(self, journey: RequestTimeline) -> None:
+        """Count a finished job."""
+        model = self._models.setdefault(self._label(self._models, journey.job.model), _Model())
+        model.add(journey)
+        tenant = self._tenants.setdefault(self._label(self._tenants, journey.job.tenant), _Tenant())
+        tenant.add(journey)
+
+    def statistics(self, under_way: Iterable[RequestTimeline] = ()) -> JobStatistics:
+        """Return the current counts, with the tokens of the jobs under way. No total ever falls."""
+        now: defaultdict[str, _Now] = defaultdict(_Now)
+        for journey in under_way:
+            name = self._label(self._models, journey.job.model)
+            if name not in self._models:
+                self._models[name] = _Model()
+            now[name].add(journey)
+        models = {name: self._of_model(name, now[name]) for name in self._models}
+        return JobStatistics(models, {name: tenant.statistics() for name, tenant in self._tenants.items()})
+
+    def _of_model(self, name: str, now: "_Now") -> ModelCounts:
+        model = self._models[name]
+        earlier = self._told.get(name, (0, 0))
+        # An answer that restarts on another node has fewer tokens than before.
+        prompt = max(earlier[0], model.prompt_tokens + now.prompt_tokens)
+        generated = max(earlier[1], model.generated_tokens + now.generated_tokens)
+        self._told[name] = (prompt, generated)
+        return ModelCounts(
+            now.waiting,
+            now.running,
+            dict(model.outcomes),
+            dict(model.finish_reasons),
+            prompt,
+            generated,
+            model.retries,
+            Durations(*(histogram.statistics() for histogram in model.histograms)),
+        )
+
+    def _label(self, known: Mapping[str, object], name: str) -> str:
+        return name if name in known or len(known) < self._labels_at_most else OTHER
+
+
+class _Now:
+    """The counts of one model's jobs that are under way."""
+
+    __slots__ = ("generated_tokens", "prompt_tokens", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.running = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    def add(self, journey: RequestTimeline) -> None:
+        self.waiting += journey.granted_s is None
+        self.running += journey.granted_s is not None
+        self.prompt_tokens += _computed(journey)
+        self.generated_tokens += journey.tokens
+
+
+class _Model:
+    """One model's counts."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.finish_reasons: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.retries = 0
+        # In the order of `Durations`.
+        bounds = (PHASE_S, FIRST_TOKEN_S, PHASE_S, PHASE_S, PHASE_S, TOKEN_GAP_S)
+        self.histograms = tuple(map(DurationHistogram, bounds))
+
+    def add(self, journey: RequestTimeline) -> None:
+        self.outcomes[journey.outcome] += 1
+        self.prompt_tokens += _computed(journey)
+        self.generated_tokens += journey.tokens
+        self.retries += max(0, journey.attempts - 1)
+        if journey.outcome == SUCCESS:
+            # One per job, as vLLM counts them: an answer counts as cut short if any choice was.
+            self.finish_reasons["length" if "length" in journey.finish_reasons else "stop"] += 1
+        elif journey.outcome in (LEFT, "cancelled") and journey.granted_s is not None:
+            self.finish_reasons["abort"] += 1
+        self._time(journey)
+
+    def _time(self, journey: RequestTimeline) -> None:
+        queue, first_token, prefill, decode, whole, token_gap = self.histograms
+        if journey.granted_s is None:
+            return
+        queue.add(journey.waited_s)
+        if journey.first_delta_s is None:
+            return
+        first_token.add(journey.first_delta_s - journey.arrived_s)
+        prefill.add(journey.first_delta_s - journey.granted_s)
+        if journey.outcome != SUCCESS or journey.ended_s is None:
+            return
+        decode.add(journey.ended_s - journey.first_delta_s)
+        whole.add(journey.ended_s - journey.arrived_s)
+        if journey.token_gaps:
+            token_gap.add(journey.token_gap_s, journey.token_gaps)
+
+
+class _Tenant:
+    """One tenant's counts."""
+
+    __slots__ = ("generated_tokens", "jobs", "prompt_tokens", "waited_s")
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.waited_s = 0.0
+
+    def add(self, journey: RequestTimeline) -> None:
+        self.jobs += 1
+        self.prompt_tokens += _computed(journey)
+        self.generated_tokens += journey.tokens
+        self.waited_s += journey.waited_s
+
+    def statistics(self) -> TenantCounts:
+        return TenantCounts(self.jobs, self.prompt_tokens, self.generated_tokens, self.waited_s)
+
+
+def _computed(journey: RequestTimeline) -> int:
+    """Return the prompt tokens, which are computed once the answer has begun; 0 before."""
+    return journey.prompt_tokens if journey.first_delta_s is not None else 0

@@ -1,0 +1,235 @@
+"""Frames between the parent and a model's child process: length-prefixed msgpack, never pickle.
+
+Both sides trust each other's frames (a malformed one is a bug), but the size of a frame is bounded. Closing
+either end of the socketpair ends the child.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from fairlead.job import FinishReason, Sampling, TokenLogprob
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+_INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
+
+ErrorCode = Literal["engine_failed", "request_timeout"]
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a child loads, and its limits. Sent as the first frame; None: choose what fits.
+
+    `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
+    `kv_cache_bytes` in bytes. The cached blocks of finished sequences are evicted by `eviction_policy`,
+    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
+    budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
+    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8".
+    """
+
+    path: str
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    slots: int | None = None
+    max_batch: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_cache_entries: int | None = None
+    eviction_threshold: float = 0.8
+    cleanup_interval_s: float = 1.0
+    eviction_policy: Literal["lru", "fifo"] = "lru"
+    gpu_memory: float | None = None
+    watchdog_s: float = 30.0
+    block_size: int = 16
+    threads: int | None = None
+
+
+# Parent → child ------------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A new sequence. `key` is chosen by the parent, never reused; `prompt` is little-endian int32.
+
+    `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: the time that is left, from
+    now. `salt`: sequences with different salts share no cached prefixes. `embed`: compute the prompt's
+    embedding, and no tokens.
+    """
+
+    key: int
+    prompt: bytes
+    sampling: Sampling
+    priority: int = 1
+    timeout_s: float | None = None
+    salt: bytes = b""
+    embed: bool = False
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Ends a sequence. Has no effect on one that has ended."""
+
+    key: int
+
+
+# Child → parent ------------------------------------------------------------------------------------
+
+
+class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """The progress of the load: `fraction` is 0…1."""
+
+    fraction: float
+    stage: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded. `max_model_len`: the maximum length of a sequence, prompt + output, in tokens.
+
+    `kernel`: what computes its steps: "torch", or an instruction set such as "amx". `embeds`: it makes
+    embeddings of prompts, and no text. `gpu_bytes`: the memory that the child has taken of its GPU's
+    `gpu_total_bytes`; both 0 on a CPU.
+    """
+
+    slots: int
+    max_model_len: int
+    vocab_size: int
+    blocks_total: int
+    block_size: int
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_cache_bytes: int
+    kernel: str = "torch"
+    embeds: bool = False
+    gpu_bytes: int = 0
+    gpu_total_bytes: int = 0
+
+
+class LoadFailure(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
+    """The model cannot be loaded, for the reason in `message`. The child ends after it."""
+
+    message: str
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's output of one step. `finish_reason` or `error` marks the last one.
+
+    `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
+    error's; None: `engine_failed`. `vector`: the prompt's embedding, float32, little-endian; such a sequence
+    has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens of the prompt, beginning with
+    its second; the last of them come with the first token. So does `cached_tokens`, the number of tokens of
+    the prompt that were cached.
+    """
+
+    key: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] = []
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    code: ErrorCode | None = None
+    vector: bytes = b""
+    prompt_logprobs: list[TokenLogprob] = []
+    cached_tokens: int = 0
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's own counts after a step. `pending` sequences wait for a slot or for blocks.
+
+    Since the start: `steps`, which took `step_s` seconds and computed `step_tokens` tokens in all;
+    `prompt_tokens` and `generated_tokens`; `preemptions`; the prefix cache's `prefix_queries` and
+    `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` in the prefix cache, and `cache_usage`,
+    the fraction of the blocks that running sequences hold (0…1).
+    """
+
+    running: int = 0
+    pending: int = 0
+    slots_free: int = 0
+    blocks_free: int = 0
+    blocks_total: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    cache_usage: float = 0.0
+    step_s: float = 0.0
+    step_tokens: int = 0
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """One engine step's outputs for all sequences. Also answers messages that need no step.
+
+    A sequence that got one more token and nothing else has its key in `keys` (little-endian int64) and its
+    token in `tokens` (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
+    """
+
+    keys: bytes
+    tokens: bytes
+    outputs: list[Output]
+    statistics: EngineStatistics
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % 8 or len(self.keys) != 2 * len(self.tokens):
+            raise ValueError(f"{len(self.keys)} bytes of keys and {len(self.tokens)} of tokens do not match")
+
+    def plain(self) -> Iterator[tuple[int, int]]:
+        """Return the pairs of key and token id."""
+        count = len(self.tokens) // 4
+        keys = struct.unpack(f"<{count}q", self.keys)
+        return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
+
+
+ToChild = Submit | Abort
+ToParent = LoadProgress | Ready | LoadFailure | StepOutputs
+
+spec_decoder = msgspec.msgpack.Decoder(WorkerSpec)
+to_child_decoder = msgspec.msgpack.Decoder(ToChild)
+to_parent_decoder = msgspec.msgpack.Decoder(ToParent)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
+    """Return the message, prefixed with its length. A payload above `MAX_FRAME_BYTES` is a bug."""
+    payload = _encoder.encode(message)
+    assert len(payload) <= MAX_FRAME_BYTES
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as `Submit.prompt`. Raises `struct.error` if one is not a 32-bit integer.
+
+    An array of C's `int` is a thousand times as fast as a list.
+    """
+    if isinstance(token_ids, array) and token_ids.typecode == "i" and _INT_IS_LITTLE_INT32:
+        return token_ids.tobytes()
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
+
+
+class FrameSplitter:
+    """Splits a byte stream into frames. Buffers at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add received bytes; yield each payload that is now complete."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes, over the bound of {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]

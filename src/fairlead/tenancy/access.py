@@ -1,0 +1,159 @@
+"""Authentication and authorization: API keys, tenants, priorities. Does not know routes or the queue.
+
+The queue is fair between tenants. The tenant of a request is, in this order:
+
+1. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
+   `safety_identifier`. Its prefix is the key's own identity, `portal/alice`: two trusted keys cannot name
+   each other's users, and no named user can be taken for a key's user;
+2. the key's user, or a hash of the key if it has none;
+3. with no keys configured, the user that any request names: `user/alice`;
+4. the client's address, `address/192.0.2.7`.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import sha256
+from hmac import compare_digest
+
+from fairlead.config import ApiKey, QueueConfig
+from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest, quoted
+from fairlead.http.headers import Headers
+
+# Tenants are kept in the queue and written to the log: longer names become hashes.
+MAX_TENANT_LENGTH = 128
+USER_HEADER = "X-OpenWebUI-User-Id"
+ADDRESSES_REMEMBERED = 1024
+
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
+
+
+class Access:
+    """The configured keys. Without any, every client may call."""
+
+    def __init__(self, api_keys: Iterable[ApiKey]) -> None:
+        self.change(api_keys)
+
+    def change(self, api_keys: Iterable[ApiKey]) -> None:
+        """Replace the keys. Requests that are authenticated already go on."""
+        # Digests have equal lengths, so comparing them does not reveal the length of a key.
+        self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a client needs a key."""
+        return bool(self._keys)
+
+    def authenticate(self, headers: Headers) -> ApiKey | None:
+        """Return the caller's key; None if none is needed. Raises `InvalidApiKey`."""
+        if not self._keys:
+            return None
+        presented = _presented_key(headers)
+        if presented is None:
+            raise InvalidApiKey("an API key is needed, as `Authorization: Bearer KEY`")
+        digest = _digest(presented.encode("latin-1"))  # header bytes were decoded as Latin-1
+        found = None
+        for known, api_key in self._keys:  # no early exit: the time must not reveal which one matches
+            if compare_digest(known, digest):
+                found = api_key
+        if found is None:
+            raise InvalidApiKey("this API key is not known here")
+        return found
+
+
+def tenant_of(
+    api_key: ApiKey | None,
+    headers: Headers,
+    address: str | None,
+    *,
+    user: str | None,
+    safety_identifier: str | None,
+) -> str:
+    """Return the tenant, at most `MAX_TENANT_LENGTH` characters; the last two arguments are the body's."""
+    named = headers.get(USER_HEADER) or user or safety_identifier
+    if api_key is not None:
+        identity = identity_of(api_key)
+        return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
+    return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def identity_of(api_key: ApiKey) -> str:
+    """Return the tenant of a key's own jobs, which is also the prefix of users that a trusted key names."""
+    return api_key.user or owner_of(api_key)
+
+
+def owner_of(api_key: ApiKey | None) -> str:
+    """Return an identity of a key that does not reveal it; empty without a key. No two keys share one."""
+    return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
+
+
+def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueConfig) -> int:
+    """Return the priority class of a job, an index into `queue.classes`; `asked` is the requested one.
+
+    A whole number is read as in vLLM, lower is earlier: 0 is the default class, -1 the class before it, 1 the
+    one after it. Numbers beyond the classes mean the first or last one. Tenants share a class fairly
+    whichever number they send.
+
+    A job that requests no class gets the default class, or the highest one its key allows if that is lower.
+    Without keys, any class may be requested. Raises `InvalidRequest` and `Forbidden`.
+    """
+    if api_key is None:
+        highest = 0
+    elif api_key.priority is None:
+        highest = queue.default_class
+    else:
+        highest = queue.classes.index(api_key.priority)
+    if not asked:  # also 0
+        return max(queue.default_class, highest)
+    if asked in queue.classes:
+        priority = queue.classes.index(str(asked))
+    elif isinstance(asked, int) or _WHOLE_NUMBER.fullmatch(asked):
+        priority = min(max(0, queue.default_class + int(asked)), len(queue.classes) - 1)
+        if int(asked) == 0:
+            priority = max(priority, highest)
+    else:
+        known = ", ".join(queue.classes)
+        message = f"priority: must be one of {known}, or a whole number, not {quoted(asked)}"
+        raise InvalidRequest(message, param="priority")
+    if priority < highest:
+        most = queue.classes[highest]
+        raise Forbidden(f"priority: this API key allows at most {most!r}, not {asked!r}", param="priority")
+    return priority
+
+
+def flag_of(headers: Headers, name: str) -> bool:
+    """Return whether a header is 1; absent and 0 mean false. Raises `InvalidRequest` for anything else."""
+    given = headers.get(name, "")
+    if given not in {"", "0", "1"}:
+        raise InvalidRequest(f"{name}: must be 1 or absent, not {quoted(given)}", param=name)
+    return bool(given == "1")
+
+
+def _presented_key(headers: Headers) -> str | None:
+    scheme, _, credentials = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return credentials.strip()
+    return headers.get("x-api-key") or None
+
+
+@lru_cache(ADDRESSES_REMEMBERED)
+def _network(address: str | None) -> str:
+    """Return the address; for IPv6 its /64 network, or one client could be a new tenant with each address."""
+    try:
+        parsed = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"  # for example a Unix socket
+    if parsed.version == 6 and not parsed.is_loopback:
+        return str(ipaddress.ip_network((parsed.packed, 64), strict=False))
+    return str(parsed)
+
+
+def _bounded(tenant: str) -> str:
+    if len(tenant) <= MAX_TENANT_LENGTH:
+        return tenant
+    return f"sha256-{_digest(tenant.encode()).hex()}"
+
+
+def _digest(secret: bytes) -> bytes:
+    return sha256(secret).digest()

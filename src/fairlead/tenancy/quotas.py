@@ -1,0 +1,221 @@
+"""Limits of one API key: requests and tokens in any minute, and concurrent jobs.
+
+Pure: the time is an argument, in seconds of any monotonic clock. A refused request is not charged, and the
+error says when to retry.
+
+The window slides: an amount counts until a minute after it was spent, so no minute, wherever it begins, has
+more than the limit. Only the tokens of answers can exceed it, because their number is not known before. They
+count when the answer ends, and their excess delays the key's next requests.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from fairlead.config import ApiKey, KeyLimits
+from fairlead.errors import InvalidRequest, RateLimited
+
+WINDOW_S = 60.0
+# Amounts spent within this time leave the window together, with the last of them. Bounds its memory.
+GRAIN_S = 1.0
+# The end of a key's running jobs is unknown, so it is asked to retry soon.
+CONCURRENT_RETRY_S = 2
+
+
+class _Expense:
+    """The amount spent within one grain of time."""
+
+    __slots__ = ("amount", "began_s", "latest_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.began_s = self.latest_s = now_s
+        self.amount = 0
+
+
+class QuotaWindow:
+    """An amount that may be spent in any minute. Holds at most one expense per grain."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._spent = 0
+        self._expenses: deque[_Expense] = deque()
+
+    def remaining(self, now_s: float) -> int:
+        """Return the amount that may still be spent now."""
+        self._forget(now_s)
+        return max(0, self.limit - self._spent)
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Return the seconds until `amount`, at most the limit, may be spent; 0 means now."""
+        assert amount <= self.limit
+        self._forget(now_s)
+        excess = self._spent + amount - self.limit
+        for expense in self._expenses:
+            if excess <= 0:
+                break
+            excess -= expense.amount
+            if excess <= 0:
+                return expense.latest_s + WINDOW_S - now_s
+        return 0.0
+
+    def reset_s(self, now_s: float) -> float:
+        """Return the seconds until the whole limit is available, if nothing more is spent."""
+        self._forget(now_s)
+        latest_s = max((expense.latest_s for expense in self._expenses if expense.amount), default=None)
+        return 0.0 if latest_s is None else latest_s + WINDOW_S - now_s
+
+    def spend(self, amount: int, now_s: float) -> _Expense:
+        """Spend an amount, even beyond the limit; return the receipt for `refund`."""
+        self._forget(now_s)
+        if not self._expenses or now_s - self._expenses[-1].began_s >= GRAIN_S:
+            self._expenses.append(_Expense(now_s))
+        expense = self._expenses[-1]
+        expense.latest_s = now_s
+        expense.amount += amount
+        self._spent += amount
+        return expense
+
+    def refund(self, expense: _Expense, amount: int) -> None:
+        """Refund an amount; nothing if it has left the window."""
+        amount = min(amount, expense.amount)
+        expense.amount -= amount
+        self._spent -= amount
+
+    def _forget(self, now_s: float) -> None:
+        while self._expenses and now_s - self._expenses[0].latest_s >= WINDOW_S:
+            expense = self._expenses.popleft()
+            self._spent -= expense.amount
+            expense.amount = 0
+
+
+class Quota:
+    """One key's limits and usage. Without limits, every job is admitted."""
+
+    def __init__(self, limits: KeyLimits) -> None:
+        self.requests = _window(limits.requests_per_minute)
+        self.tokens = _window(limits.tokens_per_minute)
+        self.running = 0
+        self._concurrent = limits.concurrent
+
+    def admit(
+        self, *, prompt_tokens: int, now_s: float, is_estimate: bool = False, param: str = "prompt"
+    ) -> "Charge":
+        """Charge a job for itself and its prompt, or charge nothing and raise.
+
+        Raises `RateLimited` with the time to retry, and `InvalidRequest` for a prompt with more tokens than
+        the limit for a minute. An estimate above that limit is reduced to it.
+        """
+        if is_estimate and self.tokens is not None:
+            prompt_tokens = min(prompt_tokens, self.tokens.limit)
+        if self.tokens is not None and prompt_tokens > self.tokens.limit:
+            raise InvalidRequest(
+                f"the prompt has {prompt_tokens} tokens; this API key may use {self.tokens.limit} a minute",
+                param=param,
+            )
+        self.check(prompt_tokens=prompt_tokens, now_s=now_s)
+        return Charge(self, prompt_tokens, now_s)
+
+    def check(self, *, prompt_tokens: int = 1, now_s: float) -> None:
+        """Raise `RateLimited` if a job with `prompt_tokens`, at most the limit, cannot be admitted now."""
+        if self._concurrent is not None and self.running >= self._concurrent:
+            raise _refusal(f"{self._concurrent} jobs at a time", CONCURRENT_RETRY_S)
+        costs = ((self.requests, 1, "requests"), (self.tokens, prompt_tokens, "tokens"))
+        wait_s, window, unit = max(
+            (
+                (window.wait_s(amount, now_s), window, unit)
+                for window, amount, unit in costs
+                if window is not None
+            ),
+            key=lambda found: found[0],
+            default=(0.0, None, ""),
+        )
+        if window is not None and wait_s > 0:
+            raise _refusal(f"{window.limit} {unit} a minute", wait_s)
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """Return OpenAI's headers about limits; none for limits that are not set."""
+        headers = {}
+        for unit, window in (("requests", self.requests), ("tokens", self.tokens)):
+            if window is not None:
+                headers[f"x-ratelimit-limit-{unit}"] = str(window.limit)
+                headers[f"x-ratelimit-remaining-{unit}"] = str(window.remaining(now_s))
+                headers[f"x-ratelimit-reset-{unit}"] = f"{_whole(window.reset_s(now_s))}s"
+        return headers
+
+
+class Charge:
+    """The cost of one job for its key. It ends once, with the job."""
+
+    def __init__(self, quota: Quota, prompt_tokens: int, now_s: float) -> None:
+        self._quota = quota
+        self._prompt_tokens = prompt_tokens
+        self._answer_tokens = 0
+        quota.running += 1
+        self._request = quota.requests.spend(1, now_s) if quota.requests is not None else None
+        self._prompt = quota.tokens.spend(prompt_tokens, now_s) if quota.tokens is not None else None
+
+    def settle(self, prompt_tokens: int, now_s: float) -> None:
+        """Replace the charge for the prompt's estimated tokens by that for their number."""
+        if self._quota.tokens is not None and self._prompt is not None:
+            self._quota.tokens.refund(self._prompt, self._prompt_tokens)
+            self._prompt = self._quota.tokens.spend(prompt_tokens, now_s)
+        self._prompt_tokens = prompt_tokens
+
+    def answered(self, tokens: int, now_s: float) -> None:
+        """Charge for the answer: `tokens` in all, less those charged before."""
+        if self._quota.tokens is not None and tokens > self._answer_tokens:
+            self._quota.tokens.spend(tokens - self._answer_tokens, now_s)
+        self._answer_tokens = tokens
+
+    def refund(self) -> None:
+        """Refund everything: the job was refused."""
+        assert not self._answer_tokens
+        if self._quota.requests is not None and self._request is not None:
+            self._quota.requests.refund(self._request, 1)
+        if self._quota.tokens is not None and self._prompt is not None:
+            self._quota.tokens.refund(self._prompt, self._prompt_tokens)
+
+    def end(self) -> None:
+        """Stop counting the job as concurrent: it is neither queued nor running."""
+        self._quota.running -= 1
+
+
+class Quotas:
+    """The quotas of all configured keys."""
+
+    def __init__(self, api_keys: Iterable[ApiKey]) -> None:
+        self._of_key: Mapping[tuple[str, KeyLimits], Quota] = {}
+        self._unlimited = Quota(KeyLimits())
+        self.change(api_keys)
+
+    def change(self, api_keys: Iterable[ApiKey]) -> None:
+        """Replace the configured keys. A key whose limits are the same keeps its usage."""
+        known = self._of_key
+        names = [(api_key.key, api_key.limits) for api_key in api_keys]
+        self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}
+
+    def of(self, api_key: ApiKey | None) -> Quota:
+        """Return a key's quota; without a key, one without limits."""
+        if api_key is None:
+            return self._unlimited
+        quota = self._of_key.get((api_key.key, api_key.limits))
+        # The key may have been changed or removed since the request was authenticated.
+        return quota if quota is not None else Quota(api_key.limits)
+
+
+def _window(limit: int | None) -> QuotaWindow | None:
+    return None if limit is None else QuotaWindow(limit)
+
+
+def _refusal(allowed: str, wait_s: float) -> RateLimited:
+    whole_s = max(1, _whole(wait_s))
+    return RateLimited(
+        f"this API key allows {allowed}; try again in {whole_s} s",
+        retry_after_s=whole_s,
+        estimated_wait_s=whole_s,
+    )
+
+
+def _whole(wait_s: float) -> int:
+    """Return whole seconds, rounded up, at most the window: float sums may exceed it slightly."""
+    return min(math.ceil(wait_s), int(WINDOW_S))

@@ -1,0 +1,306 @@
+"""The channel from engine steps to a reader: unread deltas are merged, and none is lost or repeated."""
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.answer.deltas import Deltas
+from fairlead.errors import NodeFailed
+from fairlead.job import Delta
+
+pieces = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2)))
+
+
+async def test_a_slow_reader_gets_fewer_larger_deltas():
+    deltas = Deltas(1)
+    for text in "abc":
+        deltas.put(Delta(0, text=text, token_ids=[1]))
+    assert [Delta(0, text="abc", token_ids=[1, 1, 1])] == await deltas.take()
+
+
+async def test_take_returns_an_empty_list_at_the_end():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, text="a", finish_reason="stop"))
+    assert [delta.text for delta in await deltas.take()] == ["a"]
+    assert await deltas.take() == []
+    await deltas.ended()
+
+
+async def test_channel_ends_only_when_every_choice_has_ended(autojump_clock):
+    deltas = Deltas(2)
+    deltas.put(Delta(0, finish_reason="stop"))
+    with trio.move_on_after(1) as scope:
+        await deltas.ended()
+    assert scope.cancelled_caught
+    deltas.put(Delta(1, finish_reason="length"))
+    await deltas.ended()
+
+
+async def test_failure_is_raised_after_earlier_deltas_are_read():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, text="a"))
+    deltas.fail(NodeFailed("gone"))
+    await deltas.started()
+    assert [delta.text for delta in await deltas.take()] == ["a"]
+    with pytest.raises(NodeFailed, match="gone"):
+        await deltas.take()
+
+
+async def test_failure_before_any_delta_is_raised_by_started():
+    deltas = Deltas(1)
+    deltas.fail(NodeFailed("gone"))
+    with pytest.raises(NodeFailed, match="gone"):
+        await deltas.started()
+
+
+async def test_sealed_deltas_are_not_merged_with_later_ones():
+    deltas = Deltas(2)
+    deltas.put(Delta(1, "b"))
+    deltas.put(Delta(0, "a"))
+    deltas.seal()
+    deltas.put(Delta(0, "c"))
+    deltas.fail(NodeFailed("gone"))
+    await deltas.started()
+    assert [delta.text for delta in await deltas.take()] == ["b", "a", "c"]
+    with pytest.raises(NodeFailed, match="gone"):
+        await deltas.take()
+
+
+async def test_sealed_delta_is_read_before_the_tap_is_offered_more():
+    deltas = Deltas(1)
+    taken, tapped = [], []
+
+    def tap(offered: list[Delta]) -> bool:
+        tapped.extend(delta.text for delta in offered)
+        return offered[0].text != "first"
+
+    async def read() -> None:
+        taken.extend(delta.text for delta in await deltas.take(tap))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, "first"))  # the tap refuses it
+        deltas.seal()
+        deltas.put(Delta(0, "second"))
+    assert taken == ["first", "second"]
+    assert tapped == ["first"]
+
+
+async def test_deltas_and_failures_after_the_end_are_dropped():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, text="a", finish_reason="stop"))
+    deltas.put(Delta(0, text="late"))
+    deltas.fail(NodeFailed("too late to matter"))
+    assert [delta.text for delta in await deltas.take()] == ["a"]
+    assert await deltas.take() == []
+
+
+async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
+    deltas = Deltas(1)
+    seen = []
+
+    async def read() -> None:
+        while taken := await deltas.take():
+            seen.append(taken[0].text)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for text in "ab":
+            await trio.sleep(1)
+            deltas.put(Delta(0, text=text))
+        await trio.sleep(1)
+        deltas.put(Delta(0, finish_reason="stop"))
+    assert seen == ["a", "b", ""]
+
+
+async def tapped(deltas: Deltas, taken: list[str], *, takes: bool = True) -> list[str]:
+    """Read to the end with a tap that records what it takes; return what the reader received."""
+    given = []
+
+    def tap(pieces: list[Delta]) -> bool:
+        if takes:
+            taken.extend(piece.text for piece in pieces)
+        return takes
+
+    while pieces := await deltas.take(tap):
+        given.append("".join(piece.text for piece in pieces))
+    return given
+
+
+@pytest.mark.parametrize(("takes", "poured", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
+async def test_reader_is_woken_only_for_what_the_tap_does_not_take(takes, poured, read):
+    deltas = Deltas(1)
+    taken: list[str] = []
+    given: list[str] = []
+
+    async def follow() -> None:
+        given.extend(await tapped(deltas, taken, takes=takes))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="a", token_ids=[1]))
+        deltas.put(Delta(0, text="b", token_ids=[2]))
+        deltas.put(Delta(0, text="!", token_ids=[3], finish_reason="stop"))
+    assert (poured, read, 3) == (taken, given, deltas.tokens)
+
+
+async def test_tap_is_offered_nothing_while_earlier_deltas_are_unread():
+    deltas = Deltas(1)
+    taken: list[str] = []
+    given: list[str] = []
+    busy = True
+
+    def tap(pieces: list[Delta]) -> bool:
+        if not busy:
+            taken.extend(piece.text for piece in pieces)
+        return not busy
+
+    async def follow() -> None:
+        while pieces := await deltas.take(tap):
+            given.extend(piece.text for piece in pieces)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="a"))
+        busy = False
+        deltas.put(Delta(0, text="b"))
+        await trio.testing.wait_all_tasks_blocked()
+        deltas.put(Delta(0, text="c"))
+        deltas.put(Delta(0, finish_reason="stop"))
+    assert (given, taken) == (["ab", ""], ["c"])
+
+
+async def test_cancelled_reader_removes_its_tap(autojump_clock):
+    deltas = Deltas(1)
+    taken: list[str] = []
+    with trio.move_on_after(1):
+        await tapped(deltas, taken)
+    deltas.put(Delta(0, text="a"))
+    assert (taken, [delta.text for delta in await deltas.take()]) == ([], ["a"])
+
+
+@given(pieces=pieces, reads=st.lists(st.booleans(), max_size=20))
+def test_reads_at_any_time_return_all_that_was_put(pieces, reads):
+    async def main() -> None:
+        deltas = Deltas(3)
+        got = {index: ("", []) for index in range(3)}
+
+        async def take() -> None:
+            for delta in await deltas.take():
+                text, tokens = got[delta.index]
+                got[delta.index] = (text + delta.text, tokens + delta.token_ids)
+
+        schedule = iter(reads)
+        for index, text, tokens in pieces:
+            deltas.put(Delta(index, text=text, token_ids=list(tokens)))
+            if next(schedule, False):
+                await take()
+        for index in range(3):
+            deltas.put(Delta(index, finish_reason="stop"))
+        await take()
+        for choice in range(3):
+            text = "".join(text for index, text, _ in pieces if index == choice)
+            tokens = [token for index, _, tokens in pieces for token in tokens if index == choice]
+            assert (text, tokens) == got[choice]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_unread_channel_can_be_restarted(autojump_clock, keeps):
+    deltas = Deltas(2, keeps=keeps)
+    deltas.put(Delta(0, "old", [1, 2], finish_reason="stop"))
+    deltas.put(Delta(1, "old", [3]))
+    assert deltas.restart()
+    with trio.move_on_after(1) as scope:
+        await deltas.started()
+    assert scope.cancelled_caught
+    for index in range(2):
+        deltas.put(Delta(index, "new", [4], finish_reason="stop"))
+    assert [delta.text for delta in await deltas.take()] == ["new", "new"]
+    assert await deltas.take() == []
+    assert deltas.tokens == 2
+    assert deltas.is_over
+
+
+async def test_reader_woken_before_a_restart_continues_to_wait(autojump_clock, nursery):
+    deltas = Deltas(1)
+    read: list[str] = []
+
+    async def reading() -> None:
+        while taken := await deltas.take():
+            read.extend(delta.text for delta in taken)
+
+    nursery.start_soon(reading)
+    await trio.testing.wait_all_tasks_blocked()
+    deltas.put(Delta(0, "old"))
+    assert deltas.restart()
+    await trio.sleep(1)
+    deltas.put(Delta(0, "new", finish_reason="stop"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert read == ["new"]
+
+
+@pytest.mark.parametrize("taps", [False, True])
+async def test_channel_cannot_be_restarted_after_a_read(nursery, taps):
+    deltas = Deltas(1)
+    nursery.start_soon(deltas.take, (lambda _: True) if taps else None)
+    await trio.testing.wait_all_tasks_blocked()
+    deltas.put(Delta(0, "some", [1]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert not deltas.restart()
+    assert deltas.tokens == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_channel_can_be_restarted_when_the_tap_took_nothing(nursery):
+    deltas = Deltas(1)
+    with trio.move_on_after(0.0):
+        await deltas.take(lambda _: False)
+    deltas.put(Delta(0, "some"))
+    assert deltas.restart()
+
+
+@given(st.data(), pieces)
+async def test_kept_deltas_are_all_that_was_put_however_they_were_read(data, pieces):
+    deltas = Deltas(3, keeps=True)
+    poured: list[Delta] = []
+    expected: dict[int, Delta] = {}
+
+    def pour(taken: list[Delta]) -> bool:
+        takes = data.draw(st.booleans())
+        poured.extend(taken if takes else ())
+        return takes
+
+    async with trio.open_nursery() as nursery:
+        for index, text, token_ids in pieces:
+            if data.draw(st.booleans()):
+                nursery.start_soon(deltas.take, pour)
+                await trio.testing.wait_all_tasks_blocked()
+            deltas.put(Delta(index, text, list(token_ids)))
+            await trio.testing.wait_all_tasks_blocked()
+            expected.setdefault(index, Delta(index)).merge(Delta(index, text, list(token_ids)))
+        nursery.cancel_scope.cancel()
+    kept: dict[int, Delta] = {}
+    for delta in deltas.kept or ():
+        kept.setdefault(delta.index, Delta(delta.index)).merge(delta)
+    assert expected == kept
+
+
+async def test_relayed_tokens_are_counted():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
+    deltas.put(Delta(0, "bc", raw=[b"bc"], relayed_tokens=2))
+    assert deltas.tokens == 3
+
+
+async def test_correction_never_makes_the_token_count_negative():
+    deltas = Deltas(1)
+    deltas.put(Delta(0, "a", raw=[b"a"], relayed_tokens=1))
+    deltas.put(Delta(0, relayed_tokens=-999))
+    assert deltas.tokens == 0

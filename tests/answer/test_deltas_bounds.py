@@ -1,0 +1,107 @@
+"""Unread deltas pause the reading of their server; a response that is too long is not kept."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from fairlead.answer import deltas as module
+from fairlead.answer.attempt import Attempt, retry_sink
+from fairlead.answer.deltas import Deltas
+from fairlead.http.client_connection import Clock
+from fairlead.job import Delta
+from nodes.listening import ready_node, relayed_job, stub
+
+
+@pytest.fixture(autouse=True)
+def only_bytes_count(monkeypatch):
+    """Count only the bytes of a delta, without its own size."""
+    monkeypatch.setattr(module, "DELTA_BYTES", 0)
+
+
+def raw(size: int) -> Delta:
+    return Delta(0, "x", raw=[b"x" * size], relayed_tokens=1)
+
+
+async def test_a_server_is_not_read_faster_than_the_client_reads(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
+    deltas = Deltas(1)
+    job = relayed_job(stub={"how": "endless"})
+    async with stub() as server:
+        node = ready_node(server)
+        with trio.fail_after(60):
+            async with node.generate(job, Attempt(deltas)):
+                for _ in range(3):
+                    while deltas.room() is None:
+                        await trio.lowlevel.checkpoint()
+                    held = deltas._unread_bytes
+                    await wait_all_tasks_blocked(0.01)  # the server as well: it writes as long as it is read
+                    assert held == deltas._unread_bytes
+                    assert await deltas.take()
+                    assert deltas.room() is None
+
+
+async def test_silence_timeout_is_suspended_while_the_client_does_not_read(autojump_clock):
+    clock, read = Clock(None), trio.Event()
+    with trio.move_on_after(1000) as outer, clock.scope:
+        clock.begin("fell silent", 10)
+        clock.hold()
+        await read.wait()
+    assert outer.cancelled_caught
+    assert not clock.scope.cancelled_caught
+    clock.restart()
+    assert trio.current_time() + 10 == clock.scope.deadline
+
+
+async def test_room_returns_when_all_is_read_or_the_stream_has_ended(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 10)
+    deltas = Deltas(1)
+    deltas.put(raw(10))
+    assert deltas.room() is None
+    deltas.put(raw(1))
+    room = deltas.room()
+    assert room is not None
+    assert room is deltas.room()
+    await deltas.take()
+    assert room.is_set()
+    assert deltas.room() is None
+    deltas.put(raw(11))
+    deltas.put(Delta(0, finish_reason="stop"))
+    assert deltas.room() is None
+
+
+async def test_deltas_that_a_tap_takes_need_no_room(monkeypatch):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 10)
+    deltas = Deltas(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deltas.take, lambda _deltas: True)
+        await wait_all_tasks_blocked()
+        deltas.put(raw(100))
+        assert deltas.room() is None
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(10, True), (11, False)])
+async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size, is_kept):
+    monkeypatch.setattr(module, "KEPT_BYTES", 10)
+    deltas = Deltas(1, keeps=True)
+    deltas.put(raw(size))
+    await deltas.take()
+    assert is_kept == (deltas.kept is not None)
+    assert is_kept == (retry_sink(deltas) is not None)
+
+
+async def test_own_size_of_a_delta_counts_against_the_limits(monkeypatch):
+    monkeypatch.setattr(module, "DELTA_BYTES", 400)
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100 * 402)
+    monkeypatch.setattr(module, "KEPT_BYTES", 200 * 402)
+    deltas = Deltas(1, keeps=True)
+    for _ in range(100):
+        deltas.put(raw(2))
+    assert deltas.room() is None
+    deltas.put(raw(2))
+    assert deltas.room() is not None
+    for _ in range(99):
+        deltas.put(raw(2))
+    assert deltas.kept is not None
+    deltas.put(raw(2))
+    assert deltas.kept is None

@@ -1,0 +1,148 @@
+"""Embedding jobs from the node to their sink, with a real child process whose model sums tokens."""
+
+import os
+import signal
+import struct
+from dataclasses import replace
+
+import pytest
+import trio
+
+from fairlead.answer import embedding_job as texts
+from fairlead.answer.deltas import Deltas
+from fairlead.errors import EngineFailed, InvalidRequest, NodeFailed, RequestTimeout
+from fairlead.job import TEXTS_AT_ONCE
+from fairlead.text.embedding import EmbeddingSettings
+from fairlead.text.model import TextModel
+from fairlead.worker.client import Worker
+from nodes import test_engine_node as engine_node
+from nodes.test_engine_node import Reports, generating, job, model, running
+
+__all__ = ["model"]
+
+
+@pytest.fixture(scope="module")
+def embedder(model: TextModel) -> TextModel:
+    """Return the same model as an embedding model with vectors of two numbers."""
+    return made_for_embeddings(model)
+
+
+def made_for_embeddings(model: TextModel) -> TextModel:
+    return replace(model, embedding=EmbeddingSettings(2, normalized=False))
+
+
+async def vectors(deltas: Deltas) -> dict[int, tuple[float, ...]]:
+    found = {}
+    with trio.fail_after(60):
+        while taken := await deltas.take():
+            for delta in taken:
+                assert (delta.text, delta.token_ids, delta.finish_reason) == ("", [], "stop")
+                assert delta.index not in found
+                found[delta.index] = struct.unpack("<2f", delta.vector)
+    return found
+
+
+def expected(asked) -> dict[int, tuple[float, float]]:
+    return {index: (sum(prompt), len(prompt)) for index, prompt in enumerate(asked.prompts)}
+
+
+@pytest.mark.parametrize("prompts", [1, TEXTS_AT_ONCE + 1, 150])
+async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
+    asked = job(1, prompts=prompts, embed=True)
+    async with running(embedder, Reports(), "embeds") as node:
+        async with generating(node, asked) as deltas:
+            assert expected(asked) == await vectors(deltas)
+            assert deltas.tokens == 0
+        await engine_node._until_idle(node)
+
+
+async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: TextModel, monkeypatch):
+    there, most = set(), []
+    submit, came_back = Worker.submit, texts._Texts.came_back
+
+    def submitted(worker, prompt, *arguments, **options):
+        there.add(len(prompt))
+        most.append(len(there))
+        return submit(worker, prompt, *arguments, **options)
+
+    def returned(self, index, vector):
+        there.discard(len(self._job.prompts[index]))
+        came_back(self, index, vector)
+
+    monkeypatch.setattr(Worker, "submit", submitted)
+    monkeypatch.setattr(texts._Texts, "came_back", returned)
+    asked = job(1, prompts=100, embed=True)
+    async with running(embedder, Reports(), "embeds") as node, generating(node, asked) as deltas:
+        assert expected(asked) == await vectors(deltas)
+    assert max(most) == TEXTS_AT_ONCE
+    assert not there
+
+
+@pytest.mark.parametrize("read", [0, 40])
+async def test_leaving_the_block_removes_every_text_from_the_child(embedder: TextModel, read: int):
+    async with running(embedder, Reports(), "embeds,delay_ms=2") as node:
+        async with generating(node, job(1, prompts=200, embed=True)) as deltas:
+            with trio.fail_after(60):
+                while read > 0:
+                    read -= len(await deltas.take())
+        await engine_node._until_idle(node)
+        again = job(1, prompts=2, embed=True)
+        async with generating(node, again) as deltas:
+            assert expected(again) == await vectors(deltas)
+
+
+async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(embedder: TextModel):
+    has_failed = False
+    try:
+        async with (
+            running(embedder, Reports(), "embeds,delay_ms=2") as node,
+            generating(node, job(1, prompts=2000, embed=True)) as deltas,
+        ):
+            await deltas.take()
+            os.kill(node.pid, signal.SIGKILL)
+            with pytest.raises(NodeFailed, match="SIGKILL"):
+                await vectors(deltas)
+            has_failed = True
+    except* NodeFailed:
+        pass  # the node itself also ends with this error
+    assert has_failed
+
+
+async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: TextModel):
+    async with running(embedder, Reports(), "embeds,raise_in_step=2") as node:
+        with pytest.raises(EngineFailed, match="on fire"):
+            async with generating(node, job(1, prompts=2000, embed=True)) as deltas:
+                await vectors(deltas)
+        assert not node._worker._open
+        await engine_node._until_idle(node)
+        assert node.statistics().engine.steps < 250  # half of what all texts would take, four at a time
+
+
+async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
+    async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
+        asked = job(1, prompts=500, embed=True)
+        with trio.move_on_after(0.2) as clock:
+            async with generating(node, asked) as deltas:
+                clock.deadline += 60  # the node received the earlier deadline
+                with pytest.raises(RequestTimeout):
+                    await vectors(deltas)
+        assert not clock.cancelled_caught
+        await engine_node._until_idle(node)
+
+
+@pytest.mark.parametrize("embed", [True, False])
+async def test_job_of_the_wrong_kind_is_refused(model: TextModel, embedder: TextModel, embed: bool):
+    made = model if embed else embedder
+    async with running(made, Reports(), "" if embed else "embeds") as node:
+        with pytest.raises(InvalidRequest, match="embeddings") as refused:
+            async with generating(node, job(1, embed=embed)):
+                raise AssertionError("it was not made for that")
+        assert refused.value.param == "model"
+
+
+async def test_child_that_cannot_embed_reports_it_and_continues_to_run(embedder: TextModel):
+    async with running(embedder, Reports(), "") as node:
+        with pytest.raises(EngineFailed, match="this model makes no vectors"):
+            async with generating(node, job(1, embed=True)) as deltas:
+                await vectors(deltas)
+        assert node.is_ready

@@ -1,0 +1,308 @@
+"""Server-sent events: splitting them out of reads, and their meaning in each API."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.answer.events import (
+    DONE,
+    NOTHING,
+    UNKNOWN,
+    read_event,
+    read_plain,
+    read_whole,
+    without_beginning,
+)
+from fairlead.http.event_splitter import EventSplitter, split_events
+from nodes.stub_server import stream_events, text
+
+ENDS = ["\n\n", "\r\n\r\n", "\r\r"]
+
+lines = st.text(
+    st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"]), min_size=1, max_size=12
+)
+
+
+def said(document, line="data: "):
+    """Return an event with a document."""
+    return f"{line}{json.dumps(document)}\n\n".encode()
+
+
+@given(
+    events=st.lists(st.tuples(lines, st.sampled_from(ENDS)), max_size=8),
+    rest=st.sampled_from(["", "data: half"]),
+    places=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_events_are_whole_however_the_stream_is_split(events, rest, places):
+    whole = [(line + end).encode() for line, end in events]
+    stream = b"".join(whole) + rest.encode()
+    ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
+    splitter = EventSplitter(1000)
+    got = []
+    for start, end in pairwise(ends):
+        got += split_events(splitter.feed(stream[start:end]))
+    assert stream == b"".join(got) + bytes(splitter._rest)
+    assert bool(rest) == splitter.has_rest
+    assert len(whole) == len(got)
+    assert [event.strip() for event in whole] == [event.strip() for event in got]
+
+
+def test_an_event_that_grows_too_long_is_refused():
+    splitter = EventSplitter(100)
+    assert splitter.feed(b"data: " + b"x" * 90) == b""
+    with pytest.raises(OverflowError, match="more than 100 bytes"):
+        splitter.feed(b"x" * 10)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+def test_text_and_end_of_a_stream_are_read_in_every_api(path):
+    events = [read_event(event) for event in stream_events(path, {}, 8, 1)]
+    assert text() == "".join(event.text for event in events)
+    assert events[-1].is_end
+    assert sum(event.finished is not None for event in events) == 1
+    assert not any(event.is_beginning for event in events[2:-4])
+    assert all(event.is_known for event in events)
+
+
+@pytest.mark.parametrize(
+    ("event", "meaning"),
+    [
+        (b": queued position=3\n\n", NOTHING),
+        (b"event: x\nid: 3\n\n", NOTHING),
+        (b"data: [DONE]\n\n", DONE),
+        (b"data:[DONE]\r\n\r\n", DONE),
+        (b"data: {half\n\n", UNKNOWN),
+        (b"data: 5\n\n", UNKNOWN),
+        (b'data: {"some": "thing"}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', UNKNOWN),
+        (b"data: \xff\n\n", UNKNOWN),
+        (b'data: {"type": "\xff"}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', UNKNOWN),
+        (b'data: {"choices": [{"delta": {"content": "\\ud800"}}]}\n\n', UNKNOWN),
+        (b'data: {"x": NaN, "choices": []}\n\n', UNKNOWN),
+        (b'data: {"x": ' + b"[" * 100_000 + b"\n\n", UNKNOWN),
+    ],
+)
+def test_empty_events_are_distinguished_from_unreadable_ones(event, meaning):
+    assert meaning == read_event(event)
+
+
+@pytest.mark.parametrize(
+    ("delta", "says"),
+    [
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm"}, "hm"),
+        ({"reasoning_content": "hm", "reasoning": "hm"}, "hm"),
+        ({"refusal": "no"}, "no"),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, "f"),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]}, '{"a"'),
+        ({"content": None, "role": "assistant"}, ""),
+    ],
+)
+def test_everything_that_is_generated_counts_as_text(delta, says):
+    event = said({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
+    assert says == read_event(event).text
+    assert read_event(event).index == 2
+    assert (not says) == read_event(event).is_beginning
+
+
+def test_an_event_of_several_lines_is_read():
+    event = b'event: x\r\ndata: {"choices":\r\ndata: [{"text": "a"}]}\r\n\r\n'
+    assert read_event(event).text == "a"
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"error": {"message": "no", "code": 5}}, "no"),
+        ({"error": "no"}, "no"),
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "no"}}, "no"),
+        ({"type": "error", "code": "x", "message": "no"}, "no"),
+    ],
+)
+def test_error_message_of_an_event_is_read(event, message):
+    assert message == read_event(said(event)).error
+
+
+# Numbers ---------------------------------------------------------------------------------------------
+
+# What a node may report as a number of tokens, and the value that is read.
+REPORTS = [
+    (b"5", 5),
+    (b"0", 0),
+    (b"999999999999999", 10**15 - 1),
+    (b"1" + b"0" * 30, None),
+    (b"9" * 5000, None),
+    (b"-5", None),
+    (b"-0", None),
+    (b"1.5", None),
+    (b"7.0", None),
+    (b"1e3", None),
+    (b"1e999", None),
+    (b'"7"', None),
+    (b"null", None),
+    (b"true", None),
+    (b'{"of": 7}', None),
+    (b"[7]", None),
+    (b"[" * 500 + b"]" * 500, None),
+    (b'"\xff"', None),
+]
+
+
+@pytest.mark.parametrize(("reported", "understood"), REPORTS)
+@pytest.mark.parametrize("member", [b"completion_tokens", b"output_tokens"])
+def test_token_count_that_is_not_a_plain_integer_is_ignored(reported, understood, member):
+    usage = b'{"%s": %s, "prompt_tokens": %s}' % (member, reported, reported)
+    assert read_whole(b'{"usage": %s}' % usage).generated == understood
+    chunk = b'{"choices": [{"index": 0, "delta": {"content": "hi"}}], "usage": %s}'
+    for event in (chunk % usage, b'{"type": "x", "delta": "hi", "response": {"usage": %s}}' % usage):
+        read = read_event(b"data: " + event + b"\n\n")
+        assert (read.text, read.is_known, read.generated) == ("hi", True, understood)
+
+
+@pytest.mark.parametrize("usage", [b"5", b"null", b"[]", b'"x"', b"true", b"{}", b"[" * 500 + b"]" * 500])
+def test_invalid_usage_does_not_affect_the_rest(usage):
+    assert read_whole(b'{"usage": %s}' % usage).generated is None
+    event = read_event(b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage)
+    assert (event.text, event.generated) == ("hi", None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"usage": ',
+        b"[]",
+        b"5",
+        b"null",
+        b'{"x": NaN}',
+        b'{"x": ' + b"[" * 100_000,
+        b"<html></html>",
+        b"\xff\xfe{}",
+    ],
+)
+def test_whole_response_must_be_a_json_object(body):
+    with pytest.raises(ValueError, match="no JSON object"):
+        read_whole(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_bytes"),
+    [
+        (b'{"choices": [{"text": "hello"}]}', 19),
+        (b'{"content": [{"text": "hello"}]}', 19),
+        (b'{"output": [], "error": null}', 2),
+        (b'{"data": [{"embedding": [1, 2, 3]}]}', 0),
+        (b'{"input_tokens": 12}', 0),
+    ],
+)
+def test_content_bytes_of_a_whole_response_are_counted(body, content_bytes):
+    whole = read_whole(body)
+    assert (whole.content_bytes, whole.error) == (content_bytes, None)
+
+
+def test_error_message_of_a_whole_response_is_read():
+    assert read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (b'{"message": "' + b"x" * 1000 + b'"}', "x" * 200),
+        (b'"one\\nline\\u001b[31m"', "one line [31m"),
+        (b'{"no": "message", "b": 1}', '{"no": "message", "b": 1}'),
+        (b'{"message": 5}', '{"message": 5}'),
+        (b"[" * 100_000 + b"]" * 100_000, "[" * 200),
+        (b'{"message": "\xff"}', '{"message": "\ufffd"}'),
+    ],
+)
+def test_error_message_becomes_one_short_line_of_text(error, reason):
+    event = read_event(b'data: {"error": ' + error + b"}\n\n")
+    if b"[[" in error:
+        assert (event.error, event.is_known) == (None, False)
+    else:
+        assert event.error == reason
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"id": 1, "choices": [{"index": 0, "delta": {"content": "hello"}, "odd": 1.50}], "u": None},
+        {"choices": [{"index": 0, "text": "hello"}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "hello"}}]}}]},
+        {"type": "response.output_text.delta", "delta": "hello"},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hello"}},
+    ],
+)
+def test_only_the_beginning_of_the_text_is_removed_from_an_event(document):
+    event = b"event: e\n" + said(document)
+    cut = without_beginning(event, "lo")
+    assert cut.startswith(b"event: e\ndata: ")
+    assert read_event(cut).text == "lo"
+    assert json.dumps(document).replace('"hello"', '"lo"') == json.dumps(json.loads(cut.split(b"data: ")[1]))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        '"tool_calls": 5',
+        '"tool_calls": [5, null, {"function": 7}]',
+        '"choices": [{"delta": {"content": "x"}}]',
+        '"x": 1e999',
+        '"x": 1' + "0" * 5000,
+        '"x": ' + "[" * 900 + "]" * 900,
+        '"x": "\\ud800"',
+    ],
+)
+def test_event_with_unexpected_members_is_cut_or_refused(members):
+    choice = b'{"index": 0, "delta": {"content": "hello"}, %s}' % members.encode()
+    event = b'data: {"choices": [%s]}\n\n' % choice
+    try:
+        cut = without_beginning(event, "lo")
+    except ValueError:
+        return
+    assert json.loads(cut[6:])["choices"][0]["delta"] == {"content": "lo"}
+
+
+def test_event_with_several_texts_cannot_be_cut():
+    event = said({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
+    with pytest.raises(ValueError, match="several pieces"):
+        without_beginning(event, "lo")
+
+
+def chunk(content, index=0, **more):
+    """Return a chat chunk."""
+    choice = {"index": index, "delta": {"content": content}, "finish_reason": None}
+    return said({"choices": [{**choice, **more.pop("choice", {})}], **more})
+
+
+def test_plain_text_events_are_read_together():
+    assert read_plain(chunk("a") + chunk("\n\ndata: ")) == (0, ["a", "\n\ndata: "])
+    assert read_plain(said({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        b"",
+        chunk("a") + chunk("b", 1),
+        chunk("a") + chunk(""),
+        chunk("a") + chunk("b", choice={"finish_reason": "stop"}),
+        chunk("a") + chunk("b", usage={"completion_tokens": 3}),
+        chunk("a") + chunk("b", error={"message": "x"}),
+        chunk("a") + chunk(None, choice={"delta": {"tool_calls": [{"index": 0}]}}),
+        chunk("a") + said({"choices": []}),
+        chunk("a") + b": comment\n\n",
+        chunk("a") + b"data: [DONE]\n\n",
+        chunk("a").replace(b"\n\n", b"\r\n\r\n"),
+        chunk("a").replace(b"data: ", b"data:"),
+        chunk("a")[:-2] + b"," + chunk("b")[6:],
+        b"data: {broken}\n\n",
+        b"event: x\n" + chunk("a"),
+    ],
+)
+def test_events_other_than_plain_text_are_not_read_together(events):
+    assert read_plain(events) is None

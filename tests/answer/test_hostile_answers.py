@@ -1,0 +1,269 @@
+"""Responses that violate the API, or misdescribe themselves, fail only their job."""
+
+import pytest
+
+from fairlead.answer.relayed_stream import RelayFailed
+from fairlead.errors import NodeRefused
+from fairlead.http.client import UpstreamFailed
+from nodes.listening import Listening, generated, relayed_job
+from nodes.scripted import (
+    WELL,
+    head,
+    node,
+    scripted,
+    whole,
+)
+
+ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
+PAGE = b"<html><script>alert(document.domain)</script></html>"
+MOST = 100_000
+
+# Content type, encoding, status and body ----------------------------------------------------------------
+
+
+async def asked(answer: bytes, *, streams: bool = False):
+    """Return the result of a job that gets this response."""
+    with scripted(lambda _request: [answer]) as server:
+        got = await generated(node(), relayed_job(stream=streams))
+        assert len(server.requests) == 1
+    return got
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        "application/json;charset=iso-8859-1",
+        "application/json ; boundary=x",
+    ],
+)
+async def test_json_type_is_accepted_with_any_parameters(kind):
+    got = await asked(whole(ANSWER, kind))
+    assert (got.error, got.raw) == (None, ANSWER)
+
+
+FOREIGN = [
+    "text/html",
+    "text/html; charset=application/json",
+    "text/plain",
+    "image/svg+xml",
+    "application/xhtml+xml",
+    "application/octet-stream",
+    "application/x-ndjson",
+    "application/json-seq",
+    "application/jsonp",
+    "application/problem+json",
+    "multipart/mixed; boundary=application/json",
+    "application/json, text/html",
+    "text/html, application/json",
+    '"application/json"',
+    "json",
+    ";application/json",
+    "",
+    None,
+]
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
+async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
+    got = await asked(whole(body, kind), streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+    assert (got.error.status, got.error.code) == (502, "node_failed")
+    assert "instead of" in got.error.message
+    assert got.error.message.isprintable()
+
+
+async def test_two_content_types_are_refused():
+    got = await asked(whole(ANSWER, "application/json", "Content-Type: text/html"))
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "streams"), [(whole(ANSWER), True), (whole(WELL, "text/event-stream"), False)]
+)
+async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, streams):
+    got = await asked(answer, streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "x", "identity, gzip"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
+    kind = "text/event-stream" if streams else "application/json"
+    got = await asked(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        *("100", "101", "102", "103", "199", "201", "202", "203", "204", "205", "206", "226"),
+        *("300", "301", "302", "303", "304", "307", "308", "399", "600", "999", "000", "099", "20", "2000"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status, streams):
+    answer = whole(ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd")
+    got = await asked(answer, streams=streams)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        whole(b""),
+        head("application/json", "Connection: close"),
+        head("application/json", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    ],
+)
+async def test_empty_response_is_a_failure_of_the_node(answer):
+    got = await asked(answer)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Content-Length: 1000"],
+        ["Content-Length: -1"],
+        ["Content-Length: +45"],
+        ["Content-Length: 4 5"],
+        ["Content-Length: 45", "Content-Length: 46"],
+        ["Content-Length: 45, 45, 46"],
+        ["Content-Length: " + "9" * 30],
+        ["Content-Length: ４５".encode().decode("latin-1")],
+        ["Transfer-Encoding: chunked", "Content-Length: 45"],
+        ["Transfer-Encoding: chunked, chunked"],
+        ["Transfer-Encoding: xchunked"],
+        ["Transfer-Encoding : chunked"],
+    ],
+)
+async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
+    got = await asked(head("application/json", *lines) + ANSWER)
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PAGE,
+        b"[]",
+        b"null",
+        b'"hi"',
+        b'{"choices": [NaN]}',
+        b'{"choices": ' + b"[" * 50_000,
+        b'{"choices": [{"message": {"content": "hi"}}]',
+        b"\xff\xfe",
+        b" ",
+    ],
+)
+async def test_body_that_is_not_a_json_object_fails_its_job(body):
+    got = await asked(whole(body))
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [], "choices": 5, "choices": [[]]}',
+        b'{"choices": [{"message": {"content": "\\ud83d\\ude00"}}], "x": ' + b"[" * 50 + b"]" * 50 + b"}",
+        b'{"choices": [], "usage": {"completion_tokens": NaN}}'.replace(b"NaN", b"9" * 5000),
+        b'{"\xff": 1, "choices": []}',
+    ],
+)
+async def test_unusual_json_object_is_relayed_unchanged(body):
+    got = await asked(whole(body))
+    assert (got.error, got.raw) == (None, body)
+
+
+async def test_error_with_status_200_fails_the_job():
+    got = await asked(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    assert got.deltas == []
+    assert isinstance(got.error, RelayFailed)
+    assert got.error.message == "far failed: no credit  left"
+
+
+# Refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
+async def test_refusal_in_json_is_relayed_unchanged(kind):
+    body = b'{"error":  {"message": "no such tool"}}'
+    got = await asked(whole(body, kind, status="422 Odd"))
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.status, got.error.body) == (422, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PAGE, "text/html"),
+        (ANSWER, "text/html"),
+        (PAGE, "application/json"),
+        (PAGE, "text/plain"),
+        (PAGE, None),
+        (b'["x"]', "application/json"),
+        (b'{"error": "\xff"}', "application/json"),
+        (b'{"error": ' + b"[" * 50_000, "application/json"),
+        (b'{"error": NaN}', "application/json"),
+        (b"", "application/json"),
+        (ANSWER, "application/xhtml+xml"),
+        (ANSWER, "image/svg+json"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams):
+    got = await asked(whole(body, kind, status="400 Bad"), streams=streams)
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.status, got.error.body) == (400, b"")
+    assert got.error.message.startswith("far answered 400")
+    assert got.error.message.isprintable()
+    assert len(got.error.message) < 250
+
+
+async def test_compressed_refusal_is_not_relayed():
+    got = await asked(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
+    assert isinstance(got.error, NodeRefused)
+    assert (got.error.message, got.error.body) == ("far answered 400", b"")
+
+
+# What counts against the node ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_down"),
+    [
+        (whole(PAGE, "text/html"), True),
+        (whole(ANSWER, None), True),
+        (whole(b"", status="302 Found"), True),
+        (whole(b"", status="204 None"), True),
+        (whole(b""), True),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
+        # A response that a request itself can cause must not take the node down for all others.
+        (whole(b'{"a": "%s"}' % (b"x" * MOST)), False),
+        (whole(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
+        (whole(b'{"a": NaN}'), False),
+        (whole(PAGE, "text/html", status="400 Bad"), False),
+        (whole(PAGE, "text/html", status="500 Bad"), False),
+    ],
+)
+async def test_three_responses_that_no_request_could_cause_take_the_node_down(answer, is_down):
+    listener = Listening()
+    with scripted(lambda _request: [answer]):
+        far = node(listener, failures=3, answer_bytes=MOST)
+        for _ in range(3):
+            assert far.status().is_up
+            await generated(far, relayed_job(stream=False))
+    assert far.status().is_up == (not is_down)
+    assert ("down", "far") in listener.reports or not is_down

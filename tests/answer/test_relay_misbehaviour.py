@@ -1,0 +1,195 @@
+"""A server that misbehaves fails its job, with an error that says what happened, and nothing else."""
+
+import socket
+
+import pytest
+import trio
+
+from fairlead.answer import relayed_stream
+from fairlead.errors import NodeFailed, NodeFull, NodeRefused
+from fairlead.http.client import UpstreamFailed
+from nodes.listening import Collected, generated, ready_node, relayed_job, stub
+from nodes.stub_server import StubServer, text, word
+
+SICK = [
+    ("gone", 0, "closed the connection unanswered"),
+    ("reset", 0, "reset|closed the connection"),
+    ("garbage", 0, "sent no HTTP"),
+    ("reset", 4, "reset by peer|broke off"),
+    ("end", 4, "ended a stream before its end"),
+    ("half", 4, "ended a stream before its end"),
+    ("broken", 4, "broke off in the middle of an answer"),
+    ("bad_chunk", 4, "a chunk without a size|broke off"),
+    ("status", 502, "answered 502"),
+    ("status", 503, "answered 503"),
+    ("status", 204, "answered 204"),
+    ("status", 206, "answered 206"),
+    ("status", 302, "answered 302"),
+    ("kind", 0, "answered with text/html instead of text/event-stream"),
+]
+WELL_BUT_USELESS = [
+    ("status", 500, "answered 500: .*status 500"),
+    ("status", 401, "does not know our key"),
+    ("error", 4, "failed: out of order"),
+]
+
+
+@pytest.mark.parametrize(("how", "after", "says"), SICK)
+async def test_broken_stream_fails_its_job_and_counts_against_the_node(how, after, says):
+    async with stub() as server:
+        node = ready_node(server)
+        got = await generated(node, relayed_job(stub={"how": how, "after": after}))
+        assert node.status().busy == 0
+    assert isinstance(got.error, UpstreamFailed)
+    with pytest.raises(NodeFailed, match=says):
+        raise got.error
+
+
+@pytest.mark.parametrize(("how", "after", "says"), WELL_BUT_USELESS)
+async def test_bad_response_fails_its_job_and_does_not_count_against_the_node(how, after, says):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert isinstance(got.error, NodeFailed)
+    assert not isinstance(got.error, UpstreamFailed)
+    with pytest.raises(NodeFailed, match=says):
+        raise got.error
+
+
+@pytest.mark.parametrize("how", ["end", "half", "broken", "reset", "bad_chunk", "error"])
+@pytest.mark.parametrize("after", [3, 5])
+async def test_events_before_a_failure_are_delivered_before_the_error(how, after):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert got.error is not None
+    assert text(after - 1) == got.text()  # the first event has only the role
+    assert got.raw.count(b"data:") == after
+
+
+@pytest.mark.parametrize("how", ["half", "broken", "end"])
+async def test_truncated_whole_response_is_not_delivered(how):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": how}))
+    assert got.deltas == []
+    assert isinstance(got.error, UpstreamFailed)
+
+
+async def test_unrequested_encoding_is_refused():
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": "gzip"}))
+    assert got.deltas == []
+    assert isinstance(got.error, NodeFailed)
+
+
+async def test_full_node_raises_node_full_and_keeps_its_connection():
+    async with stub() as server:
+        node = ready_node(server)
+        for _ in range(3):
+            got = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
+            assert isinstance(got.error, NodeFull)
+        assert node.status().connections.opened == 1
+        assert node.status().is_up
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_refusal_of_a_bad_request_is_relayed_unchanged(status):
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))
+    assert isinstance(got.error, NodeRefused)
+    assert status == got.error.status
+    assert b'{"error": {"message": "status %d", "code": "of the stub"}}' % status == got.error.body
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+async def test_stream_that_falls_silent_times_out(after, autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, between_bytes_s=7.0)
+        began = trio.current_time()
+        got = await generated(node, relayed_job(stub={"how": "stall", "after": after}))
+        assert pytest.approx(7.0, abs=0.5) == trio.current_time() - began
+    assert isinstance(got.error, UpstreamFailed)
+    assert "fell silent" in got.error.message
+    assert text(max(0, after - 1)) == got.text()
+
+
+async def test_timeout_between_bytes_restarts_with_each_read(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, between_bytes_s=7.0)
+        got = await generated(node, relayed_job(stub={"delay_s": 6.0}))
+    assert got.error is None
+    assert text() == got.text()
+
+
+async def test_server_that_never_answers_times_out(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        node = ready_node(server, first_byte_s=30.0)
+        began = trio.current_time()
+        got = await generated(node, relayed_job(stub={"how": "silent"}))
+        assert pytest.approx(30.0, abs=0.5) == trio.current_time() - began
+    assert isinstance(got.error, UpstreamFailed)
+    assert "did not answer in time" in got.error.message
+
+
+async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():
+    server = StubServer()
+    with socket.socket() as taken:  # so that no other process listens there
+        taken.bind(("127.0.0.1", 0))
+        server.port = taken.getsockname()[1]
+        got = await generated(ready_node(server), relayed_job())
+    assert isinstance(got.error, UpstreamFailed)
+    assert "stub cannot be reached: Connection refused" in got.error.message
+
+
+async def test_endless_stream_is_cut_off(monkeypatch):
+    monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
+    async with stub() as server:
+        got = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
+    assert isinstance(got.error, NodeFailed)
+    assert "more than 1000000 bytes" in got.error.message
+    assert len(got.raw) < 2_000_000
+
+
+async def test_event_over_the_limit_is_refused():
+    long = {"chunk_words": 1000, "words": 1000}
+    async with stub() as server:
+        node = ready_node(server, answer_bytes=1000)
+        got = await generated(node, relayed_job(stub=long | {"how": "half", "after": 1}))
+    assert isinstance(got.error, NodeFailed)
+    assert "an event of more than 1000 bytes" in got.error.message
+
+
+async def test_three_failures_take_the_node_down_and_fail_its_jobs():
+    from fairlead.config import HealthConfig
+    from fairlead.nodes.remote_node import RemoteNode
+    from nodes.listening import Listening, upstream_of
+
+    listener = Listening()
+    async with stub() as server:
+        node = RemoteNode(
+            "stub", upstream_of(server), listener, names={"m": "m"}, seats=4, health=HealthConfig()
+        )
+        node.came_up()
+        running = Collected()
+        async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), running):
+            await running.first.wait()
+            for _ in range(3):
+                await generated(node, relayed_job(stub={"how": "gone"}))
+            await running.over.wait()
+        assert isinstance(running.error, NodeFailed)
+        assert listener.reports == [("up", "stub", 4), ("down", "stub")]
+        with pytest.raises(NodeFailed, match="is down"):
+            async with node.generate(relayed_job(), Collected()):
+                pass
+
+
+async def test_failed_job_does_not_affect_others():
+    async with stub() as server:
+        node = ready_node(server)
+        good = Collected()
+        async with node.generate(relayed_job(stub={"delay_s": 0.01}), good):
+            await generated(node, relayed_job(stub={"how": "reset", "after": 2}))
+            await good.over.wait()
+    assert word(7) in good.text()
+    assert good.error is None

@@ -1,0 +1,352 @@
+"""A second attempt continues a response exactly where the first one stopped, or reports that it cannot."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.answer import replay
+from fairlead.answer.events import read_event
+from fairlead.answer.replay import Recorded, Replay
+from fairlead.errors import NodeFailed
+from fairlead.http.event_splitter import split_events
+from fairlead.job import Delta, TokenLogprob
+from nodes.listening import Collected, generated, ready_node, relayed_job, stub
+from nodes.stub_server import stream_events, text
+
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
+words = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=8)
+
+
+def event_deltas(events, index=0):
+    """Return deltas as a relaying node makes them, one for each event, the last with the finish reason."""
+    deltas = [
+        Delta(index, read_event(event).text, raw=[event], relayed_tokens=bool(read_event(event).text))
+        for event in events
+    ]
+    deltas[-1].finish_reason = "stop"
+    return deltas
+
+
+def joined(deltas, sizes):
+    """Return the same deltas, some of them merged, as when one read has several events."""
+    result = []
+    sizes = iter(sizes)
+    while deltas:
+        size = next(sizes, 1)
+        first, *others = [copy(delta) for delta in deltas[:size]]
+        for other in others:
+            first.merge(other)
+        result.append(first)
+        deltas = deltas[size:]
+    return result
+
+
+def copy(delta):
+    return Delta(
+        delta.index,
+        delta.text,
+        list(delta.token_ids),
+        list(delta.logprobs),
+        delta.finish_reason,
+        delta.stop_reason,
+        list(delta.raw),
+        delta.relayed_tokens,
+    )
+
+
+def repeated(first, second):
+    """Return what the client got from an attempt that failed after `first`, and another with `second`."""
+    client = Collected()
+    recorded = Recorded(client)
+    for delta in first:
+        recorded.put(copy(delta))
+    replay = Replay(recorded)
+    for delta in second:
+        replay.put(copy(delta))
+    return client
+
+
+@given(
+    path=st.sampled_from(PATHS),
+    chunk_words=st.integers(1, 5),
+    other_chunk_words=st.integers(1, 5),
+    sizes=st.lists(st.integers(1, 4), max_size=8),
+    end=st.integers(0, 12),
+)
+@settings(max_examples=300)
+def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
+    first = event_deltas(stream_events(path, {}, 8, chunk_words))[:-1]
+    # Nodes hold the first events back until there is text, so at least that much was sent.
+    said = next(number for number, delta in enumerate(first, 1) if delta.text)
+    first = first[: said + end]
+    second = event_deltas(stream_events(path, {}, 8, other_chunk_words))
+    client = repeated(joined(first, sizes), joined(second, reversed(sizes)))
+    assert client.error is None
+    assert text() == client.text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert sum(delta.finish_reason is not None for delta in client.deltas) == 1
+    if chunk_words == other_chunk_words:
+        assert b"".join(stream_events(path, {}, 8, chunk_words)) == client.raw
+        assert 8 / chunk_words <= client.tokens < 8 / chunk_words + 1
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_an_engines_answer_is_continued_by_its_tokens(data):
+    token_ids = data.draw(st.lists(st.integers(0, 9), max_size=12))
+    # A token is a letter. Text may come later than its tokens, at the latest with the end.
+    whole = "".join("abcdefghij"[token] for token in token_ids)
+
+    def attempt(label):
+        deltas, token_at, text_at = [], 0, 0
+        while token_at < len(token_ids):
+            token_end = data.draw(st.integers(token_at + 1, len(token_ids)), label=label)
+            text_end = data.draw(st.integers(text_at, token_end), label=label)
+            ids = token_ids[token_at:token_end]
+            deltas.append(Delta(0, whole[text_at:text_end], ids, [TokenLogprob(each, -1.0) for each in ids]))
+            token_at, text_at = token_end, text_end
+        return [*deltas, Delta(0, whole[text_at:], finish_reason="length")]
+
+    first = attempt("first")[:-1]
+    first = first[: data.draw(st.integers(0, len(first)), label="break")]
+    client = repeated(first, attempt("second"))
+    assert client.error is None
+    assert whole == client.text()
+    assert token_ids == [token for delta in client.deltas for token in delta.token_ids]
+    assert token_ids == [each.token_id for delta in client.deltas for each in delta.logprobs]
+    assert client.deltas[-1].finish_reason == "length"
+
+
+@given(sent=words, other=words)
+def test_what_differs_is_never_passed_on(sent, other):
+    first = [Delta(0, word, [len(word)]) for word in sent]
+    second = [*(Delta(0, word, [len(word)]) for word in other), Delta(0, finish_reason="stop")]
+    client = repeated(first, second)
+    if client.error is None:
+        assert "".join(other) == client.text()
+        assert [len(word) for word in other] == [
+            token for delta in client.deltas for token in delta.token_ids
+        ]
+    else:
+        assert isinstance(client.error, NodeFailed)
+        assert "did not repeat" in client.error.message
+        assert "".join(sent) == client.text()[: len("".join(sent))]
+        assert "".join(other).startswith(client.text()) or "".join(sent) == client.text()
+
+
+def chat(content, finish_reason=None, **more):
+    """Return a chat chunk."""
+    choice = {"index": 0, "delta": {"content": content, **more}, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice], "id": "x"}).encode() + b"\n\n"
+
+
+def raw(*events):
+    """Return one delta with these events."""
+    return Delta(0, "".join(read_event(event).text for event in events), raw=list(events))
+
+
+DIFFERENCES = [
+    (raw(chat("one")), raw(chat("two")), "'two' came instead of 'one'"),
+    (raw(chat("one")), raw(chat("on"), chat("", "stop")), "ended sooner"),
+    (raw(b'data: {"odd": 1}\n\n'), raw(b'data: {"odd": 1}\n\n'), "cannot be compared"),
+    (raw(chat("ab")), raw(chat("abc", reasoning="")), None),
+    (raw(chat("xab")), raw(chat("abc", reasoning="x")), "several pieces"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1, 3]), "its tokens are others"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1], finish_reason="stop"), "ended sooner"),
+    (Delta(0, "ab", [1]), Delta(0, "ac", [1]), "'ac' came instead of 'ab'"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "says"), DIFFERENCES)
+def test_a_difference_is_named(first, second, says):
+    client = repeated([first], [second])
+    if says is None:
+        assert client.error is None
+    else:
+        assert client.error is not None
+        assert says in client.error.message
+
+
+def test_nothing_is_sent_after_a_difference():
+    client = repeated([Delta(0, "a", [1])], [Delta(0, "b", [2]), Delta(0, "c", [3], finish_reason="stop")])
+    assert client.text() == "a"
+    assert len(client.deltas) == 1
+
+
+def test_a_choice_that_had_ended_is_not_continued():
+    client = Collected(2)
+    recorded = Recorded(client)
+    recorded.put(Delta(0, "a", [1], finish_reason="stop"))
+    recorded.put(Delta(1, "b", [2]))
+    replay = Replay(recorded)
+    replay.put(Delta(1, "b", [2]))
+    replay.put(Delta(0, "a", [1]))
+    replay.put(Delta(0, finish_reason="stop"))
+    replay.put(Delta(1, "c", [3], finish_reason="stop"))
+    assert client.error is None
+    assert [client.text(0), client.text(1)] == ["a", "bc"]
+    assert sum(delta.finish_reason is not None for delta in client.deltas) == 2
+
+
+def test_tool_calls_and_reasoning_are_replayed_too():
+    call = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}]}
+    rest = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
+    first = [raw(chat(None, reasoning_content="hm")), raw(chat(None, **call))]
+    second = [raw(chat(None, reasoning_content="hm"), chat(None, **call)), raw(chat(None, **rest))]
+    client = repeated(first, second)
+    assert client.error is None
+    assert client.raw.count(b"c1") == 1
+    assert client.raw.endswith(chat(None, **rest))
+
+
+def test_relayed_response_can_continue_one_of_an_engine():
+    client = repeated([Delta(0, "w0 w", [1, 2])], event_deltas(stream_events(PATHS[0], {}, 8, 1)))
+    assert client.error is None
+    assert text() == client.text()
+
+
+async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
+    async with stub() as server:
+        for choices in (1, 2):  # with several choices, the end comes without an event
+            whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
+            begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
+            client = Collected(choices)
+            recorded = Recorded(client)
+            for delta in begun:
+                recorded.put(delta)
+            replay = Replay(recorded)
+            for delta in whole.deltas:
+                replay.put(delta)
+            assert client.error is None
+            assert [text()] * choices == [client.text(index) for index in range(choices)]
+            assert client.over.is_set()
+
+
+def test_replay_of_an_engines_response_with_missing_tokens_fails():
+    client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
+    assert "it ended sooner" in str(client.error)
+
+
+def test_response_of_an_engine_can_continue_a_relayed_one():
+    second = [Delta(0, "w0 ", [1]), Delta(0, "w1 ", [2]), Delta(0, "w2 ", [3], finish_reason="stop")]
+    client = repeated([raw(chat("w0 w"))], second)
+    assert client.error is None
+    assert client.text() == "w0 w1 w2 "
+
+
+def test_third_attempt_is_possible():
+    client = Collected()
+    deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
+    recorded = Recorded(client)
+    recorded.put(copy(deltas[0]))
+    second = Replay(recorded)
+    for delta in deltas[:3]:
+        second.put(copy(delta))
+    third = Replay(recorded)
+    for delta in deltas:
+        third.put(copy(delta))
+    third.put(Delta(0, finish_reason="stop"))
+    assert client.error is None
+    assert client.text() == "abcd"
+
+
+@pytest.mark.parametrize("after", range(2, 10))
+@pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
+async def test_client_receives_one_response_from_two_servers(after, how):
+    client = Collected()
+    recorded = Recorded(_Unfailing(client))
+    async with stub() as sick, stub() as well:
+        first = ready_node(sick)
+        failed = _Watched(recorded)
+        async with first.generate(relayed_job(stub={"how": how, "after": after}), failed):
+            await failed.over.wait()
+        assert failed.error is not None
+        replay = _Watched(Replay(recorded, node="well"))
+        job = relayed_job(stub={"chunk_words": 3}, stream_options={"include_usage": True})
+        async with ready_node(well).generate(job, replay):
+            await replay.over.wait()
+        undisturbed = await generated(ready_node(well), relayed_job())
+    assert client.error is None
+    assert undisturbed.text() == client.text()
+    assert text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert client.raw.endswith(b"data: [DONE]\n\n")
+    assert client.raw.count(b'"role"') == 1
+
+
+class _Unfailing:
+    """The channel as the gateway passes it to a first attempt, whose failure does not fail the response."""
+
+    def __init__(self, into):
+        self._into = into
+
+    def put(self, delta):
+        self._into.put(delta)
+
+    def room(self):
+        return self._into.room()
+
+    def fail(self, error):
+        pass
+
+
+class _Watched(Collected):
+    """Forwards deltas and failures to another sink, and records them and the end."""
+
+    def __init__(self, into):
+        super().__init__()
+        self._into = into
+
+    def put(self, delta):
+        super().put(delta)
+        self._into.put(copy(delta))
+
+    def fail(self, error):
+        super().fail(error)
+        self._into.fail(error)
+
+
+def _no_silence(_recent):
+    return 0
+
+
+def _takes_any_text(sent, text):
+    left = len(sent._text) - sent._text_at
+    sent._text_at += min(left, len(text))
+    return text[left:] if left else text, bool(left)
+
+
+def _forgets_where_it_is(sent, text):
+    left = sent._text[sent._text_at :]
+    return (text[len(left) :], True) if left and text.startswith(left) else (text, False)
+
+
+def _takes_any_tokens(sent, token_ids):
+    left = token_ids[len(sent._token_ids) - sent._tokens_at :]
+    sent._tokens_at = min(len(sent._token_ids), sent._tokens_at + len(token_ids))
+    return left
+
+
+def _never_too_short(_sent, _tokens=0):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mutant"),
+    [
+        (replay, "_silent_at_end", _no_silence),
+        (replay._Sent, "_new_text", _takes_any_text),
+        (replay._Sent, "_new_text", _forgets_where_it_is),
+        (replay._Sent, "_new_tokens", lambda _sent, token_ids: token_ids),
+        (replay._Sent, "_new_tokens", _takes_any_tokens),
+        (replay._Sent, "_check_end", _never_too_short),
+    ],
+)
+def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatch):
+    monkeypatch.setattr(where, name, mutant)
+    with pytest.raises(Exception):  # noqa: B017, PT012  # whichever of these tests detects it
+        test_a_relayed_answer_is_continued_whatever_its_chunks()
+        test_an_engines_answer_is_continued_by_its_tokens()
+        test_what_differs_is_never_passed_on()
+        for first, second, says in DIFFERENCES:
+            test_a_difference_is_named(first, second, says)

@@ -1,0 +1,100 @@
+"""A second attempt by a node that sends arbitrary events: it differs or continues, and never raises."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from answer.test_replay import event_deltas
+from fairlead.answer.deltas import Deltas
+from fairlead.answer.events import read_event
+from fairlead.answer.replay import Recorded, Replay
+from fairlead.errors import NodeFailed
+from fairlead.job import Delta
+from nodes.listening import Collected
+from nodes.stub_server import stream_events
+
+FIRST = event_deltas(stream_events("/v1/chat/completions", {}, 8, 1))[:5]
+
+junk = st.recursive(
+    st.sampled_from([None, True, 5, -1, 1.5, 10**30, "w0 ", "w0 w1 w2 w3 w4", "\ud800", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["content", "function", "delta", "tool_calls"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+members = st.dictionaries(
+    st.sampled_from(["content", "text", "reasoning", "tool_calls", "delta", "name", "function", "x"]),
+    junk,
+    max_size=2,
+)
+contents = st.sampled_from(["w0 ", "w1 w2", "w0 w1 w2 w3 w4"])
+
+
+@st.composite
+def events(draw):
+    """Draw a chat event with unexpected members, or an invalid event."""
+    if draw(st.booleans()):
+        odd = st.sampled_from([b"data: [DONE]\n\n", b":\n\n", b"data: \xff\n\n", b"data: {\n\n", b"\n\n"])
+        return draw(odd | junk.map(lambda document: f"data: {json.dumps(document)}\n\n".encode()))
+    delta = draw(members) | {"content": draw(contents)}
+    choice = draw(members) | {"index": 0, "delta": delta}
+    document = draw(members) | {"choices": [choice, *draw(st.lists(junk, max_size=1))]}
+    return f"data: {json.dumps(document)}\n\n".encode()
+
+
+@settings(max_examples=200)
+@given(second=st.lists(events(), min_size=1, max_size=6))
+def test_no_second_attempt_raises(second):
+    client = Collected()
+    recorded = Recorded(client)
+    for delta in FIRST:
+        recorded.put(delta)
+    replay = Replay(recorded)
+    for delta in event_deltas(second):
+        replay.put(delta)
+    assert client.error is None or isinstance(client.error, NodeFailed)
+    assert client.error is None or len(client.error.message) < 300
+
+
+def test_error_message_quotes_only_the_beginning_of_a_difference():
+    client = Collected()
+    recorded = Recorded(client)
+    recorded.put(Delta(0, "a" * 10_000, raw=[b"a"]))
+    Replay(recorded).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
+    assert client.error is not None
+    assert len(client.error.message) < 200
+
+
+async def test_replay_in_other_pieces_never_makes_the_count_negative():
+    deltas = Deltas(1, keeps=True)
+    recorded = Recorded(deltas)
+    recorded.put(said("x" * 1000))
+    replay = Replay(recorded)
+    for _ in range(1000):
+        replay.put(said("x"))
+    # The node reports that this was one token.
+    replay.put(Delta(0, raw=[b"data: [DONE]\n\n"], relayed_tokens=1 - 1000))
+    assert deltas.tokens == 0
+    replay.put(said("y"))
+    assert deltas.tokens == 1
+
+
+def said(text: str) -> Delta:
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}}]}\n\n' % text.encode()
+    assert read_event(event).text == text
+    return Delta(0, text, raw=[event], relayed_tokens=1)
+
+
+@pytest.mark.parametrize("tool_calls", [5, [5], {"function": 5}, [{"function": [5]}]])
+def test_invalid_tool_calls_are_ignored(tool_calls):
+    choice = {"index": 0, "delta": {"content": "w0 w1 w2 w3 w4 w5"}, "tool_calls": tool_calls}
+    client = Collected()
+    recorded = Recorded(client)
+    for delta in FIRST:
+        recorded.put(delta)
+    Replay(recorded).put(event_deltas([f"data: {json.dumps({'choices': [choice]})}\n\n".encode()])[0])
+    assert client.error is None
+    assert client.text() == "w0 w1 w2 w3 w4 w5"

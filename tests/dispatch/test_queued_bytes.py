@@ -1,0 +1,49 @@
+"""Queued requests for remote nodes are bounded in bytes, and large ones never keep ordinary ones out."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatch.recorded import FakeNode, elsewhere, job, scheduler, submit
+from fairlead.dispatch.queued_bytes import QueuedBytes
+from fairlead.dispatch.ticket import TicketState
+from fairlead.errors import QueueFull
+from fairlead.job import Job, Relay, Sampling
+
+
+def sized(length: int | None, tenant: str = "A"):
+    return job(tenant, relay=None if length is None else Relay("/v1/completions", b"x" * length))
+
+
+def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
+    subject, effects = scheduler(capacity=10, waiting_bytes=1000)  # 50 for each job, and 500 to share
+    subject.node_up(FakeNode("far"), elsewhere(1))
+    running, large, larger, small = submit(subject, sized(900), sized(450), sized(151), sized(50, "B"))
+    assert [running] == effects.granted
+    assert [larger] == list(effects.refused)
+    assert isinstance(effects.refused[larger], QueueFull)
+    assert {TicketState.QUEUED} == {large.state, small.state}
+    subject.leave(large)
+    (later,) = submit(subject, sized(550))
+    assert TicketState.QUEUED is later.state
+    for ticket in (running, small, later):
+        subject.leave(ticket)
+    (again,) = submit(subject, sized(10**6))
+    assert again is effects.granted[-1], "who need not wait may be of any size"
+
+
+@given(
+    most=st.integers(0, 300),
+    jobs=st.integers(1, 6),
+    asked=st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=20),
+)
+def test_queued_bodies_never_exceed_their_byte_bound(most, jobs, asked):
+    bodies, waiting = QueuedBytes(most, jobs), []
+    for length, leaves in asked:
+        if leaves and waiting:
+            bodies.remove(waiting.pop(0))
+        new = Job("r", "A", "m", (), Sampling(max_tokens=1), relay=Relay("/", b"x" * length))
+        if len(waiting) < jobs and bodies.have_room(new):
+            bodies.add(new)
+            waiting.append(new)
+        assert sum(len(job.relay.body) for job in waiting) <= most
+        assert bodies.have_room(Job("r", "A", "m", ((1,),), Sampling(max_tokens=1)))

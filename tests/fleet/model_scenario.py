@@ -1,0 +1,158 @@
+"""Fault points in the lifecycle of an engine model beside another one, from load to unload."""
+
+import socket
+from functools import partial
+
+import trio
+
+from fairlead import messages
+from fairlead.answer.sequence import NodeSequence
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.fleet import managed_model as resident
+from fairlead.nodes import model_process
+from fairlead.worker import client
+from fairlead.worker.client import Worker
+from fairlead.worker.watchdog import Watchdog
+from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
+from fleet.running_fleet import Garage, engine, garage, question
+from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
+
+WATCHDOG_S = 1.0
+
+# Steps that must be reached: a missing one means that its wrapper no longer applies.
+STEPS: set[Step] = {
+    *(("load", name) for name in ("specify", "socketpair", "open_process", "send", "recv", "decode")),
+    *(("load", name) for name in ("wait_readable", "progress", "node_up", "thread", "measure", "read log")),
+    *(("serve", name) for name in ("submit", "send", "recv", "decode", "step", "receive", "receive_token")),
+    *(("death", name) for name in ("recv", "node_down", "wait", "kill", "close pipe", "socketpair")),
+    *(("stuck", name) for name in ("node_down", "send_signal", "terminate", "wait")),
+    *(("unload", name) for name in ("terminate", "kill", "wait", "close pipe", "node_down", "gone")),
+}
+
+
+async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
+    """Load a model, let it serve, die and hang, unload it; then check that nothing is left over."""
+    models = (engine("m", watchdog_s=WATCHDOG_S), engine("other"))
+    async with trio.open_nursery() as children:
+        processes = SimulatedProcesses(children, points.aside)
+        points.replace(trio.lowlevel, "open_process", processes.open_process)
+        _wrap(points)
+        async with garage(*models, queue=QUEUE) as opened:
+            opened.fleet._on_progress = lambda *_told: points.reach("progress")
+            await opened.fleet.load("other")
+            await trio.sleep(1)
+            before = held(opened)
+            with points.phase("load"):
+                await ends(opened.fleet.load, "m")
+                await trio.sleep(1)
+            for phase, trouble in (("serve", None), ("death", "kill"), ("stuck", "hang")):
+                if not points.has_struck:
+                    with points.phase(phase):
+                        await _serve(opened, points, processes, trouble)
+            if not points.has_struck:
+                with points.phase("unload"):
+                    await ends(opened.fleet.unload, "m")
+            await _check(opened, processes, before, problems)
+        children.cancel_scope.cancel()
+
+
+async def _serve(
+    opened: Garage, points: FaultPoints, processes: SimulatedProcesses, trouble: str | None
+) -> None:
+    """Run two jobs, and call the method `trouble` of their process meanwhile, if any."""
+    async with trio.open_nursery() as clients:
+        begun = trio.Event()
+        clients.start_soon(ends, partial(opened.ask, begun=begun), question(tokens=50))
+        clients.start_soon(ends, opened.ask, question(tokens=2))
+        with trio.move_on_after(5):
+            await begun.wait()
+        if trouble is not None:
+            with points.aside():
+                getattr(processes.all[-1], trouble)()
+        await trio.sleep(3 * WATCHDOG_S)
+        processes.all[-1].hangs = False
+
+
+async def _check(
+    opened: Garage, processes: SimulatedProcesses, before: dict[str, int], problems: list[str]
+) -> None:
+    with noting(problems, "the other model does not serve"):
+        await opened.ask(question("other"))
+    with noting(problems, "it does not settle"):
+        await opened.state("m", "ready", "stopped", "failed")
+    with noting(problems, "it cannot be loaded again"):
+        await opened.fleet.load("m")
+        await opened.ask(question())
+    with noting(problems, "it cannot be unloaded"):
+        await opened.fleet.unload("m")
+    with noting(problems, "it leaves something"):
+        await trio.sleep(1)
+        left = processes.left()
+        await assert_no_more(opened, before)
+        assert len(left) == 1, f"processes {left}"
+
+
+# Fault points ------------------------------------------------------------------------------------------
+
+
+def _wrap(points: FaultPoints) -> None:
+    make_pair = socket.socketpair
+
+    def socketpair() -> tuple[socket.socket, socket.socket]:
+        points.reach("socketpair")
+        ours, theirs = make_pair()
+        watched = _Socket(fileno=ours.detach())
+        watched.points = points
+        return watched, theirs
+
+    points.replace(client.socket, "socketpair", socketpair)
+    points.replace(messages, "to_parent_decoder", _Decoder(points, messages.to_parent_decoder))
+    for name in ("wait_readable", "wait_writable"):
+        points.wrap(trio.lowlevel, name, name, lambda waited: isinstance(waited, _Socket))
+    points.wrap(trio.lowlevel, "open_process", "open_process")
+    points.wrap(messages, "encode_frame", "encode")
+    points.wrap(messages.FrameSplitter, "feed", "split")
+    points.wrap(messages.StepOutputs, "plain", "step")
+    points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
+    points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
+    points.wrap(trio.to_thread, "run_sync", "thread")
+    points.wrap(resident, "memory_of", "measure")
+    points.wrap(model_process, "worker_spec", "specify")
+    points.wrap(Worker, "submit", "submit")
+    points.wrap(Worker, "_log_line", "log line")
+    for name in ("stuck", "asked", "answered"):
+        points.wrap(Watchdog, name, f"watchdog {name}")
+    for name in ("wait", "terminate", "kill", "send_signal"):
+        points.wrap(SimulatedProcess, name, name)
+    for name in ("receive_token", "receive"):
+        points.wrap(NodeSequence, name, name)
+    for name in ("node_up", "node_down"):
+        points.wrap(Dispatcher, name, name, lambda _desk, node, *_limits: is_struck(node))
+    points.wrap(Dispatcher, "gone", "gone")
+
+
+class _Socket(socket.socket):
+    """The parent's end of a child's socket."""
+
+    points: FaultPoints
+
+    def send(self, *arguments):
+        self.points.reach("send")
+        return super().send(*arguments)
+
+    def recv(self, *arguments):
+        self.points.reach("recv")
+        return super().recv(*arguments)
+
+    def shutdown(self, *arguments):
+        self.points.reach("shutdown")
+        super().shutdown(*arguments)
+
+
+class _Decoder:
+    def __init__(self, points: FaultPoints, decoder) -> None:
+        self._points, self._decoder = points, decoder
+
+    def decode(self, frame):
+        self._points.reach("decode")
+        return self._decoder.decode(frame)

@@ -1,0 +1,403 @@
+"""Models are loaded and unloaded, with real processes and dispatcher. Crashes: see `test_fleet_deaths`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
+from fairlead.errors import (
+    Draining,
+    FairleadError,
+    InvalidRequest,
+    LoadFailed,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    NodeFailed,
+)
+from fleet.running_fleet import OpenFiles, command, engine, free_port, garage, memory_bytes, question, sleeper
+from nodes.listening import relayed_job
+from nodes.stub_server import text
+
+ONE_AT_A_TIME = LruSwap(max_loaded=1)
+
+
+async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
+    # On one port: the second server could not listen if the first one still ran.
+    port = free_port()
+    async with garage(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "stopped"]
+        pids = []
+        for model in ("x", "y", "x"):
+            assert await opened.ask(relayed_job(model=model, request_id=model)) == text()
+            assert opened.status(model).state == "ready"
+            pids.append(opened.pid(model))
+            assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        assert (
+            opened.status("x").loads,
+            opened.status("y").loads,
+            opened.status("x").evictions,
+            opened.status("x").restarts,
+        ) == (2, 1, 1, 0)
+
+
+async def test_no_model_is_evicted_without_a_swap_section():
+    async with garage(engine("x"), engine("y")) as opened:
+        for model in "xyx":
+            assert await opened.ask(question(model))
+        assert [(status.state, status.loads) for status in opened.fleet.models()] == [
+            ("ready", 1),
+            ("ready", 1),
+        ]
+        assert [(node.id, node.state) for node in opened.fleet.nodes()] == [
+            ("engine:x", "up"),
+            ("engine:y", "up"),
+        ]
+
+
+async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path: Path):
+    mark = tmp_path / "mark"
+    script = (
+        f"import os, sys, time; os.path.exists({str(mark)!r}) or sys.exit('no such file'); time.sleep(99)"
+    )
+    async with garage(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
+        # A model without a health check is ready at once. Use a server, as the load itself must fail.
+        opened.fleet._residents["x"].config = command("x", free_port(), "--exit-after", "0")
+        with pytest.raises(LoadFailed, match="while loading"):
+            await opened.ask(relayed_job(model="x"))
+        failed = opened.status("x")
+        assert (failed.state, failed.load_failures) == ("failed", 1)
+        assert "while loading" in str(failed.problem)
+        opened.fleet._residents["x"].config = command("x", free_port())
+        assert await opened.ask(relayed_job(model="x")) == text()
+        assert (opened.status("x").state, opened.status("x").problem) == ("ready", None)
+
+
+async def test_jobs_that_wait_while_it_loads_join_that_load():
+    async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
+        for _ in range(5):
+            clients.start_soon(opened.ask, question())
+    assert opened.status().loads == 1
+
+
+async def test_preloaded_models_are_loaded_before_the_server_is_ready():
+    async with garage(engine("x", preload=True), engine("y"), waits=False) as opened:
+        assert not opened.fleet.is_ready
+        await opened.until(lambda: opened.fleet.is_ready)
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped"]
+
+
+async def test_start_fails_when_the_only_model_fails_to_preload():
+    with pytest.raises(ExceptionGroup) as raised:
+        async with garage(engine(behaviour="fail_load", preload=True)):
+            raise AssertionError("it was not ready")
+    assert raised.group_contains(LoadFailed, match="no such fake model")
+
+
+async def test_failed_preload_does_not_affect_other_models():
+    async with garage(engine("x", "fail_load", preload=True), engine("y", preload=True)) as opened:
+        assert opened.fleet.is_ready
+        assert [status.state for status in opened.fleet.models()] == ["failed", "ready"]
+        assert opened.fleet.problems == {}
+
+
+async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready():
+    async with garage(engine("x"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+        async with trio.open_nursery() as callers:
+            for _ in range(3):
+                callers.start_soon(opened.fleet.load, "x")
+        assert (opened.status("x").state, opened.status("x").loads) == ("ready", 1)
+        await opened.fleet.load("y")
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
+        with pytest.raises(ModelNotFound):
+            await opened.fleet.load("z")
+
+
+async def test_explicit_load_does_not_interrupt_running_jobs():
+    async with garage(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question("x", tokens=150), begun)
+            await begun.wait()
+            await opened.fleet.load("y")
+            assert opened.status("x").busy == 0
+        assert (opened.errors, opened.status("x").state) == ([], "stopped")
+
+
+async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
+    async with garage(engine()) as opened:
+        await opened.fleet.load("m")
+        pid = opened.pid()
+        async with trio.open_nursery() as clients:
+            os.kill(pid, signal.SIGSTOP)  # else the job might end before its state is read
+            clients.start_soon(opened.ask_and_keep_error, question(tokens=100))
+            await opened.until(lambda: opened.status().busy == 1)
+            clients.start_soon(opened.fleet.unload, "m")
+            await opened.state("m", "draining")
+            os.kill(pid, signal.SIGCONT)
+            await opened.fleet.unload("m")
+        assert opened.errors == []
+        assert not Path(f"/proc/{pid}").exists()
+        assert opened.status().state == "stopped"
+        await opened.fleet.unload("m")  # it is stopped already
+        assert await opened.ask(question())
+
+
+async def test_forced_unload_fails_running_jobs():
+    async with garage(engine(behaviour="delay_ms=2")) as opened:
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question(tokens=100_000), begun)
+            await begun.wait()
+            await opened.fleet.unload("m", force=True)
+        (error,) = opened.errors
+        assert isinstance(error, NodeFailed)
+        assert (opened.desk.statistics().running, opened.status().state) == (0, "stopped")
+
+
+async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
+    async with garage(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, question("x"))
+            clients.start_soon(load_and_keep_error, opened, "x")
+            await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+            clients.start_soon(opened.fleet.load, "y")  # waits until x has made room, and is not affected
+            await trio.testing.wait_all_tasks_blocked()
+            await opened.fleet.unload("x")
+        assert [ModelUnloaded, ModelUnloaded] == [type(error) for error in opened.errors]
+        assert [(error.status, error.code) for error in opened.errors] == [(409, "unloaded")] * 2
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
+        assert opened.desk.statistics().waiting == 0
+
+
+async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
+    models = engine("y", "slow_load"), engine("z")
+    async with garage(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
+        clients.start_soon(opened.ask_and_keep_error, question("y"))
+        await opened.state("y", "loading")
+        clients.start_soon(opened.ask_and_keep_error, question("z"))
+        await opened.until(lambda: opened.desk.statistics().waiting == 2)
+        await opened.fleet.unload("z")
+        await opened.until(lambda: bool(opened.errors))
+        assert [ModelUnloaded] == [type(error) for error in opened.errors]
+        assert opened.desk.statistics().waiting == 1
+        clients.cancel_scope.cancel()
+
+
+async def load_and_keep_error(opened, model: str) -> None:
+    try:
+        await opened.fleet.load(model)
+    except FairleadError as error:
+        opened.errors.append(error)
+
+
+async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
+    port = free_port()
+    async with garage(command("x", port, "--healthy-after", "1000")) as opened:
+        async with trio.open_nursery() as unloading:
+            unloading.start_soon(_unload_when_loading, opened)
+            with pytest.raises(LoadFailed, match="unloaded before it was ready"):
+                await opened.fleet.load("x")
+        assert opened.status("x").state == "stopped"
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
+            await _unload_when_loading(opened, next_life=command("x", port))
+        assert (opened.errors, opened.status("x").loads) == ([], 1)
+
+
+async def _unload_when_loading(opened, next_life=None) -> None:
+    await opened.state("x", "loading")
+    await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+    if next_life is not None:
+        opened.fleet._residents["x"].config = next_life
+    await opened.fleet.unload("x", wait=True)
+
+
+async def test_unused_model_is_unloaded_after_its_ttl():
+    async with garage(engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")) as opened:
+        await opened.ask(question("x"))
+        await opened.ask(question("z"))
+        await opened.state("x", "stopped")
+        await opened.state("y", "stopped")  # although it never had a job
+        assert opened.status("z").state == "ready"
+
+
+async def test_job_rejected_while_loading_still_starts_the_load():
+    async with garage(engine(), while_loading="reject") as opened:
+        with pytest.raises(ModelLoading) as refused:
+            await opened.ask(question())
+        assert refused.value.retry_after_s is not None
+        await opened.state("m", "ready")
+        assert await opened.ask(question())
+    assert opened.status().loads == 1
+
+
+async def test_model_loads_even_without_a_queue():
+    async with garage(engine(), queue=QueueConfig(capacity=0)) as opened:
+        await opened.ask_and_keep_error(question())
+        assert [error.status for error in opened.errors] == [429]
+        await opened.state("m", "ready")
+        assert await opened.ask(question())
+
+
+async def test_groups_swap_within_and_leave_what_is_persistent_alone():
+    groups = GroupSwap(
+        {
+            "pair": GroupConfig(members=("x", "y")),
+            "kept": GroupConfig(members=("z",), persistent=True, exclusive=False),
+        }
+    )
+    async with garage(*map(sleeper, "xyz"), swap=groups) as opened:
+        for model in ("z", "x", "y"):
+            await opened.fleet.load(model)
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready", "ready"]
+
+
+async def test_matrix_evicts_the_model_with_the_lowest_cost():
+    sets = MatrixSwap({"small": "x & y", "large": "x & z"}, evict_costs={"x": 10})
+    async with garage(*map(sleeper, "xyz"), swap=sets) as opened:
+        for model in "xyz":
+            await opened.fleet.load(model)
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
+
+
+HUNGRY = "import time; kept = bytearray({mib} << 20); print('full', flush=True); time.sleep(999)"
+
+
+def hungry(name: str, mib: int, **settings: object):
+    """Return a command that takes that much memory and a little more."""
+    return sleeper(name, cmd=(sys.executable, "-c", HUNGRY.format(mib=mib)), **settings)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
+async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
+    models = (hungry("x", 60), hungry("y", 60), sleeper("z", memory_mb=100))
+    async with garage(*models, swap=LruSwap(memory_mb=200)) as opened:
+        await opened.fleet.load("x")
+        await opened.until(lambda: bool(opened.status("x").output))
+        await opened.fleet._residents["x"].measure()
+        opened.fleet._memory.measured("x", opened.status("x").memory_bytes)
+        assert 60 <= opened.fleet._memory.memory_mb["x"] <= 99
+        await opened.fleet.load("z")
+        assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
+        await opened.fleet.load("y")  # its memory is unknown, so it is loaded alone
+        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready", "stopped"]
+
+
+async def test_memory_of_a_model_is_measured_after_its_load():
+    async with garage(engine()) as opened:
+        await opened.fleet.load("m")
+        await opened.until(lambda: opened.status().memory_bytes > 2**20)
+        assert opened.fleet._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
+
+
+async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
+    async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
+        for model in "xyx":  # imports and one-time objects exist after this
+            await opened.fleet.load(model)
+        files, before_bytes, pids = OpenFiles(), memory_bytes(), set()
+        for _ in range(25):
+            for model in "yx":
+                await opened.fleet.load(model)
+                pids.add(opened.pid(model))
+        assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        await files.are_no_more()
+        assert memory_bytes() - before_bytes < 5 * 2**20
+        assert opened.status("y").evictions == 26
+        assert len(opened.desk._scheduler._places) == 1
+
+
+async def test_a_server_that_is_told_to_stop_loads_nothing_more():
+    async with garage(engine()) as opened:
+        opened.desk.drain()
+        with pytest.raises(Draining):
+            await opened.fleet.load("m")
+
+
+async def test_reload_keeps_unchanged_models_running():
+    async with garage(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
+        for model in "xyz":
+            await opened.fleet.load(model)
+        x, y = opened.pid("x"), opened.pid("y")
+        with trio.fail_after(60):
+            changes = await opened.fleet.reload(
+                Config(
+                    models=(sleeper("x"), sleeper("y", cmd=("sleep", "2000")), sleeper("new", aliases=("n",)))
+                )
+            )
+        assert (
+            changes.models_added,
+            changes.models_changed,
+            changes.models_removed,
+        ) == (("new",), ("y",), ("z", "w"))
+        assert opened.fleet.aliases == {"n": "new"}
+        assert list(map(opened.fleet.has, ("x", "new", "z"))) == [True, True, False]
+        await opened.until(lambda: len(opened.fleet.models()) == 3)
+        await opened.state("y", "stopped")
+        await opened.fleet.load("y")
+        await opened.fleet.load("new")
+        assert x == opened.pid("x")
+        assert y != opened.pid("y")
+        assert b"2000" in Path(f"/proc/{opened.pid('y')}/cmdline").read_bytes()
+
+
+async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
+    async with garage(engine(behaviour="slots=1")) as opened:
+        await opened.fleet.load("m")
+        pid = opened.pid()
+        async with trio.open_nursery() as clients:
+            answers = []
+
+            async def ask() -> None:
+                answers.append(await opened.ask(question(tokens=60)))
+
+            os.kill(pid, signal.SIGSTOP)  # else the first job might end before the second is queued
+            clients.start_soon(ask)
+            await opened.until(lambda: opened.status().busy == 1)
+            clients.start_soon(opened.ask_and_keep_error, question())
+            await opened.until(lambda: opened.desk.statistics().waiting == 1)
+            await opened.fleet.reload(Config(models=()))
+            os.kill(pid, signal.SIGCONT)
+        assert list(map(bool, answers)) == [True]
+        assert [ModelNotFound] == list(map(type, opened.errors))
+        await opened.until(lambda: not opened.fleet.models())
+        assert opened.fleet.texts == {}
+
+
+async def test_failed_reload_changes_nothing():
+    async with garage(sleeper("x")) as opened:
+
+        async def unreadable(_model):
+            raise LoadFailed("no tokenizer")
+
+        opened.fleet._read = unreadable
+        with pytest.raises(LoadFailed):
+            await opened.fleet.reload(Config(models=(engine("y"),)))
+        assert [status.model for status in opened.fleet.models()] == ["x"]
+        assert (await opened.fleet.reload(Config(models=(sleeper("x"), sleeper("y"))))).models_added == ("y",)
+
+
+async def test_concurrent_second_reload_is_refused():
+    async with garage(sleeper("x")) as opened:
+        let_go = trio.Event()
+
+        async def slow(_model):
+            await let_go.wait()
+            raise LoadFailed("no")
+
+        opened.fleet._read = slow
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                with pytest.raises(LoadFailed):
+                    await opened.fleet.reload(Config(models=(engine("y"),)))
+
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(InvalidRequest, match="another reload"):
+                await opened.fleet.reload(Config(models=()))
+            let_go.set()

@@ -1,0 +1,209 @@
+"""What a running server does with a configuration file that changes."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from fairlead.config import ApiKey, Config, ConfigError, QueueConfig
+from fairlead.errors import LoadFailed
+from fairlead.fleet.reload import FIXED, LOOK_EVERY_S, ConfigSource, keep_up
+
+FIRST = Config(models=(), port=1)
+# The settings that a reload changes: in the fleet, except for the keys.
+APPLIED = (
+    *("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys"),
+    *("include_aliases_in_list", "send_loading_state"),
+)
+CHANGED = Config(models=(), port=1, priorities={"m": 2})
+
+
+class Server:
+    """Applies each configuration, unless `refusing` is set, which it raises."""
+
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+        self.refusing: Exception | None = None
+        self.changed = trio.Event()
+
+    async def change(self, config: Config) -> None:
+        self.changed.set()
+        if self.refusing is not None:
+            raise self.refusing
+        self.configs.append(config)
+
+
+class Writing:
+    """A configuration which a test can change or make fail."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.says: Config | Exception = FIRST
+
+    def read(self) -> Config:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def writing(tmp_path: Path) -> Writing:
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("one")
+    return Writing(file)
+
+
+async def read_again(done: Callable[[], object]) -> None:
+    """Send SIGHUP to this process; wait until `done` shows that it was handled."""
+    os.kill(os.getpid(), signal.SIGHUP)
+    with trio.fail_after(60):
+        while not done():  # noqa: ASYNC110  # a thread reads the file, in real time
+            await trio.sleep(0.001)
+    await wait_all_tasks_blocked()
+
+
+async def test_sighup_reloads_the_file(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    assert server.configs == []
+    writing.says = CHANGED
+    await read_again(lambda: server.configs)
+    assert [writing.says] == server.configs
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ConfigError("fairlead.yaml:3: port: must be a number\nfairlead.yaml:4: host: is empty"),
+        OSError("gone"),
+    ],
+)
+async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nursery, wrong):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    writing.says = wrong
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    assert str(wrong).splitlines() == [line["reason"] for line in logs]
+    assert server.configs == []
+    writing.says = FIRST
+    await read_again(lambda: server.configs)
+    assert server.configs == [FIRST]
+
+
+async def test_missing_file_is_logged_with_a_readable_reason(writing, nursery):
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, Server().change)
+    await wait_all_tasks_blocked()
+    writing.says = FileNotFoundError(2, "No such file or directory", str(writing.file))
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    assert [(str(writing.file), "No such file or directory")] == [
+        (line["file"], line["reason"]) for line in logs
+    ]
+
+
+async def test_configuration_that_cannot_be_applied_is_logged_with_the_reason(writing, nursery):
+    server = Server()
+    server.refusing = LoadFailed("models.new: there are no weights")
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    assert [line["reason"] for line in logs] == ["models.new: there are no weights"]
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [ValueError("x"), RecursionError(), MemoryError(), KeyError("x"), ExceptionGroup("", [TypeError()])],
+)
+@pytest.mark.parametrize("where", ["read", "change"])
+async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery, bug, where):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    if where == "read":
+        writing.says = bug
+    else:
+        server.refusing = bug
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    (line,) = logs
+    assert (line["event"], line["file"]) == ("configuration not reloaded", str(writing.file))
+    assert line["exc_info"] is not None
+    writing.says, server.refusing = CHANGED, None
+    await read_again(lambda: server.configs)
+    assert server.configs == [writing.says]
+
+
+async def test_settings_that_need_a_restart_are_named_each_time_they_change(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    writing.says = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: server.configs)
+        await read_again(lambda: len(server.configs) == 2)
+    (warning,) = [line["settings"] for line in logs if line["log_level"] == "warning"]
+    assert warning == ["port", "queue.capacity", "requestTimeout"]
+
+
+async def test_setting_restored_to_its_first_value_needs_no_restart(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    with structlog.testing.capture_logs() as logs:
+        for count, config in enumerate((Config(models=(), port=2), FIRST), start=1):
+            writing.says = config
+            await read_again(lambda count=count: len(server.configs) == count)
+    assert [line["settings"] for line in logs if line["log_level"] == "warning"] == [["port"]]
+
+
+async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    for port in (2, 3):
+        writing.says = Config(models=(), port=port, priorities={"m": port})
+        await read_again(lambda count=port - 1: len(server.configs) == count)
+    assert server.configs == [Config(models=(), port=1, priorities={"m": port}) for port in (2, 3)]
+
+
+async def test_a_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name(writing, nursery):
+    server = Server()
+    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    await wait_all_tasks_blocked()
+    queue = QueueConfig(classes=("vip", "usual"))
+    writing.says = Config(models=(), port=1, queue=queue, api_keys=(ApiKey("k", priority="vip"),))
+    with structlog.testing.capture_logs() as logs:
+        await read_again(lambda: logs)
+    assert [line["reason"] for line in logs] == ["apiKeys[0].priority: must be one of high, normal, low"]
+    assert server.configs == []
+
+
+def test_each_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart():
+    assert sorted([*FIXED, *APPLIED]) == sorted(Config.__struct_fields__)
+
+
+async def test_watched_file_is_read_once_it_no_longer_changes(writing, nursery, autojump_clock):
+    server = Server()
+    nursery.start_soon(
+        keep_up, ConfigSource(writing.file, writing.read, is_watched=True), FIRST, server.change
+    )
+    await trio.sleep(3.5 * LOOK_EVERY_S)  # from here on halfway between two checks
+    assert server.configs == []
+    for text in ("two and", "two and more"):  # written in two steps
+        writing.file.write_text(text)
+        await trio.sleep(LOOK_EVERY_S)
+        assert server.configs == []
+    await server.changed.wait()
+    assert server.configs == [FIRST]
+    writing.file.unlink()
+    await trio.sleep(3 * LOOK_EVERY_S)
+    assert len(server.configs) == 1

@@ -1,0 +1,342 @@
+"""Remote nodes: adding, draining and removing them, and three of them with different faults."""
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import pytest
+import trio
+
+from fairlead.config import Config, HealthConfig, NodeConfig, QueueConfig
+from fairlead.errors import FairleadError, InvalidRequest, NotFound
+from fairlead.job import Job, Sampling
+from fleet.running_fleet import STUB, Garage, OpenFiles, engine, free_port, garage
+from nodes.listening import relayed_job, stub
+from nodes.stub_server import StubServer, text
+
+# For servers that answer every probe, however late on a busy machine.
+QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
+# For a server that does not. The others must answer in this time, even on a busy machine.
+IMPATIENT = HealthConfig(interval_s=0.05, failures=3, timeout_s=2.0)
+
+
+def node(url: str, name: str = "far", **settings: object) -> NodeConfig:
+    return NodeConfig(id=name, url=url, **settings)
+
+
+def state(opened: Garage, node_id: str = "far") -> str:
+    (found,) = [status.state for status in opened.fleet.nodes() if status.id == node_id]
+    return found
+
+
+async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        assert not opened.fleet.has("m")
+        await opened.fleet.add_node(node(server.url))
+        await opened.until(lambda: opened.fleet.has("m") and state(opened) == "up")
+        assert opened.fleet.is_relayed("m")
+        assert [status.kind for status in opened.fleet.models()] == ["remote"]
+        begun = trio.Event()
+        async with trio.open_nursery() as clients:
+            slow = relayed_job(stub={"delay_s": 0.05})
+            clients.start_soon(opened.ask_and_keep_error, slow, begun)
+            await begun.wait()
+            clients.start_soon(opened.fleet.remove_node, "far")
+            await opened.until(lambda: state(opened) == "draining")
+            assert opened.desk.statistics().running == 1
+        assert (opened.errors, opened.fleet.nodes()) == ([], [])
+        assert not opened.fleet.has("m")
+        await opened.fleet.add_node(node(server.url))
+        await opened.until(lambda: state(opened) == "up")
+        assert await opened.ask(relayed_job()) == text()
+
+
+async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
+    async with stub() as far, stub() as near, garage(engine("ours"), health_check=QUICK) as opened:
+        for name, server in (("far", far), ("near", near)):
+            await opened.fleet.add_node(node(server.url, name))
+        await opened.until(lambda: (state(opened), state(opened, "near")) == ("up", "up"))
+        assert opened.fleet.model("m").node == "far"
+        far.healthy = False
+        await opened.until(lambda: state(opened) == "down")
+        near_one = opened.fleet.model("m")
+        assert (near_one.node, near_one.state, near_one.problem) == ("near", "ready", None)
+        assert [status.model for status in opened.fleet.models()] == ["ours", "m"]
+        near.healthy = False
+        await opened.until(lambda: state(opened, "near") == "down")
+        assert (opened.fleet.model("m").state, opened.fleet.model("m").problem is None) == ("stopped", False)
+        assert opened.fleet.model("ours").kind == "engine"
+        assert opened.fleet.model("nobody") is None
+
+
+async def test_drained_node_stays_listed_and_gets_no_job_even_after_recovery():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        opened.fleet.drain_node("far")
+        assert state(opened) == "draining"
+        server.healthy = False
+        await opened.until(lambda: opened.fleet.nodes()[0].downs == 1)
+        server.healthy = True
+        await opened.until(lambda: opened.fleet.nodes()[0].ups == 2)
+        assert opened.desk.statistics().seats == 0
+        assert state(opened) == "draining"
+
+
+@asynccontextmanager
+async def busy_node(how: str = "well") -> AsyncIterator[tuple[Garage, trio.Nursery, StubServer]]:
+    """Run a fleet whose remote node runs one job until its server is released, while another job waits."""
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        async with trio.open_nursery() as clients:
+            clients.start_soon(opened.ask_and_keep_error, slow_job(how))
+            await opened.until(lambda: posts(server) == 1)
+            clients.start_soon(opened.ask_and_keep_error, relayed_job())
+            await opened.until(lambda: opened.desk.statistics().waiting == 1)
+            yield opened, clients, server
+
+
+def posts(server: StubServer) -> int:
+    """Return how many jobs a server has received."""
+    return sum(asked.method == "POST" for asked in server.requests)
+
+
+def slow_job(how: str = "well") -> Job:
+    """Return a job whose whole response waits until the server is released."""
+    return relayed_job(stream=False, stub={"how": how, "waits": True})
+
+
+async def test_drained_node_finishes_its_jobs_and_queued_ones_use_another_node():
+    async with stub() as other, busy_node() as (opened, clients, server):
+        await opened.fleet.add_node(node(other.url, "other"))
+        await opened.until(lambda: posts(other) == 1 and opened.desk.statistics().running == 1)
+        clients.start_soon(opened.ask_and_keep_error, slow_job())
+        await opened.until(lambda: posts(other) == 2)
+        clients.start_soon(opened.ask_and_keep_error, relayed_job())
+        await opened.until(lambda: opened.desk.statistics().waiting == 1)
+        opened.fleet.drain_node("far")
+        assert opened.fleet.offers("m")
+        assert opened.desk.statistics().waiting == 1
+        other.go.release()
+        await opened.until(lambda: opened.desk.statistics().waiting == 0)
+        server.go.release()
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("how", ["drain", "remove"])
+async def test_what_waits_for_the_only_node_ends_when_that_is_drained_or_removed(how):
+    async with busy_node() as (opened, clients, server):
+        if how == "drain":
+            opened.fleet.drain_node("far")
+        else:
+            clients.start_soon(opened.fleet.remove_node, "far")
+        await opened.until(lambda: bool(opened.errors))
+        assert [(error.status, error.code) for error in opened.errors] == [(503, "no_node")]
+        assert opened.errors[0].message == "no node has the model m any more"
+        assert not opened.fleet.offers("m")
+        assert opened.desk.statistics().running == 1  # the running job may finish
+        server.go.release()
+    assert len(opened.errors) == 1
+
+
+async def test_job_that_a_drained_node_fails_ends_without_another_node():
+    async with busy_node(how="half") as (opened, _, server):
+        opened.fleet.drain_node("far")
+        await opened.until(lambda: len(opened.errors) == 1)
+        with trio.fail_after(10):  # and not only after the queue timeout
+            server.go.release()
+            await opened.until(lambda: len(opened.errors) == 2)
+    assert [error.code for error in opened.errors] == ["no_node", "no_node"]
+
+
+async def test_job_for_a_changed_node_waits_until_the_node_is_added_again():
+    async with busy_node() as (opened, _, server):
+        changed = node(server.url, seats=2)
+        await opened.fleet.reload(Config(models=(), health_check=QUICK, nodes=(changed,)))
+        await opened.until(lambda: state(opened) == "draining")
+        assert opened.fleet.offers("m")
+        server.go.release()
+    assert opened.errors == []
+
+
+async def test_duplicate_and_unknown_node_ids_are_refused():
+    async with stub() as server, garage(engine(), health_check=QUICK) as opened:
+        await opened.fleet.add_node(node(server.url))
+        for taken in ("far", "engine:m"):
+            with pytest.raises(InvalidRequest, match="already"):
+                await opened.fleet.add_node(node(server.url, taken))
+        with pytest.raises(NotFound):
+            await opened.fleet.remove_node("near")
+        with pytest.raises(NotFound):
+            opened.fleet.drain_node("near")
+        with pytest.raises(InvalidRequest, match="model of ours"):
+            opened.fleet.drain_node("engine:m")
+        with pytest.raises(InvalidRequest, match="model of ours"):
+            await opened.fleet.remove_node("engine:m")
+
+
+async def test_adding_this_server_as_its_own_node_is_refused():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = {"status": "ok", "instance": opened.fleet.instance}
+        with pytest.raises(InvalidRequest, match="this server itself") as refused:
+            await opened.fleet.add_node(node(server.url))
+        assert (refused.value.param, opened.fleet.nodes()) == ("url", [])
+        # Its id is free again for a different server.
+        server.says = {"status": "ok", "instance": "0" * 32}
+        await opened.fleet.add_node(node(server.url))
+        assert state(opened) == "up"
+
+
+async def test_configured_node_that_is_this_server_stays_down_with_a_reason():
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = {"instance": opened.fleet.instance}
+        nodes = (node(server.url, models=("m",)),)
+        await opened.fleet.reload(Config(models=(), nodes=nodes, health_check=QUICK))
+        await opened.until(lambda: len(server.requests) > QUICK.failures)
+        (status,) = opened.fleet.nodes()
+        assert (status.state, status.seats, status.ups) == ("down", 0, 0)
+        assert status.problem == "it is this server itself"
+
+
+@pytest.mark.parametrize("says", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}])
+async def test_other_contents_of_a_health_response_are_ignored(says):
+    async with stub() as server, garage(health_check=QUICK) as opened:
+        server.says = says
+        await opened.fleet.add_node(node(server.url))
+        assert state(opened) == "up"
+
+
+async def test_node_that_becomes_this_server_goes_down():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        server.says = {"instance": opened.fleet.instance}
+        await opened.until(lambda: state(opened) == "down")
+        assert opened.desk.statistics().seats == 0
+
+
+async def test_reload_adds_changes_and_removes_nodes():
+    async with stub() as one, stub() as two, stub() as three:
+        before = (node(one.url, "same"), node(one.url, "other"), node(one.url, "old"))
+        after = (node(one.url, "same"), node(two.url, "other"), node(three.url, "new"))
+        async with garage(health_check=QUICK, nodes=before) as opened:
+            await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
+            changes = await opened.fleet.reload(Config(models=(), nodes=after, health_check=QUICK))
+            assert (
+                changes.nodes_added,
+                changes.nodes_changed,
+                changes.nodes_removed,
+            ) == (("new",), ("other",), ("old",))
+            urls = {"same": one.url, "other": two.url, "new": three.url}
+            await opened.until(
+                lambda: (
+                    urls == {status.id: status.url for status in opened.fleet.nodes()}
+                    and all(status.state == "up" for status in opened.fleet.nodes())
+                )
+            )
+            (same,) = [status for status in opened.fleet.nodes() if status.id == "same"]
+            assert (same.ups, same.downs) == (1, 0)
+
+
+async def test_model_of_a_remote_node_cannot_be_loaded():
+    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+        await opened.until(lambda: state(opened) == "up")
+        with pytest.raises(InvalidRequest, match="another server"):
+            await opened.fleet.load("m")
+
+
+# Three nodes with faults -------------------------------------------------------------------------------
+
+WORDS = 12
+
+
+@contextmanager
+def servers(count: int) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
+    """Start stub servers in processes of their own; kill them at the end."""
+    ports = [free_port() for _ in range(count)]
+    processes = [subprocess.Popen([*STUB, str(port)], stdout=subprocess.DEVNULL) for port in ports]
+    try:
+        yield [(process, f"http://127.0.0.1:{port}") for process, port in zip(processes, ports, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def repeatable(number: int, *, stream: bool) -> Job:
+    """Return a greedy or seeded job, whose second response is the same."""
+    stub_says = {"words": WORDS, "chunk_words": 1, "delay_s": 0.02}
+    job = relayed_job(stream=stream, request_id=f"r{number}", stub=stub_says)
+    seeded = Sampling(max_tokens=WORDS, seed=number) if number % 2 else None
+    return msgspec.structs.replace(
+        job,
+        id=f"job {number}",
+        tenant=f"t{number % 7}",
+        sampling=seeded or Sampling(max_tokens=WORDS, temperature=0),
+    )
+
+
+@pytest.mark.parametrize("streams", [60, pytest.param(200, marks=pytest.mark.nightly)])
+async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_node(streams):
+    plain = streams
+    nothing = (0, 0)
+    files = OpenFiles()
+    with servers(3) as ((killed, killed_url), (stopped, stopped_url), (slow, slow_url)):
+        nodes = (
+            node(killed_url, "killed", seats=8),
+            node(stopped_url, "stopped", seats=8),
+            node(slow_url, "slow", seats=8),
+        )
+        queue = QueueConfig(capacity=500, timeout_s=60)
+        async with garage(health_check=IMPATIENT, nodes=nodes, queue=queue) as opened:
+            await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
+            texts: dict[int, str] = {}
+            errors: list[FairleadError] = []
+
+            async def ask(number: int) -> None:
+                job = repeatable(number, stream=number < streams)
+                try:
+                    texts[number] = await opened.ask(job)
+                except FairleadError as error:
+                    errors.append(error)
+
+            async def slow_down() -> None:
+                """Let the server run only half of the time."""
+                while True:
+                    slow.send_signal(signal.SIGSTOP)
+                    await trio.sleep(0.03)
+                    slow.send_signal(signal.SIGCONT)
+                    await trio.sleep(0.03)
+
+            # A job has two attempts: one that loses an attempt to the first fault must not meet the second.
+            everybody = range(streams + plain)
+            first, second = ([number for number in everybody if number // 2 % 2 == wave] for wave in (0, 1))
+            async with trio.open_nursery() as trouble:
+                trouble.start_soon(slow_down)
+                async with trio.open_nursery() as clients:
+                    for number in first:
+                        clients.start_soon(ask, number)
+                    await opened.until(lambda: opened.desk.statistics().running == 24)
+                    await opened.until(lambda: len(texts) > 5 and opened.desk.counts("stopped").busy > 0)
+                    stopped.send_signal(signal.SIGSTOP)
+                await opened.until(lambda: state(opened, "stopped") == "down")
+                async with trio.open_nursery() as clients:
+                    for number in second:
+                        clients.start_soon(ask, number)
+                    await opened.until(lambda: opened.desk.statistics().running == 16)
+                    done = len(texts) + 5
+                    await opened.until(lambda: len(texts) > done and opened.desk.counts("killed").busy > 0)
+                    killed.kill()
+                trouble.cancel_scope.cancel()
+            slow.send_signal(signal.SIGCONT)
+
+            assert errors == []
+            expected = text(WORDS)
+            assert {expected} == {texts[number] for number in range(streams)}
+            assert streams + plain == len(texts)
+            counts = opened.desk.statistics()
+            assert nothing == (counts.waiting, counts.running)
+            assert [status.busy for status in opened.fleet.nodes()] == [0, 0, 0]
+            # Two failed nodes do not take the healthy one down.
+            assert state(opened, "slow") == "up"
+    await files.are_no_more()

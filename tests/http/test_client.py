@@ -1,0 +1,279 @@
+"""The pool of connections: bounded, reused, and with correct counts."""
+
+import ssl
+
+import pytest
+import trio
+
+from fairlead.http.client import Upstream, UpstreamFailed
+from nodes.listening import CHAT, stub, upstream_of
+
+
+async def asked(upstream, how="well", *, stream=False, **stub_options):
+    """Return the status and the whole body of one response."""
+    import json
+
+    body = json.dumps({"stub": {"how": how, **stub_options}, "stream": stream}).encode()
+    async with upstream.exchange("POST", CHAT, body) as answer:
+        return answer.head.status, await answer.read_all(1_000_000)
+
+
+async def test_connection_is_reused():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        for stream in (False, True, False):
+            assert (await asked(upstream, stream=stream))[0] == 200
+        counts = upstream.statistics()
+        assert (counts.busy, counts.idle, counts.waiting, counts.opened, counts.reused) == (0, 1, 0, 1, 2)
+        assert server.accepted == 1
+
+
+async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
+    async with stub() as server:
+        upstream = upstream_of(server, capacity=2)
+
+        async def visitor(number):
+            await asked(upstream, waits=True, number=number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(visitor, number)
+                await trio.testing.wait_all_tasks_blocked()
+                assert upstream.statistics().busy <= 2
+            for there in (2, 3, 4, 5, 6, 7, 8, 8):
+                while len(server.jobs) < there:
+                    await trio.lowlevel.checkpoint()
+                assert server.connections <= 2
+                server.go.release()  # one request completes and frees its connection for the next
+    order = [request.stub["number"] for request in server.jobs]
+    assert sorted(order[:2]) == [0, 1]
+    assert order[2:] == [2, 3, 4, 5, 6, 7]
+    assert server.accepted == 2
+
+
+async def test_larger_capacity_admits_waiters():
+    async with stub() as server:
+        upstream = upstream_of(server, capacity=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked, upstream, "silent")
+            nursery.start_soon(asked, upstream, "silent")
+            await trio.testing.wait_all_tasks_blocked()
+            assert (upstream.statistics().busy, upstream.statistics().waiting) == (1, 1)
+            upstream.resize(2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (upstream.statistics().busy, upstream.statistics().waiting) == (2, 0)
+            nursery.cancel_scope.cancel()
+
+
+async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
+    async with stub() as server:
+        upstream = upstream_of(server, capacity=1)
+        leaving = trio.CancelScope()
+        got = []
+
+        async def leaver():
+            with leaving:
+                await asked(upstream)
+
+        async def stayer():
+            got.append(await asked(upstream))
+
+        async with trio.open_nursery() as nursery:
+            holder = trio.CancelScope()
+
+            async def hold():
+                with holder:
+                    await asked(upstream, "silent")
+
+            nursery.start_soon(hold)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(leaver)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(stayer)
+            await trio.testing.wait_all_tasks_blocked()
+            # The connection becomes free and its next waiter is cancelled in the same step.
+            holder.cancel()
+            leaving.cancel()
+        assert len(got) == 1
+
+
+async def test_connection_closed_by_the_server_is_not_reused():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        await asked(upstream, "close")
+        assert upstream.statistics().idle == 0
+        await asked(upstream)
+        assert server.accepted == 2
+
+
+async def test_request_is_retried_once_when_a_reused_connection_closes():
+    # The server closes each connection at its second request, as if its idle timeout had just expired.
+    async with trio.open_nursery() as nursery:
+        requests = []
+
+        async def serve(stream):
+            answered = False
+            async with stream:
+                while data := await stream.receive_some():
+                    requests.append(data)
+                    if answered:
+                        return
+                    await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                    answered = True
+
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        upstream = Upstream(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", name="closing")
+        for _ in range(3):
+            assert await asked(upstream) == (200, b"{}")
+        assert upstream.statistics().opened == 3
+        assert len(requests) == 5
+        upstream.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_request_on_a_new_connection_is_not_retried():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        with pytest.raises(UpstreamFailed, match="closed the connection unanswered"):
+            await asked(upstream, "gone")
+        assert len(server.jobs) == 1
+
+
+async def test_request_is_not_retried_after_its_response_has_begun():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        await asked(upstream)
+        with pytest.raises(UpstreamFailed, match=r"reset|broke off"):
+            await asked(upstream, "reset", after=2, stream=True)
+        assert len(server.jobs) == 2
+
+
+async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
+    async with stub() as server:
+        upstream = upstream_of(server, idle_s=10.0)
+        await asked(upstream)
+        mock_clock.jump(9)
+        upstream.close_stale()
+        assert upstream.statistics().idle == 1
+        mock_clock.jump(2)
+        upstream.close_stale()
+        assert upstream.statistics().idle == 0
+
+
+async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
+    async with stub() as server:
+        upstream = upstream_of(server, idle_s=10.0)
+        await asked(upstream)
+        mock_clock.jump(11)
+        await asked(upstream)
+        assert server.accepted == 2
+
+
+async def test_body_over_the_limit_ends_the_exchange():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        with pytest.raises(UpstreamFailed, match="more than 10 bytes"):
+            async with upstream.exchange("GET", "/v1/models") as answer:
+                await answer.read_all(10)
+        assert upstream.statistics().busy == 0
+
+
+async def test_timeout_of_an_exchange_covers_all_of_it(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server:
+        upstream = upstream_of(server)
+        began = trio.current_time()
+        with pytest.raises(UpstreamFailed, match="in time"):
+            async with upstream.exchange("POST", CHAT, b'{"stub":{"how":"silent"}}', within_s=3.0):
+                pytest.fail("there was no answer")
+        assert pytest.approx(3.0, abs=0.5) == trio.current_time() - began
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "localhost:80", "http://u:p@x", "http://x y/"])
+def test_invalid_url_is_refused(url):
+    with pytest.raises(ValueError):
+        Upstream(url, name="x")
+
+
+def test_key_that_is_invalid_in_a_header_is_refused():
+    with pytest.raises(ValueError, match="characters"):
+        Upstream("http://x", name="x", api_key="a\r\nHost: other")
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "sent"),
+    [
+        ("", "/v1/models", "/v1/models"),
+        ("/", "/v1/models", "/v1/models"),
+        ("/api", "/v1/models", "/api/v1/models"),
+        ("/v1", "/v1/models", "/v1/models"),
+        ("/api/v1", "/v1/models", "/api/v1/models"),
+        ("/v1/", "/health", "/health"),
+    ],
+)
+async def test_path_is_appended_to_that_of_the_url(base, path, sent):
+    async with stub() as server:
+        upstream = Upstream(server.url + base, name="x")
+        async with upstream.exchange("GET", path) as answer:
+            await answer.read_all(1000)
+        upstream.close()
+        assert [sent] == [request.path for request in server.requests]
+
+
+@pytest.mark.parametrize("path", ["v1", "/a b", "/x\r\nHost: y", "/ü"])
+async def test_invalid_path_is_refused(path):
+    upstream = Upstream("http://127.0.0.1:1", name="x")
+    with pytest.raises(ValueError, match="is no path"):
+        async with upstream.exchange("GET", path):
+            pass
+
+
+async def test_header_that_is_empty_or_has_a_line_break_is_not_sent():
+    async with stub() as server:
+        upstream = upstream_of(server)
+        headers = {"X-Request-Id": "a\r\nX: y", "traceparent": "", "X-Good": "b"}
+        async with upstream.exchange("GET", "/health", headers=headers) as answer:
+            await answer.read_all(1000)
+        got = server.requests[0].headers
+        assert list(map(got.get, ("x-request-id", "x", "traceparent", "x-good"))) == [None, None, None, "b"]
+
+
+async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(tmp_path):
+    server_side, client_side = _tls(tmp_path)
+
+    async def serve(stream):
+        async with trio.SSLStream(stream, server_side, server_side=True, https_compatible=True) as secure:
+            try:
+                while await secure.receive_some():
+                    await secure.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            except trio.BrokenResourceError:
+                return
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        url = f"https://localhost:{listeners[0].socket.getsockname()[1]}"
+        known = Upstream(url, name="known", tls=client_side)
+        for _ in range(3):
+            assert await asked(known) == (200, b"{}")
+        assert (known.statistics().opened, known.statistics().idle) == (1, 1)
+        known.close()
+        stranger = Upstream(url, name="stranger")
+        with pytest.raises(UpstreamFailed, match=r"(?i)certificate"):
+            await asked(stranger)
+        nursery.cancel_scope.cancel()
+
+
+def _tls(folder):
+    import subprocess
+
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate, key)
+    return server_side, ssl.create_default_context(cafile=str(certificate))

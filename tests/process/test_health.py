@@ -1,0 +1,177 @@
+"""The breaker against a simple model of its rules, the model against mutants, and the times of probes."""
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairlead.config import HealthConfig
+from fairlead.process import health
+from fairlead.process.health import Breaker, watch
+
+LIMIT = 3
+
+# (whether it was a probe, whether it succeeded)
+stories = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
+
+
+def account(story, limit):
+    """Return the changes that a story makes, computed from the whole story each time instead of counters."""
+    changes = []
+    since_up = None  # what happened since the breaker closed; None while it is open
+    burnt = False  # whether requests opened it last, and none has succeeded since
+    probes = []
+    for is_probe, well in story:
+        change = None
+        probes += [well] if is_probe else []
+        if since_up is None:
+            if is_probe and well:
+                since_up, change = [], "up"
+        else:
+            since_up.append((is_probe, well))
+            requests = [went for probe, went in since_up if not probe]
+            if not is_probe and well:
+                burnt = False
+            if is_probe and probes[-limit:] == [False] * limit:
+                change = "down"
+            elif not is_probe and not well and (burnt or requests[-limit:] == [False] * limit):
+                change, burnt = "down", True
+            if change == "down":
+                since_up = None
+        changes.append(change)
+    return changes
+
+
+def told(breaker, story):
+    """Return the changes that the breaker reports."""
+    return [
+        breaker.probed(well=well) if is_probe else breaker.requested(well=well) for is_probe, well in story
+    ]
+
+
+@given(story=stories, limit=st.integers(1, 4))
+@settings(max_examples=400)
+def test_breaker_follows_its_rules(story, limit):
+    breaker = Breaker(limit)
+    changes = told(breaker, story)
+    assert account(story, limit) == changes
+    assert breaker.is_up == (([change for change in changes if change] or ["down"])[-1] == "up")
+
+
+class _StartsClosed(Breaker):
+    def __init__(self, failures):
+        super().__init__(failures)
+        self._is_up = True
+
+
+class _NeverForgetsRequests(Breaker):
+    def requested(self, *, well):
+        return None if well else super().requested(well=False)
+
+
+class _NeverForgetsProbes(Breaker):
+    def probed(self, *, well):
+        missed = self._probes
+        change = super().probed(well=well)
+        self._probes += missed if well else 0
+        return change
+
+
+class _ProbesForgiveRequests(Breaker):
+    def probed(self, *, well):
+        if well:
+            self._requests = 0
+        return super().probed(well=well)
+
+
+class _NoProbation(Breaker):
+    def requested(self, *, well):
+        self._on_probation = False
+        return super().requested(well=well)
+
+
+class _RequestsClose(Breaker):
+    def requested(self, *, well):
+        if well and not self.is_up:
+            return self.probed(well=True)
+        return super().requested(well=well)
+
+
+class _OneTooMany(Breaker):
+    def __init__(self, failures):
+        super().__init__(failures + 1)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        _StartsClosed,
+        _NeverForgetsRequests,
+        _NeverForgetsProbes,
+        _ProbesForgiveRequests,
+        _NoProbation,
+        _RequestsClose,
+        _OneTooMany,
+    ],
+)
+def test_breaker_that_violates_a_rule_is_detected(mutant):
+    @given(story=stories)
+    @settings(
+        max_examples=2000,
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(story):
+        assert account(story, LIMIT) == told(mutant(LIMIT), story)
+
+    with pytest.raises(AssertionError):
+        check()
+
+
+async def _watched(autojump_clock, probe, seconds, **config):
+    """Return the reported results, each with its time in seconds from the start."""
+    began = trio.current_time()
+    reports = []
+    with trio.move_on_after(seconds):
+        await watch(
+            probe,
+            lambda well: reports.append((round(trio.current_time() - began, 3), well)),
+            health.HealthCheck(HealthConfig(**{"interval_s": 5.0, "timeout_s": 2.0, **config})),
+        )
+    return reports
+
+
+async def test_probes_are_sent_at_once_and_then_every_interval(autojump_clock):
+    async def probe():
+        await trio.sleep(0.5)
+        return True
+
+    assert await _watched(autojump_clock, probe, 12) == [(0.5, True), (5.5, True), (10.5, True)]
+
+
+async def test_a_probe_that_takes_too_long_is_a_failure(autojump_clock):
+    assert await _watched(autojump_clock, trio.sleep_forever, 9) == [(2.0, False), (7.0, False)]
+
+
+async def test_a_probe_that_takes_longer_than_the_interval_delays_the_next(autojump_clock):
+    reports = await _watched(autojump_clock, trio.sleep_forever, 18, timeout_s=8.0)
+    assert reports == [(8.0, False), (16.0, False)]
+
+
+async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump_clock):
+    breaker = Breaker(3)
+    changes = []
+
+    async def probe():
+        if trio.current_time() - began > 11:
+            await trio.sleep_forever()
+        return True
+
+    def report(well):
+        if change := breaker.probed(well=well):
+            changes.append((change, round(trio.current_time() - began, 3)))
+
+    began = trio.current_time()
+    with trio.move_on_after(60):
+        config = HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0)
+        await watch(probe, report, health.HealthCheck(config))
+    assert changes == [("up", 0.0), ("down", 27.0)]

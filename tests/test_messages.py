@@ -1,0 +1,97 @@
+import struct
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead import messages
+from fairlead.job import Sampling, TokenLogprob
+
+SAMPLING = Sampling(max_tokens=9, seed=2**62, stop_token_ids=(1, 2), logit_bias={5: -1.5}, logprobs=2)
+TO_CHILD = [messages.Submit(7, messages.pack_tokens([1, 2, 70_000]), SAMPLING), messages.Abort(7)]
+TO_CHILD.insert(1, messages.Submit(8, b"", SAMPLING, 0, 1.5, b"salt"))
+TO_PARENT = [
+    messages.LoadProgress(0.25, "weights"),
+    messages.Ready(8, 4096, 32_000, 100, 16, "cpu", "bfloat16", 1 << 30, 1 << 28),
+    messages.LoadFailure("no such file"),
+    messages.StepOutputs(
+        struct.pack("<2q", 7, 2**40),
+        struct.pack("<2i", 70_000, 0),
+        [
+            messages.Output(1, [5], [TokenLogprob(5, -0.5, ((5, -0.5), (6, -1.0)))]),
+            messages.Output(2, [0], finish_reason="stop", stop_token=0),
+            messages.Output(3, [], error="the logits are not numbers"),
+            messages.Output(4, [], error="out of time", code="request_timeout"),
+        ],
+        messages.EngineStatistics(running=2, steps=9, step_s=0.25, cache_usage=0.5),
+    ),
+]
+
+
+@pytest.mark.parametrize("message", TO_CHILD)
+def test_message_to_the_child_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.to_child_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", TO_PARENT)
+def test_message_to_the_parent_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.to_parent_decoder.decode(payload)
+
+
+def test_spec_arrives_unchanged():
+    spec = messages.WorkerSpec(path="/models/small", slots=4, kv_cache_bytes=1 << 30)
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(spec))
+    assert spec == messages.spec_decoder.decode(payload)
+
+
+def test_frames_split_at_any_byte_arrive_whole():
+    stream = b"".join(messages.encode_frame(message) for message in TO_PARENT)
+    for cut in range(len(stream) + 1):
+        splitter = messages.FrameSplitter()
+        payloads = [*splitter.feed(stream[:cut]), *splitter.feed(stream[cut:])]
+        assert [messages.to_parent_decoder.decode(payload) for payload in payloads] == TO_PARENT
+
+
+def test_frames_that_come_byte_by_byte_arrive_whole():
+    stream = b"".join(messages.encode_frame(message) for message in TO_CHILD)
+    splitter = messages.FrameSplitter()
+    payloads = [payload for byte in stream for payload in splitter.feed(bytes([byte]))]
+    assert [messages.to_child_decoder.decode(payload) for payload in payloads] == TO_CHILD
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.lists(st.integers(0, 150), max_size=6))
+def test_any_frames_cut_anywhere_arrive_in_order(payloads, cuts):
+    stream = b"".join(struct.pack("<I", len(payload)) + payload for payload in payloads)
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    splitter = messages.FrameSplitter()
+    arrived = [payload for start, end in pairwise(edges) for payload in splitter.feed(stream[start:end])]
+    assert payloads == arrived
+
+
+def test_a_frame_over_the_bound_is_refused_before_it_is_read():
+    with pytest.raises(ValueError, match="over the bound"):
+        list(messages.FrameSplitter().feed(struct.pack("<I", messages.MAX_FRAME_BYTES + 1)))
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_token_ids_survive_packing(token_ids):
+    packed = messages.pack_tokens(token_ids)
+    assert token_ids == list(struct.unpack(f"<{len(token_ids)}i", packed))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))))
+def test_plain_tokens_of_a_step_are_read_as_pairs_of_key_and_token(pairs):
+    keys = struct.pack(f"<{len(pairs)}q", *(key for key, _ in pairs))
+    tokens = messages.pack_tokens([token_id for _, token_id in pairs])
+    assert pairs == list(messages.StepOutputs(keys, tokens, [], messages.EngineStatistics()).plain())
+
+
+@pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
+def test_step_whose_keys_and_tokens_do_not_match_is_refused(keys, tokens):
+    frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
+    with pytest.raises(msgspec.ValidationError, match="do not match"):
+        messages.to_parent_decoder.decode(frame)
