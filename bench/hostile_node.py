@@ -130,11 +130,11 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     from fairlead.http.client import Upstream
     from fairlead.job import Job, Relay, Sampling
     from fairlead.nodes.remote_node import RemoteNode
-    from router import IgnoringListener
+    from router import ignore_report
 
     stream = attack in STREAMED
     upstream = Upstream(url, name="hostile", capacity=at_once)
-    node = RemoteNode("hostile", upstream, IgnoringListener(), names={"m": "m"}, seats=at_once)
+    node = RemoteNode("hostile", upstream, ignore_report, names={"m": "m"}, seats=at_once)
     node.came_up()
     outcomes: Counter[str] = Counter()
     stall_s = 0.0

@@ -21,6 +21,7 @@ from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
@@ -42,16 +43,17 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
         return text
 
     dispatcher = Dispatcher(queue)
-    fleet = Fleet(config, dispatcher, read=read, engine_command=CHILD)
+    nodes = NodeRegistry(dispatcher.scheduler)
+    fleet = Fleet(config, dispatcher, nodes, read=read, engine_command=CHILD)
     await fleet.prepare()
     services = Services(
         config=config,
-        gateway=Gateway(dispatcher, request_timeout_s=600),
+        gateway=Gateway(dispatcher, nodes, request_timeout_s=600),
         fleet=fleet,
         models=fleet.texts,
         aliases={},
         ready=lambda: fleet.is_ready,
-        estimate=lambda *who: msgspec.structs.asdict(dispatcher.forecast(*who)),
+        estimate=lambda *of: msgspec.structs.asdict(dispatcher.estimator.for_newcomer(*of)),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
     )
     sockets = bind("127.0.0.1", 0)

@@ -32,7 +32,8 @@ from fairlead.answer.sink import Backpressure
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream
 from fairlead.job import Delta, Job, Relay, Sampling
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
 from router_parsers import parsers
 from router_parts import CHUNKS, Address, Sockets, body_of, fairlead, process, serve
@@ -64,9 +65,7 @@ class NodeRoute:
 
     def __init__(self, url: str) -> None:
         self._upstream = Upstream(url, name="bench")
-        self._node = RemoteNode(
-            "bench", self._upstream, IgnoringListener(), names={"m": "m"}, seats=CONCURRENT
-        )
+        self._node = RemoteNode("bench", self._upstream, ignore_report, names={"m": "m"}, seats=CONCURRENT)
         self._node.came_up()
 
     async def whole(self) -> None:
@@ -126,20 +125,8 @@ class CountingSink:
         self.ended.set()
 
 
-class IgnoringListener:
-    """A listener that ignores all events."""
-
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """See `NodeListener`."""
-
-    def node_down(self, node: Node) -> None:
-        """See `NodeListener`."""
-
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        """See `NodeListener`."""
-
-    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """See `RemoteListener`."""
+def ignore_report(node: Node, limits: NodeLimits | None) -> None:
+    """Ignore that a node is up or down; see `NodeReport`."""
 
 
 # Measuring -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fairlead.api.exchange import unwrap
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, NodeFailed, NodeRefused
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.http.event_splitter import split_events
 from fairlead.job import Job, Sampling
@@ -31,12 +32,13 @@ class Fleet:
     def __init__(self, sick: StubServer, well: StubServer) -> None:
         self.sick, self.well = sick, well
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=60)
+        registry = NodeRegistry(self.dispatcher.scheduler)
+        self.gateway = Gateway(self.dispatcher, registry, request_timeout_s=60)
         for name, server in (("sick", sick), ("well", well)):
-            node = RemoteNode(name, upstream_of(server), self.dispatcher, names={"m": "m"}, seats=4)
+            node = RemoteNode(name, upstream_of(server), registry.report, names={"m": "m"}, seats=4)
             node.came_up()
-        places = self.dispatcher._scheduler._places
-        places["well"].take(0)  # busier than the other
+        states = self.dispatcher.scheduler._nodes
+        states["well"].acquire(0)  # busier than the other
         self.rest = self.dispatcher.statistics()
 
     async def ask(self, asked: Job) -> bytes:

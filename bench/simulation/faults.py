@@ -29,6 +29,7 @@ from fairlead.api.exchange import unwrap
 from fairlead.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import Cancelled, FairleadError, NodeFailed
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode, remote_node
@@ -90,7 +91,10 @@ class _Round:
         self._problems: list[str] = []
         queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
-        self._gateway = Gateway(self._dispatcher, request_timeout_s=PATIENCE_S, tell=self._record)
+        self._registry = NodeRegistry(self._dispatcher.scheduler)
+        self._gateway = Gateway(
+            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_end=self._record
+        )
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:
         random = self._random
@@ -148,7 +152,7 @@ class _Round:
                     between_bytes_s=self._random.choice([1.5, 5.0, 60.0]),
                 ),
             )
-            self._nodes.append(remote_node(config, self._dispatcher, HEALTH))
+            self._nodes.append(remote_node(config, self._registry.report, HEALTH))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
             for node in self._nodes:

@@ -26,6 +26,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.fleet.fleet import Fleet, Reader
 from fairlead.fleet.managed_model import OnProgress
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.reload import ConfigSource, keep_up
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
@@ -115,7 +116,14 @@ class FleetFactory(Protocol):
     """Makes the fleet of a server: `Fleet`, or a test's replacement."""
 
     def __call__(
-        self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: OnProgress
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        nodes: NodeRegistry,
+        /,
+        *,
+        read: Reader,
+        on_progress: OnProgress,
     ) -> Fleet:
         """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
 
@@ -147,15 +155,17 @@ class Composition:
             rejects_loading=config.while_loading == "reject",
             scheduler=config.scheduler,
         )
+        self.nodes = NodeRegistry(self.dispatcher.scheduler)
         self.fleet = make_fleet(
             config,
             self.dispatcher,
+            self.nodes,
             read=partial(_read_model, announcer=announcer),
             on_progress=announcer.loading,
         )
         self._over = Backlog(lambda journey: witness(journey, self.fleet.load_times(journey.job.model)))
         self.gateway = Gateway(
-            self.dispatcher, request_timeout_s=config.request_timeout_s, tell=self._over.add
+            self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_end=self._over.add
         )
 
     async def prepare(self) -> None:
@@ -164,7 +174,7 @@ class Composition:
 
     def drain(self) -> None:
         """Take no more jobs and refuse queued ones. Running jobs continue."""
-        self.dispatcher.drain()
+        self.dispatcher.scheduler.drain()
         self.draining.set()
 
     @asynccontextmanager
@@ -210,7 +220,7 @@ class Composition:
             ready=lambda: fleet.is_ready,
             problems=lambda: fleet.problems,
             estimate=lambda model, tenant, priority: msgspec.structs.asdict(
-                dispatcher.forecast(model, tenant, priority)
+                dispatcher.estimator.for_newcomer(model, tenant, priority)
             ),
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,

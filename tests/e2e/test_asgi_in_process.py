@@ -85,7 +85,7 @@ async def test_disconnected_client_frees_its_seat_at_once_and_its_slot_within_tw
     app = create_app(CONFIG)
     async with hypercorn_serving(app) as port:
         composition = app._composition
-        resident = composition.fleet._residents[MODEL]
+        resident = composition.fleet._local[MODEL]
         statistics = lambda: resident.life.node.statistics().engine  # noqa: E731
         client = await trio.open_tcp_stream("127.0.0.1", port)
         await client.send_all(post({**LONG, "stream": stream, "n": 8}))

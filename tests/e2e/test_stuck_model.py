@@ -39,7 +39,7 @@ async def server(monkeypatch, **model: object):
         with trio.fail_after(60):
             url = await nursery.start(app.serve, config, Silent())
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-                yield client, lambda: fleets[0]._residents["m"].pid
+                yield client, lambda: fleets[0]._local["m"].pid
         nursery.cancel_scope.cancel()
 
 

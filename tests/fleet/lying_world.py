@@ -20,6 +20,7 @@ from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, KeyLimits, Limits, NodeConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.telemetry.metrics import ServerMetrics
 from fairlead.telemetry.scope import Scope
@@ -60,8 +61,9 @@ class World:
             ),
         )
         self.dispatcher = Dispatcher(config.queue, random=Random(0))
-        self.fleet = Fleet(config, self.dispatcher, read=_no_model)
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=600)
+        nodes = NodeRegistry(self.dispatcher.scheduler)
+        self.fleet = Fleet(config, self.dispatcher, nodes, read=_no_model)
+        self.gateway = Gateway(self.dispatcher, nodes, request_timeout_s=600)
         self.services = Services(
             config=config,
             gateway=self.gateway,
@@ -70,7 +72,7 @@ class World:
             aliases={},
             ready=lambda: True,
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
-            estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.forecast(*asked)),
+            estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*asked)),
         )
         self.app = create_app(self.services)
         self._overview = Overview(self.services)
@@ -138,7 +140,7 @@ class World:
         """Return a tenant's counts except its waiting time: tokens, requests, and its count in the queue."""
         tally = self.gateway.statistics().tenants.get(tenant)
         counts = None if tally is None else (tally.jobs, tally.prompt_tokens, tally.generated_tokens)
-        return counts, self.spent(tenant), self.dispatcher._scheduler._queue._line.counter(tenant)
+        return counts, self.spent(tenant), self.dispatcher.scheduler._queue._kernel.counter(tenant)
 
     def spent(self, tenant: str) -> int:
         """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
@@ -159,8 +161,8 @@ class World:
         assert 0 <= counts.seats <= 4096 + 1
         assert json.loads(msgspec.json.encode(self._overview.snapshot()))
         for tenant in self.keys:
-            forecast = self.dispatcher.forecast("truth", tenant, 1)
-            assert (forecast.position, forecast.estimated_wait_s) == (0, 0)
+            estimate = self.dispatcher.estimator.for_newcomer("truth", tenant, 1)
+            assert (estimate.position, estimate.estimated_wait_s) == (0, 0)
         for line in generate_latest(self._metrics.pull(Scope())).decode().splitlines():
             if not line.startswith("#"):
                 assert 0.0 <= float(line.rpartition(" ")[2]) < 1e12, line

@@ -38,8 +38,8 @@ async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
 async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(gpu):
     async with garage(on_gpu("m", gpu), swap=LRU) as opened:
         assert await opened.ask(question())
-        await opened.until(lambda: "m" in opened.fleet._memory.memory_mb)
-        assert opened.fleet._memory.memory_mb["m"] == 1000 + 0.9 * 9000
+        await opened.until(lambda: "m" in opened.fleet._local._memory.memory_mb)
+        assert opened.fleet._local._memory.memory_mb["m"] == 1000 + 0.9 * 9000
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

@@ -21,7 +21,7 @@ QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
 
 MOMENTS = {
     "it has a life": lambda opened: True,
-    "its process has started": lambda opened: opened.fleet._residents["m"].pid is not None,
+    "its process has started": lambda opened: opened.fleet._local["m"].pid is not None,
     "it has reported progress": lambda opened: opened.status().load_progress > 0,
 }
 
@@ -43,7 +43,7 @@ async def is_over(opened: Garage) -> None:
 
 async def becomes(opened: Garage, model: ModelConfig) -> None:
     """Replace the model's configuration from its next load on."""
-    resident = opened.fleet._residents["m"]
+    resident = opened.fleet._local["m"]
     resident.config, resident.text = model, await read_fake(model)
 
 
@@ -123,7 +123,7 @@ async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch):
     async with loading(moment) as opened:
-        life = opened.fleet._residents["m"].life
+        life = opened.fleet._local["m"].life
 
         async def unreadable(_model) -> None:
             raise LoadFailed("the new model cannot be read")
@@ -131,7 +131,7 @@ async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch)
         monkeypatch.setattr(opened.fleet, "_read", unreadable)
         with pytest.raises(LoadFailed, match="cannot be read"):
             await opened.fleet.reload(Config(models=(NEVER_LOADED, engine("new"))))
-        assert opened.fleet._residents["m"].life is life
+        assert opened.fleet._local["m"].life is life
         assert opened.status().state == "loading"
         await opened.fleet.unload("m")
         await serves_again(opened)
@@ -153,7 +153,7 @@ async def test_removed_node_does_not_affect_the_first_load(moment):
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
     async with loading(moment) as opened:
-        opened.desk.drain()
+        opened.dispatcher.scheduler.drain()
         await is_over(opened)
         with pytest.raises(Draining):
             await opened.fleet.load("m")
@@ -161,7 +161,7 @@ async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_
 
 async def test_process_killed_by_the_stop_signal_is_not_a_failed_start():
     async with loading("its process has started") as opened:
-        opened.desk.drain()  # a service manager signals all processes at once
+        opened.dispatcher.scheduler.drain()  # a service manager signals all processes at once
         os.kill(opened.pid(), signal.SIGTERM)
         await is_over(opened)
         await opened.state("m", "failed")
@@ -187,7 +187,7 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
         await opened.state("m", "failed")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().loads, opened.fleet._residents["m"].life) == (1, None)
+        assert (opened.status().loads, opened.fleet._local["m"].life) == (1, None)
         assert not Path(f"/proc/{first}").exists()
         assert opened.fleet.is_ready
 

@@ -59,7 +59,7 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
             sum(status.evictions for status in statuses),
         )
         assert sum(status.restarts + status.load_failures for status in statuses) == 0
-        assert (opened.desk.statistics().waiting, opened.desk.statistics().running) == (0, 0)
+        assert (opened.dispatcher.statistics().waiting, opened.dispatcher.statistics().running) == (0, 0)
     assert children() <= before_all
     for listener in await trio.open_tcp_listeners(port, host="127.0.0.1"):
         await listener.aclose()

@@ -10,7 +10,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import LoadFailed, NodeFailed, NodeFull
 from fairlead.gateway import ATTEMPTS
 from fairlead.job import Delta, Job
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fuzz.plan import OTHER_MODEL, Plan, Visit
 
 

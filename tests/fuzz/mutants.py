@@ -19,7 +19,8 @@ from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fuzz.cancellation import Parts
 from fuzz.mortal_node import MortalNode
 

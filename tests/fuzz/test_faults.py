@@ -19,7 +19,7 @@ from fairlead.api.services import Services
 from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.gateway import Gateway
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
 from fake_nodes import TimedNode

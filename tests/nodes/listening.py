@@ -23,20 +23,18 @@ class Listening:
     def __init__(self) -> None:
         self.reports: list[Any] = []
         self.news = trio.Event()
+        self._up: set[str] = set()
 
-    def node_up(self, node, limits):
-        self._note(("up", node.id, limits.seats))
-
-    def node_down(self, node):
-        self._note(("down", node.id))
-
-    def seats_changed(self, node, limits):
-        self._note(("seats", node.id, limits.seats, sorted(node.models)))
-
-    def load_failed(self, node, error):
-        self._note(("failed", node.id, error.message))
-
-    def _note(self, report):
+    def __call__(self, node, limits):
+        """See `NodeReport`."""
+        if limits is None:
+            report = ("down", node.id)
+            self._up.discard(node.id)
+        elif node.id in self._up:
+            report = ("seats", node.id, limits.seats, sorted(node.models))
+        else:
+            report = ("up", node.id, limits.seats)
+            self._up.add(node.id)
         self.reports.append(report)
         self.news.set()
         self.news = trio.Event()

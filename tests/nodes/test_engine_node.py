@@ -11,11 +11,12 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
-from fairlead.errors import ContextLengthExceeded, FairleadError, LoadFailed, NodeFailed
+from fairlead.errors import ContextLengthExceeded, LoadFailed, NodeFailed
 from fairlead.job import Job, Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fairlead.text.model import TextModel
 from fairlead.worker.client import Worker
 
@@ -31,17 +32,8 @@ class Reports:
         self.heard: list[str] = []
         self.news = trio.Event()
 
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        self._hear("up")
-
-    def node_down(self, node: Node) -> None:
-        self._hear("down")
-
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        self._hear("load failed")
-
-    def _hear(self, what: str) -> None:
-        self.heard.append(what)
+    def __call__(self, node: Node, limits: NodeLimits | None) -> None:
+        self.heard.append("down" if limits is None else "up")
         self.news.set()
         self.news = trio.Event()
 

@@ -4,23 +4,27 @@ import pytest
 import trio
 
 from api.conftest import Reply
-from fairlead.config import KeepSwap
 from fairlead.errors import ModelUnloaded, NodeFailed
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.swap.policy import KeepEverything
 from fake_nodes import LIMITS, TimedNode
 from stories.desk import Desk
 
 ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
 
 
-class NoProcesses:
-    """Start and stop nothing: each story adds its nodes itself."""
+def make_m_local(desk: Desk) -> None:
+    """Let swaps load "m", but start and stop nothing: each story adds its nodes itself."""
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(model: str, evict: frozenset[str]) -> None:
         raise AssertionError("nothing is to be loaded")
 
-    def stop_model(self, model: str) -> None:
+    def stop_model(model: str) -> None:
         """Do nothing: the model counts as stopped at once."""
+
+    desk.dispatcher.models.configure(
+        KeepEverything(), {"m": 0.0}, start_swap=start_swap, stop_model=stop_model
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +209,8 @@ async def test_edge_what_a_node_that_goes_away_ran_and_who_waited_for_it_go_to_t
     desk = Desk(nursery, dying)
     replies = await desk.come("A", "B")
     await trio.sleep(10)
-    desk.dispatcher.node_down(dying)
-    desk.dispatcher.node_up(other, LIMITS)
+    desk.nodes.report(dying, None)
+    desk.nodes.report(other, LIMITS)
     await trio.sleep(101)
     assert [reply.status for reply in replies] == [200, 200]
     assert [tenant[-1] for tenant in other.served] == ["B", "A"]
@@ -219,10 +223,10 @@ async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_g
     other.id = "other"
     desk = Desk(nursery)
     for node in (draining, other):
-        desk.dispatcher.node_up(node, ELSEWHERE)
+        desk.nodes.report(node, ELSEWHERE)
     replies = await desk.come("A", "B", "C")
     assert (draining.running, other.running) == (1, 1)
-    drained = desk.dispatcher.close(draining.id)
+    drained = desk.dispatcher.close_node(draining.id)
     await trio.sleep(25)
     assert drained.is_set()
     assert (len(replies), (await desk.queue())["waiting"]) == (1, 1)  # C may not take the drained node's seat
@@ -236,9 +240,9 @@ async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited
 ):
     stopped, other = TimedNode(service_s=20), TimedNode(service_s=30)
     desk = Desk(nursery, stopped)
-    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    make_m_local(desk)
     replies = await desk.come("A", "B")
-    desk.dispatcher.node_up(other, ELSEWHERE)
+    desk.nodes.report(other, ELSEWHERE)
     await desk.come("C")
     assert (stopped.running, other.running) == (1, 1)
     error = NodeFailed("m was unloaded")
@@ -255,7 +259,7 @@ async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node
     autojump_clock, nursery
 ):
     desk = Desk(nursery, TimedNode(service_s=20))
-    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    make_m_local(desk)
     replies = await desk.come("A", "B")
     desk.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
     await trio.testing.wait_all_tasks_blocked()
@@ -272,7 +276,7 @@ async def test_edge_a_stopping_server_finishes_what_runs_and_refuses_who_waits_a
 ):
     desk = Desk(nursery, TimedNode(service_s=20))
     replies = await desk.come("A", "B")
-    desk.dispatcher.drain()
+    desk.dispatcher.scheduler.drain()
     await trio.testing.wait_all_tasks_blocked()
     late = await desk.ask("C")
     for refused in (replies[0], late):

@@ -17,7 +17,7 @@ from fairlead.api.exchange import response_of
 from fairlead.api.paths import without_version
 from fairlead.api.request import json_reply
 from fairlead.dispatch.dispatcher import DispatchStatistics
-from fairlead.dispatch.forecast import Forecast
+from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.version import VERSION
 
@@ -159,7 +159,7 @@ OPERATIONS = (
         "/queue/estimate",
         "queue",
         "What a new request of the caller would be told; X-Priority as in one.",
-        gives=Forecast,
+        gives=WaitEstimate,
         errors=(400, 403, 404),
         query=(("model", "The model that it would be for; not needed if there is only one."),),
     ),

@@ -7,20 +7,19 @@ gone; and its end is reported once. The dispatcher decides whether the model is 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import structlog
 import trio
 
-from fairlead.answer.sink import Sink
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.status import ModelStatus, NodeKind
-from fairlead.job import Job
 from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
 from fairlead.nodes.node import GpuUse, ModelState
 from fairlead.process.memory import memory_of
@@ -60,21 +59,12 @@ class Instance:
         return self.was_ready and not self.is_ready and not self.scope.cancel_called
 
 
-class Keeper(Protocol):
-    """Is notified when a model is loaded or dies. Called synchronously."""
-
-    def came_up(self, resident: "ManagedModel") -> None:
-        """Handle that the model is loaded."""
-
-    def died(self, resident: "ManagedModel") -> None:
-        """Handle that a ready instance ended by itself, or that its replacement failed to load."""
-
-
 class ManagedModel:
     """A model and its current instance, if it has one. Only engine models have a `text`.
 
-    `keeper` is notified of loads and deaths; `on_progress` is called with the progress of a load. `health`
-    says when a command is given up. `config` applies from the next instance on. `output` has the last lines
+    `on_loaded` is called when it is loaded, `on_died` when a ready instance has ended by itself, or when its
+    replacement has failed to load, and `on_progress` with the progress of a load. `health` says when a
+    command is given up. `config` applies from the next instance on. `output` has the last lines
     of all instances.
     """
 
@@ -82,9 +72,11 @@ class ManagedModel:
         self,
         config: AnyModelConfig,
         text: TextModel | None,
-        desk: Dispatcher,
-        keeper: "Keeper",
+        scheduler: JobScheduler,
+        nodes: NodeRegistry,
         *,
+        on_loaded: Callable[["ManagedModel"], None],
+        on_died: Callable[["ManagedModel"], None],
         on_progress: OnProgress,
         health: HealthConfig,
         engine_command: Sequence[str] = COMMAND,
@@ -95,9 +87,11 @@ class ManagedModel:
         self._health = health
         self.memory_bytes = 0
         self.output = ProcessOutput()
-        self._desk = desk
+        self._scheduler = scheduler
+        self._nodes = nodes
+        self._on_loaded = on_loaded
+        self._on_died = on_died
         self._on_progress = on_progress
-        self._keeper = keeper
         self._engine_command = engine_command
         self._make_process = make_process
         self._lives: list[Instance] = []  # those that have not ended; the last is the current one
@@ -169,7 +163,7 @@ class ManagedModel:
             return "stopping"
         if not self.is_ready:
             return "loading"
-        counts = self._desk.counts(self.node_id)
+        counts = self._scheduler.node_counts(self.node_id)
         return "draining" if counts is not None and counts.draining else "ready"
 
     # Life cycle --------------------------------------------------------------------------------------
@@ -248,9 +242,9 @@ class ManagedModel:
         with ExitStack() as reports:  # called last to first, each even if another raises
             if failure is not None:
                 reports.callback(self._failed, life, failure)
-            reports.callback(self._desk.gone, frozenset({self.name}))
-            if life.node is not None and self._desk.counts(self.node_id) is not None:
-                reports.callback(self._desk.node_down, life.node)  # which could not report it itself
+            reports.callback(self._scheduler.stopped, frozenset({self.name}))
+            if life.node is not None and self._scheduler.node_counts(self.node_id) is not None:
+                reports.callback(self._nodes.remove, self.node_id)  # the node could not report it itself
 
     def _process(self) -> ModelProcess:
         def progressed(fraction: float | None, stage: str) -> None:
@@ -261,7 +255,7 @@ class ManagedModel:
             ProcessOptions(
                 config=self.config,
                 text=self.text,
-                listener=self._desk,
+                report=self._nodes.report,
                 health=self._health,
                 on_progress=progressed,
                 on_line=self.output.add,
@@ -276,7 +270,7 @@ class ManagedModel:
         self._restarts += self._has_died
         self._has_died = self._is_given_up = False
         self._progress, self._problem, self._stuck_reason = 1.0, None, None
-        self._keeper.came_up(self)
+        self._on_loaded(self)
 
     def _failed(self, life: Instance, failure: BaseException) -> None:
         if life.scope.cancel_called:  # this end was requested
@@ -296,9 +290,9 @@ class ManagedModel:
         else:
             self._load_failures += 1
             error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
-            self._desk.load_failed(life.node or _Unmade(self), error)
+            self._scheduler.load_failed(frozenset({self.name}), error)
         if self._has_died:
-            self._keeper.died(self)
+            self._on_died(self)
 
     # Status ------------------------------------------------------------------------------------------
 
@@ -308,7 +302,7 @@ class ManagedModel:
         told: dict[str, Any] = {} if node is None else msgspec.structs.asdict(node.status())
         if not self.is_ready:
             told = {"output": told.get("output", ())}
-        counts = self._desk.counts(self.node_id)
+        counts = self._scheduler.node_counts(self.node_id)
         busy = 0 if counts is None else counts.busy
         return ModelStatus(
             **{"sequences": busy}
@@ -334,18 +328,6 @@ class ManagedModel:
                 "stuck": self._stuck,
             }
         )
-
-
-class _Unmade:
-    """Stands for the node of an instance that failed before it had one."""
-
-    def __init__(self, resident: ManagedModel) -> None:
-        self.id = resident.node_id
-        self.models = frozenset({resident.name})
-
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
-        """See `Node`."""
-        raise NodeFailed(f"{self.id} is not running")
 
 
 class _Ready:

@@ -18,8 +18,9 @@ from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.http.client import Upstream, UpstreamFailed
 from fairlead.job import Job
+from fairlead.nodes.node import NodeReport
 from fairlead.nodes.progress import fraction_reader
-from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
+from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
 from fairlead.process.command_process import CommandProcess
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
@@ -56,7 +57,7 @@ class CommandNode:
     def __init__(
         self,
         config: CommandConfig,
-        listener: RemoteListener,
+        report: NodeReport,
         *,
         health: HealthConfig | None = None,
         on_progress: Callable[[float | None, str], None] = lambda _fraction, _stage: None,
@@ -78,12 +79,12 @@ class CommandNode:
         self._remote = RemoteNode(
             self.id,
             self._upstream,
-            listener,
+            report,
             names={config.name: config.use_model_name or config.name},
             seats=config.concurrency_limit,
             filters=config.filters,
             answer_bytes=config.answer_bytes,
-            face=self,
+            evictable=True,
         )
         self._process = CommandProcess(
             config.name,
@@ -131,7 +132,7 @@ class CommandNode:
         """Start the process, call `started()` when it is ready, and run until it ends. Cancelling stops it.
 
         Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck,
-        with its last lines. Calls the listener's `node_up` and `node_down`; the caller reports a failed load.
+        with its last lines. Calls `report`; the caller reports a failed load.
         When this is over, the process is gone and every job has failed.
         """
         assert self._state == "stopped", "a command has one life"

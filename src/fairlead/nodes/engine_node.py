@@ -17,7 +17,8 @@ from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
-from fairlead.nodes.node import GpuUse, NodeLimits, NodeListener
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import GpuUse, NodeReport
 from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND, Worker
@@ -61,7 +62,7 @@ class EngineNode:
         self,
         model: TextModel,
         spec: WorkerSpec,
-        listener: NodeListener,
+        report: NodeReport,
         *,
         isolate_tenants: bool = False,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
@@ -72,7 +73,7 @@ class EngineNode:
         self.models = frozenset({model.name})
         self._model = model
         self._spec = spec
-        self._listener = listener
+        self._report = report
         self._isolate_tenants = isolate_tenants
         self._on_progress = on_progress
         self._on_line = on_line
@@ -113,8 +114,8 @@ class EngineNode:
         """Start the child, call `started()` when its model is loaded, and run until it ends.
 
         Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck;
-        never returns. Cancelling ends the child. Calls the listener's `node_up` and `node_down`; the caller
-        reports a failed load. When this is over, the child is gone and every job has failed.
+        never returns. Cancelling ends the child. Calls `report`; the caller reports a failed
+        load. When this is over, the child is gone and every job has failed.
         """
         assert self._worker is None, "an engine node has one life"
         self._began_at = trio.current_time()
@@ -227,12 +228,12 @@ class EngineNode:
             cache_tokens=ready.blocks_total * ready.block_size,
             isolates_tenants=self._isolate_tenants,
         )
-        self._listener.node_up(self, limits)
+        self._report(self, limits)
 
     def _went_down(self) -> None:
         was_up, self._ready = self._ready is not None, None
         if was_up:
-            self._listener.node_down(self)
+            self._report(self, None)
 
     def _progress(self, fraction: float, stage: str) -> None:
         self._load_progress, self._load_stage = fraction, stage

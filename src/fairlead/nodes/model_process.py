@@ -10,8 +10,7 @@ import trio
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.node import GpuUse, Node
-from fairlead.nodes.remote_node import RemoteListener
+from fairlead.nodes.node import GpuUse, Node, NodeReport
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
@@ -44,8 +43,8 @@ class ModelProcess(Node, Protocol):
     async def run(self, *, task_status: trio.TaskStatus[Any]) -> None:
         """Start, call `started()` when the model is loaded, and end by raising. Cancelling ends it.
 
-        Raises `LoadFailed` before the model was loaded, and `NodeFailed` afterwards. Calls the listener's
-        `node_up`, and `node_down` before the jobs fail. When this is over, no process is left.
+        Raises `LoadFailed` before the model was loaded, and `NodeFailed` afterwards. Calls `report`
+        with its limits, and with None before the jobs fail. When this is over, no process is left.
         """
 
 
@@ -59,7 +58,7 @@ class ProcessOptions:
 
     config: AnyModelConfig
     text: TextModel | None
-    listener: RemoteListener
+    report: NodeReport
     health: HealthConfig
     on_progress: Callable[[float | None, str], None]
     on_line: Callable[[str], None]
@@ -75,7 +74,7 @@ def make_process(options: ProcessOptions) -> ModelProcess:
     if isinstance(config, CommandConfig):
         return CommandNode(
             config,
-            options.listener,
+            options.report,
             health=options.health,
             on_progress=options.on_progress,
             on_line=options.on_line,
@@ -84,7 +83,7 @@ def make_process(options: ProcessOptions) -> ModelProcess:
     return EngineNode(
         options.text,
         worker_spec(msgspec.structs.replace(config, path=options.text.path)),
-        options.listener,
+        options.report,
         isolate_tenants=config.kv_cache.isolate_tenants,
         on_progress=options.on_progress,
         on_line=options.on_line,

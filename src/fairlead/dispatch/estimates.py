@@ -16,6 +16,14 @@ ENOUGH_ERRORS = 30
 NEGLIGIBLE_S = 0.25  # added to both waits of a ratio: 40 ms instead of 10 ms is a small error
 
 
+class WaitEstimate(msgspec.Struct, frozen=True):
+    """A waiting job's position (1 is next) and wait in whole seconds. Only `quantile` has a P90."""
+
+    position: int
+    estimated_wait_s: int
+    estimated_wait_p90_s: int | None = None
+
+
 class MeanEstimate:
     """`queue.estimate: mean`: mean service time × jobs ahead ÷ seats."""
 
@@ -82,14 +90,13 @@ class RunningJob(msgspec.Struct, frozen=True):
     tokens_so_far: int = 0
 
 
-class Forecast(msgspec.Struct, frozen=True):
-    """A job's position (1 is next), and the median and 90 % quantile of its wait.
+class QuantilePrediction(msgspec.Struct, frozen=True):
+    """The median and 90 % quantile of a wait, and what is needed to learn from its actual length.
 
     `work_s` is the wait if all predicted lengths were exact, before the correction by past errors; None if a
     seat was free. `rounds` selects the past errors that are like its own.
     """
 
-    position: int
     wait_s: float
     p90_s: float
     work_s: float | None
@@ -104,24 +111,26 @@ class QuantileEstimate:
     actual ÷ predicted over past waits that were about as many rounds of the seats away. The error for the
     next job in turn has little in common with that for the sum of a hundred jobs.
 
-    Forecasts are at least 0, are 0 when a seat is free, and never fall with the position.
+    Predictions are at least 0, are 0 when a seat is free, and never fall with the position.
     """
 
     def __init__(self) -> None:
         self._rates = _Rates()
         self._errors = _Errors()
 
-    def granted(self, forecast: Forecast, waited_s: float) -> None:
-        """Learn from a wait that is over: its forecast at arrival, and its length."""
-        if forecast.work_s is not None:
-            self._errors.add(forecast.rounds, forecast.work_s, waited_s)
+    def granted(self, prediction: QuantilePrediction, waited_s: float) -> None:
+        """Learn from a wait that is over: its prediction at arrival, and its length."""
+        if prediction.work_s is not None:
+            self._errors.add(prediction.rounds, prediction.work_s, waited_s)
 
     def finished(self, size: JobSize, service_s: float) -> None:
         """Learn from a job that held its seat this long; `size.output_tokens` is what it really sent."""
         self._rates.add(size, service_s)
 
-    def forecast(self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int) -> Forecast:
-        """Forecast the wait of a job behind all of `ahead`, which leave in that order.
+    def predict(
+        self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int
+    ) -> QuantilePrediction:
+        """Predict the wait of a job behind all of `ahead`, which leave in that order.
 
         Takes time in proportion to the seats, and to the jobs ahead × log seats.
         """
@@ -129,7 +138,7 @@ class QuantileEstimate:
         position = len(ahead) + 1
         seats_free = max(seats - len(running), 0)
         if len(ahead) < seats_free:
-            return Forecast(position, 0.0, 0.0, None, 0)
+            return QuantilePrediction(0.0, 0.0, None, 0)
         # When a node has just gone, more jobs than seats may run: then the first to end free none.
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
@@ -139,14 +148,14 @@ class QuantileEstimate:
         for index in range(position):
             work_s = free_after_s[0]
             rounds = _rounds(index, seats)
-            # The correction changes with the number of rounds. So that no forecast falls with the position,
+            # The correction changes with the number of rounds. So that no prediction falls with the position,
             # it includes that of the last position before each change.
             if index >= seats_free and (index + 1 == position or _rounds(index + 1, seats) != rounds):
                 wait_s = max(wait_s, self._errors.corrected(rounds, work_s, 0.5))
                 p90_s = max(p90_s, wait_s, self._errors.corrected(rounds, work_s, 0.9))
             if index + 1 < position:
                 heapreplace(free_after_s, work_s + self._rates.service_s(ahead[index], unknown_s=oldest_s))
-        return Forecast(position, wait_s, p90_s, work_s, rounds)
+        return QuantilePrediction(wait_s, p90_s, work_s, rounds)
 
     def _remaining_s(self, running: Sequence[RunningJob]) -> list[float]:
         return sorted(self._rates.remaining_s(job) for job in running)
