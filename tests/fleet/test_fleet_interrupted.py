@@ -12,6 +12,7 @@ import trio
 from fairlead.config import Config, HealthConfig, ModelConfig, NodeConfig
 from fairlead.errors import Draining, FairleadError, LoadCancelled, LoadFailed, ModelNotFound, ModelUnloaded
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.local_models import LocalModels
 from fleet.running_fleet import Garage, engine, garage, question, read_fake, sleeper
 from nodes.listening import stub
 
@@ -38,7 +39,7 @@ async def loading(moment: str, **settings: object) -> AsyncIterator[Garage]:
 
 async def is_over(opened: Garage) -> None:
     """Wait until the fleet has finished preloading."""
-    await opened.until(lambda: opened.fleet._is_loaded)
+    await opened.until(lambda: opened.fleet._is_preloaded)
 
 
 async def becomes(opened: Garage, model: ModelConfig) -> None:
@@ -204,15 +205,24 @@ async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeyp
         assert (opened.status().loads, opened.status().state) == (2, "stopped")
 
 
-@pytest.mark.parametrize("task", ["_measure", "_revive", "_retire", "_replace", "_load_or_say"])
-async def test_failed_background_task_affects_nothing_else(task, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "task"),
+    [
+        (LocalModels, "_measure"),
+        (LocalModels, "_restart"),
+        (LocalModels, "retire"),
+        (Fleet, "_replace"),
+        (Fleet, "_load_in_background"),
+    ],
+)
+async def test_failed_background_task_affects_nothing_else(owner, task, monkeypatch):
     failures = []
 
     async def fail(*_arguments) -> None:
         failures.append(KeyError("a bug"))
         raise failures[-1]
 
-    monkeypatch.setattr(Fleet, task, fail)
+    monkeypatch.setattr(owner, task, fail)
     async with stub() as server, garage(sleeper("x"), sleeper("y"), health_check=QUICK) as opened:
         await opened.fleet.load("x")
         os.kill(opened.pid("x"), signal.SIGKILL)

@@ -170,9 +170,9 @@ async def test_duplicate_and_unknown_node_ids_are_refused():
             await opened.fleet.remove_node("near")
         with pytest.raises(NotFound):
             opened.fleet.drain_node("near")
-        with pytest.raises(InvalidRequest, match="model of ours"):
+        with pytest.raises(InvalidRequest, match="is a local model"):
             opened.fleet.drain_node("engine:m")
-        with pytest.raises(InvalidRequest, match="model of ours"):
+        with pytest.raises(InvalidRequest, match="is a local model"):
             await opened.fleet.remove_node("engine:m")
 
 
@@ -317,7 +317,9 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
                     for number in first:
                         clients.start_soon(ask, number)
                     await opened.until(lambda: opened.dispatcher.statistics().running == 24)
-                    await opened.until(lambda: len(texts) > 5 and opened.dispatcher.scheduler.node_counts("stopped").busy > 0)
+                    await opened.until(
+                        lambda: len(texts) > 5 and opened.dispatcher.scheduler.node_counts("stopped").busy > 0
+                    )
                     stopped.send_signal(signal.SIGSTOP)
                 await opened.until(lambda: state(opened, "stopped") == "down")
                 async with trio.open_nursery() as clients:
@@ -325,7 +327,11 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
                         clients.start_soon(ask, number)
                     await opened.until(lambda: opened.dispatcher.statistics().running == 16)
                     done = len(texts) + 5
-                    await opened.until(lambda: len(texts) > done and opened.dispatcher.scheduler.node_counts("killed").busy > 0)
+                    await opened.until(
+                        lambda: (
+                            len(texts) > done and opened.dispatcher.scheduler.node_counts("killed").busy > 0
+                        )
+                    )
                     killed.kill()
                 trouble.cancel_scope.cancel()
             slow.send_signal(signal.SIGCONT)

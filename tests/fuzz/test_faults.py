@@ -18,6 +18,7 @@ from fairlead.api.routes import create_app
 from fairlead.api.services import Services
 from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.nodes.limits import NodeLimits
 from fairlead.text.model import TextModel
@@ -65,9 +66,10 @@ class House:
         self.limits = limits or Limits()
         self.nodes = [TimedNode(MODEL, first_s=0.002, service_s=0.01) for _ in range(2)]
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        self.registry = NodeRegistry(self.dispatcher.scheduler)
         for number, node in enumerate(self.nodes):
             node.id = f"{number}"
-            self.dispatcher.node_up(node, NodeLimits(seats=2, max_model_len=1000))
+            self.registry.report(node, NodeLimits(seats=2, max_model_len=1000))
         self.address: tuple[str, int]
 
     @asynccontextmanager
@@ -77,12 +79,12 @@ class House:
         app = create_app(
             Services(
                 config=Config(models=(ModelConfig(path=path, name=MODEL),), limits=self.limits),
-                gateway=Gateway(self.dispatcher, request_timeout_s=60),
+                gateway=Gateway(self.dispatcher, self.registry, request_timeout_s=60),
                 fleet=FakeFleet([MODEL]),
                 models={MODEL: TextModel.load(path, name=MODEL)},
                 aliases={},
                 ready=lambda: True,
-                estimate=lambda *who: msgspec.structs.asdict(self.dispatcher.forecast(*who)),
+                estimate=lambda *of: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*of)),
                 queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             )
         )

@@ -4,6 +4,7 @@ from settings.mutants import Mutant
 
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _FLEET = "fairlead.fleet.fleet:Fleet"
+_LOCAL = "fairlead.fleet.local_models:LocalModels"
 _KEY = "apiKeys[].limits"
 
 LIMITS = (
@@ -46,8 +47,8 @@ LIMITS = (
         "queue.waitingBytes",
     ),
     Mutant(
-        "fairlead.dispatch.queued_bytes:QueuedBytes.have_room",
-        "not above or above <= self._left",
+        "fairlead.dispatch.queued_bytes:QueuedBytes.has_room",
+        "not excess or excess <= self._left",
         "True",
         "play",
         "queue.waitingBytes",
@@ -134,30 +135,34 @@ RELOAD = (
         "reload",
         f"{_KEY}.concurrent",
     ),
-    Mutant(f"{_FLEET}.reload", "self._arrange()", "pass", "reload", "lru.maxLoaded"),
+    Mutant(f"{_FLEET}.reload", "self._local.schedule()", "pass", "reload", "lru.maxLoaded"),
     Mutant(
-        f"{_FLEET}._arrange",
-        "self._desk.prefer(self._config.priorities)",
+        f"{_LOCAL}.schedule",
+        "self._dispatcher.scheduler.prioritize(config.priorities)",
         "pass",
         "reload",
         "routing.scheduler.settings.fifo.priority",
     ),
-    Mutant(f"{_FLEET}.reload", "self._desk.unload(name)", "pass", "reload", "models.ENGINE.dtype"),
+    Mutant(f"{_FLEET}.reload", "self._dispatcher.unload(name)", "pass", "reload", "models.ENGINE.dtype"),
     Mutant(
-        f"{_FLEET}.reload", "model.name in news and model.preload", "False", "reload", "models.ENGINE.preload"
+        f"{_FLEET}.reload",
+        "model.name in changed and model.preload",
+        "False",
+        "reload",
+        "models.ENGINE.preload",
     ),
     Mutant(f"{_FLEET}.reload", "self._spawn(self._replace, node_id)", "pass", "reload", "nodes[].apiKey"),
     Mutant(
-        f"{_FLEET}._take",
+        f"{_FLEET}._apply",
         "self.selectors.clear()",
         "if self.selectors: return",
         "reload",
         "selectors.NAME.targets",
     ),
-    Mutant(f"{_FLEET}._take", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
+    Mutant(f"{_FLEET}._apply", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
     Mutant(
-        f"{_FLEET}._take",
-        "self._neighbours.change_health(config.health_check)",
+        f"{_FLEET}._apply",
+        "self._remote.change_health(config.health_check)",
         "pass",
         "behaviour",
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
@@ -177,7 +182,7 @@ RELOAD = (
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
     ),
     Mutant(
-        f"{_FLEET}._take",
+        f"{_FLEET}._apply",
         "self._configured = {",
         "self._configured = self._configured or {",
         "reload",
@@ -192,8 +197,8 @@ RELOAD = (
     ),
     Mutant(
         f"{_FLEET}.reload",
-        "self._desk.unload(name)",
-        "self._residents[name].end()",
+        "self._dispatcher.unload(name)",
+        "self._local[name].end()",
         "behaviour",
         "a_model_that_is_removed_finishes_its_jobs_and_is_gone",
     ),

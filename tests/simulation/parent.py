@@ -19,7 +19,7 @@ from fairlead.api import history
 from fairlead.config import Config, demonstration_model
 from fairlead.configfile import read_config
 from fairlead.dispatch import dispatcher
-from fairlead.fleet import fleet
+from fairlead.fleet import local_models
 from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
 from fairlead.telemetry.witness import witness_of
@@ -36,8 +36,8 @@ GUARD_PROGRAM = "/bin/sh"
 # Periodic work of an idle server runs less often, because it would take half of the time.
 RARER = (
     (history, "EVERY_S", 20.0),
-    (dispatcher, "METER_INTERVAL_S", 5.0),
-    (fleet, "MEASURE_EVERY_S", 60.0),
+    (dispatcher, "CHARGE_INTERVAL_S", 5.0),
+    (local_models, "MEASURE_EVERY_S", 60.0),
 )
 
 

@@ -45,7 +45,7 @@ class JobAdmission:
         if self._rejects_loading and self.must_load(job):
             return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=RETRY_S)
         if job.no_queue:
-            return NoQueue("no seat is free, and the request does not want to wait")
+            return NoQueue("no seat is free, and the request asks not to be queued")
         if not self._queue.has_bytes_for(job):
             return QueueFull("the queue is full: the requests that wait are too large together")
         return too_long
@@ -55,7 +55,7 @@ class JobAdmission:
         if self._draining:
             return shutting_down()
         if not self._swaps.is_loadable(request.model):
-            return ModelNotFound(f"{request.model} is no model of this server")
+            return ModelNotFound(f"this server has no model {request.model}")
         return None
 
     def must_load(self, job: JobSpec) -> bool:

@@ -67,7 +67,7 @@ class Seat:
     async def another(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
         """Release the seat, because its node failed or is full after all, and wait for another.
 
-        `full_for_s`: how long the node reports to be full; None: it does not say. The job goes before all
+        `full_for_s`: how long the node reports to be full; None: it reports no time. The job goes before all
         others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
         Raises what `Dispatcher.seat` raises while waiting; the block must end then.
         """
@@ -244,7 +244,7 @@ class Dispatcher:
         wait_s = estimate.estimated_wait_s
         if wait_s <= most_s:
             return None
-        message = f"the wait would be about {wait_s} s, and nobody is let in for more than {most_s:g} s"
+        message = f"the wait would be about {wait_s} s, and no request may wait longer than {most_s:g} s"
         return QueueFull(message, estimated_wait_s=wait_s, queue_position=estimate.position)
 
     def _set_alarms(self, waiter: Waiter, arrived: float) -> None:
@@ -252,7 +252,7 @@ class Dispatcher:
         if ticket.state is TicketState.DONE:
             return
         timeout_s = self._queue.timeout_s
-        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s for its turn")
+        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
         waiter.alarms.append(
             self._timer.at(arrived + timeout_s, partial(self.scheduler.deadline, ticket, late))
         )

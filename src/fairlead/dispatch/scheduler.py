@@ -374,7 +374,9 @@ class Scheduler:
             nodes = "all nodes are busy" if self._nodes.with_model(job.model) else "no node is ready"
             return QueueFull(f"{nodes} and the queue is full ({len(self._queue)} waiting)")
         self._dequeued(displaced)
-        self._refuse(displaced, Displaced("the queue is full, and others with fewer jobs in it came"))
+        self._refuse(
+            displaced, Displaced("the queue is full, and a tenant with fewer jobs in it has precedence")
+        )
         return None
 
     # What follows from a decision --------------------------------------------------------------------
@@ -405,7 +407,10 @@ class Scheduler:
         self._pump()
         self._report_idle(node)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
-            self._withdraw(ticket, NoQueue("the node failed, no other seat is free, and it is not to wait"))
+            self._withdraw(
+                ticket,
+                NoQueue("the node failed, no other seat is free, and the request asks not to be queued"),
+            )
             self._pump()
 
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:

@@ -38,10 +38,11 @@ Reader = Callable[[ModelConfig], Awaitable[TextModel]]
 class Fleet:
     """The models of the configuration, those of other servers, and the nodes that have them.
 
-    `nodes` gets the nodes that are up. `read` reads what the parent must know of an engine's model. `texts` has that, by name. `aliases` has
-    further names of models, and `selectors` names that stand for several models. All three change in place
-    with the configuration. `on_progress` is called with the progress of each load. `instance` is a unique id
-    by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
+    `nodes` has the nodes that are up. `read` reads what the parent must know of an engine's model. `texts`
+    has that, by name. `aliases` has further names of models, and `selectors` names that stand for several
+    models. All three change in place with the configuration. `on_progress` is called with the progress of
+    each load. `instance` is a unique id by which this server recognizes itself. `make_process` makes what
+    runs a local model, once per load.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Fleet:
             dispatcher,
             nodes,
             self._spawn,
-            ourselves=self.instance,
+            own_instance=self.instance,
             is_local=lambda model: model in self._configured,
         )
         self._nursery: trio.Nursery | None = None
@@ -123,8 +124,8 @@ class Fleet:
 
     def models(self) -> list[ModelStatus]:
         """Return the status of every known model: local ones, then those that only remote nodes have."""
-        ours = [model.status() for model in self._local.values()]
-        return ours + self._remote.models(but=self._local)
+        local = [model.status() for model in self._local.values()]
+        return local + self._remote.models(but=self._local)
 
     def model(self, name: str) -> ModelStatus | None:
         """Return the status of one model; None if it is not known."""
@@ -133,8 +134,8 @@ class Fleet:
 
     def nodes(self) -> list[NodeStatus]:
         """Return the status of every node: one for each local model, and the remote ones."""
-        ours = [_node_status(model.status()) for model in self._local.values()]
-        return ours + self._remote.statuses()
+        local = [_node_status(model.status()) for model in self._local.values()]
+        return local + self._remote.statuses()
 
     def load_times(self, model: str) -> tuple[float, float] | None:
         """Return when the load of a local model began and ended, by Trio's clock; None if not loaded."""

@@ -26,13 +26,13 @@ class RemoteEntry:
         dispatcher: Dispatcher,
         nodes: NodeRegistry,
         health: HealthConfig,
-        ourselves: str,
+        own_instance: str,
     ) -> None:
         self.config = config
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._pause_s = health.interval_s
-        self._node = remote_node(config, nodes.report, health, ourselves)
+        self._node = remote_node(config, nodes.report, health, own_instance)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._is_draining = False
@@ -43,10 +43,10 @@ class RemoteEntry:
         """The models that it has, as last reported; it may be down now."""
         return self._node.models
 
-    async def is_ourselves(self) -> bool:
+    async def is_this_server(self) -> bool:
         """Return whether it is this very server; wait for the first probe to know."""
         await self._node.was_probed.wait()
-        return self._node.is_ourselves
+        return self._node.is_this_server
 
     async def run(self) -> None:
         """Probe the node until `leave`. A failure of the probes is logged, and they start again."""
@@ -132,8 +132,8 @@ class RemoteEntry:
 class RemoteNodes:
     """All remote nodes, by id. `spawn` starts a task in the fleet's nursery.
 
-    `ourselves` is the instance id of this server: a node that reports the same id is this server. `is_local`
-    returns whether a model can be loaded here.
+    `own_instance` is the instance id of this server: a node that reports the same id is this server.
+    `is_local` returns whether a model can be loaded here.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class RemoteNodes:
         nodes: NodeRegistry,
         spawn: Callable[..., None],
         *,
-        ourselves: str,
+        own_instance: str,
         is_local: Callable[[str], bool],
     ) -> None:
         self._dispatcher = dispatcher
         self._registry = nodes
         self._is_local = is_local
         self._spawn = spawn
-        self._ourselves = ourselves
+        self._own_instance = own_instance
         self._nodes: dict[str, RemoteEntry] = {}
 
     def __contains__(self, node_id: str) -> bool:
@@ -166,7 +166,7 @@ class RemoteNodes:
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Add a node to the fleet. Its id must be free."""
         assert config.id not in self._nodes
-        node = RemoteEntry(config, self._dispatcher, self._registry, health, self._ourselves)
+        node = RemoteEntry(config, self._dispatcher, self._registry, health, self._own_instance)
         self._nodes[config.id] = node
         self._spawn(node.run)
         logger.info("node added", node=config.id, url=config.url)
@@ -174,7 +174,7 @@ class RemoteNodes:
     async def wait_for_probe(self, node_id: str) -> None:
         """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
         node = self._find(node_id)
-        if await node.is_ourselves():
+        if await node.is_this_server():
             if self._nodes.get(node_id) is node:
                 await self.remove(node_id)
             raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")

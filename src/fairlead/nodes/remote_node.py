@@ -40,7 +40,7 @@ UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 MODELS_LOGGED = 20
 
-OURSELVES = "it is this server itself"
+THIS_SERVER = "it is this server itself"
 
 logger = structlog.get_logger("fairlead.node")
 
@@ -51,9 +51,9 @@ class RemoteNode:
     `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
-    `relay`. `evictable`: see `NodeLimits`. `ourselves` is the instance in our own `GET /health`. A server that
-    reports the same is this server, by whatever address. It gets no work, which would come back to us
-    forever.
+    `relay`. `evictable` is as in `NodeLimits`. `own_instance` is the instance in our own `GET /health`. A
+    server that reports the same is this server, by whatever address. It gets no work, which would return to
+    us forever.
 
     `was_probed` is set after the first probe, whatever its result.
     """
@@ -70,12 +70,12 @@ class RemoteNode:
         answer_bytes: int = ANSWER_BYTES,
         health: HealthConfig | None = None,
         evictable: bool = False,
-        ourselves: str | None = None,
+        own_instance: str | None = None,
     ) -> None:
         self.id = node_id
         self._set_models(frozenset(names or ()))
         self.was_probed = trio.Event()
-        self.is_ourselves = False
+        self.is_this_server = False
         self._upstream = upstream
         self._report = report
         self._is_evictable = evictable
@@ -83,7 +83,7 @@ class RemoteNode:
         self._seats = seats
         self._relay_job = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
         self._health = None if health is None else HealthCheck(health)
-        self._ourselves = ourselves
+        self._own_instance = own_instance
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
         self._probe_path = "/health"
@@ -246,18 +246,18 @@ class RemoteNode:
             self._probe_path = "/v1/models" if self._probe_path == "/health" else "/health"
             answer = await self._get(self._probe_path)
         instance = instance_of(answer)
-        self._recognise(is_ourselves=instance is not None and instance == self._ourselves)
-        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_ourselves
+        self._recognise(is_this_server=instance is not None and instance == self._own_instance)
+        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_this_server
 
     def _problem(self) -> str | None:
         if self._breaker.is_up:
             return None
-        return OURSELVES if self.is_ourselves else "it does not answer its probes"
+        return THIS_SERVER if self.is_this_server else "it does not answer its probes"
 
-    def _recognise(self, *, is_ourselves: bool) -> None:
-        if is_ourselves and not self.is_ourselves:
-            logger.error("node refused", node=self.id, reason=OURSELVES)
-        self.is_ourselves = is_ourselves
+    def _recognise(self, *, is_this_server: bool) -> None:
+        if is_this_server and not self.is_this_server:
+            logger.error("node refused", node=self.id, reason=THIS_SERVER)
+        self.is_this_server = is_this_server
 
     async def _refresh(self) -> None:
         """Request a Fairlead's seats and load, and the models unless they are configured."""
@@ -327,9 +327,9 @@ class RemoteNode:
 
 
 def remote_node(
-    config: NodeConfig, report: NodeReport, health: HealthConfig, ourselves: str | None = None
+    config: NodeConfig, report: NodeReport, health: HealthConfig, own_instance: str | None = None
 ) -> RemoteNode:
-    """Return the node that the configuration describes; `ourselves` as for `RemoteNode`."""
+    """Return the node that the configuration describes; `own_instance` as for `RemoteNode`."""
     names = None
     if config.models is not None:
         names = {model: config.model_names.get(model, model) for model in config.models}
@@ -350,7 +350,7 @@ def remote_node(
         filters=config.filters,
         answer_bytes=config.answer_bytes,
         health=health,
-        ourselves=ourselves,
+        own_instance=own_instance,
     )
 
 
