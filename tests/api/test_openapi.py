@@ -81,7 +81,7 @@ def test_all_error_statuses_are_described(document):
         ("/v1/models", shapes.ModelList, None),
         ("/v1/models/small", shapes.ModelCard, None),
         ("/v1/models/nothing", shapes.ErrorAnswer, None),
-        ("/queue/estimate", openapi.Forecast, None),
+        ("/queue/estimate", openapi.WaitEstimate, None),
         ("/running", list[openapi.ModelStatus], None),
         ("/nodes", list[NodeStatus], None),
         ("/health", shapes.ServerState, None),
