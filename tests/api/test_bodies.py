@@ -16,7 +16,7 @@ from api.raw_http import get, post, serving, until
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.shares import Shares
 from fairlead.config import Config, Limits, ModelConfig
@@ -29,8 +29,8 @@ KB = 1024
 CHAT = "/v1/chat/completions"
 
 
-async def echo(call: Call) -> Reply:
-    return Reply(b"%d" % len(await call.read()), 200, {})
+async def echo(call: Request) -> Response:
+    return Response(b"%d" % len(await call.read()), 200, {})
 
 
 def hot(bodies, route=echo):
@@ -155,10 +155,10 @@ async def test_a_request_whose_response_has_started_is_not_refused_for_another()
                 await begun.wait()
             return self.pieces.pop()
 
-    async def stream(call: Call) -> Reply:
+    async def stream(call: Request) -> Response:
         if len(await call.read()) < 8 * KB:
-            return Reply(b"small", 200, {})
-        return Reply(Slow(), 200, {})
+            return Response(b"small", 200, {})
+        return Response(Slow(), 200, {})
 
     async with serving(hot(bodies, stream)) as server:
         client = await server.connect()
@@ -174,10 +174,10 @@ async def test_a_request_whose_response_has_started_is_not_refused_for_another()
 async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
     bodies = Shares(10 * KB)
 
-    async def wait(call: Call) -> Reply:
+    async def wait(call: Request) -> Response:
         if len(await call.read()) > 5 * KB:
             await trio.sleep_forever()
-        return Reply(b"", 200, {})
+        return Response(b"", 200, {})
 
     async with serving(hot(bodies, wait)) as server:
         waiting = await server.connect()

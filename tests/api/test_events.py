@@ -17,7 +17,7 @@ from fairlead.api import events
 from fairlead.api.events import LOOK_EVERY_S, WATCHERS, Events, Looks, Watch
 from fairlead.api.exchange import Exchange, FairleadRequest
 from fairlead.api.history import EVERY_S, SPAN_S, History, totals_of
-from fairlead.api.request import Call
+from fairlead.api.request import Request
 from fairlead.config import ApiKey, Limits
 from fairlead.fleet.status import ModelStatus
 from fairlead.http.headers import FirstHeaders
@@ -346,7 +346,7 @@ def served(watched: Events) -> QuartTrio:
     app.config["RESPONSE_TIMEOUT"] = None
 
     async def enter() -> None:
-        g.call = Call(FirstHeaders([]), None, lambda: None)
+        g.call = Request(FirstHeaders([]), None, lambda: None)
         g.call.nursery = request_ctx.request.nursery
 
     app.before_request(enter)

@@ -15,7 +15,7 @@ from fairlead.api.errors import error_event
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
@@ -42,8 +42,8 @@ def served(route) -> object:
 # Bodies --------------------------------------------------------------------------------------------
 
 
-async def echo(call: Call) -> Reply:
-    return Reply(await call.read(), 200, {})
+async def echo(call: Request) -> Response:
+    return Response(await call.read(), 200, {})
 
 
 @pytest.mark.parametrize("encoding", ["identity", ""])
@@ -113,7 +113,7 @@ class Given:
 def streaming(deltas: Deltas) -> object:
     """Return an app whose every response is the stream of these deltas."""
 
-    async def route(call: Call) -> Reply:
+    async def route(call: Request) -> Response:
         await call.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
@@ -243,7 +243,7 @@ async def test_other_methods_of_a_generating_route_are_a_405(model, method):
 
 
 async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
-    async def fail(call: Call) -> Reply:
+    async def fail(call: Request) -> Response:
         raise ValueError("a secret")
 
     with structlog.testing.capture_logs() as logs:
@@ -255,7 +255,7 @@ async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
 
 
 async def test_an_error_of_a_task_of_the_request_is_handled_like_the_routes():
-    async def route(call: Call) -> Reply:
+    async def route(call: Request) -> Response:
         async def fail() -> None:
             raise ValueError("in a task")
 

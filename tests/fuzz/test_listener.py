@@ -9,7 +9,8 @@ from random import Random
 import pytest
 import structlog
 import trio
-from quart import Response, request
+from quart import Response as QuartResponse
+from quart import request
 from quart_trio import QuartTrio
 
 from api.conftest import FakeAnswer
@@ -19,7 +20,7 @@ from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.sse import EventStream, event_reply
 from fairlead.config import Limits
@@ -56,7 +57,7 @@ def quart_app() -> QuartTrio:
             if path == "wait":
                 await trio.sleep_forever()
 
-        return Response(stream())
+        return QuartResponse(stream())
 
     return app
 
@@ -64,7 +65,7 @@ def quart_app() -> QuartTrio:
 def hot_app() -> Callable[..., Awaitable[None]]:
     """Return an app like `quart_app`, made of `GenerationRoutes`."""
 
-    async def route(call: Call) -> Reply:
+    async def route(call: Request) -> Response:
         text = (await call.read() or b"hello").decode("latin-1")
         answer = FakeAnswer(Deltas(1))
         pending = PendingAnswer()

@@ -14,7 +14,7 @@ from fairlead.api.encoding import encode_prompts
 from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.proxy import EMBEDDINGS, Proxy
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.schemas import EmbeddingRequest
 from fairlead.config import Limits
 from fairlead.errors import NodeFailed
@@ -41,7 +41,7 @@ class Embeddings:
         """Return the route, by its path: it is POST."""
         return {EMBEDDINGS: self.embed}
 
-    async def embed(self, call: Call) -> Reply:
+    async def embed(self, call: Request) -> Response:
         """Handle `POST /v1/embeddings`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from werkzeug import exceptions as werkzeug
 
-from fairlead.api.request import Reply, json_reply
+from fairlead.api.request import Response, json_response
 from fairlead.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -104,7 +104,7 @@ def _in_one_line(body: bytes) -> bytes:
     return _encode(document) if isinstance(document, dict) and "error" in document else b""
 
 
-def error_reply(raised: Exception, path: str, public: FairleadError | None = None) -> Reply:
+def error_reply(raised: Exception, path: str, public: FairleadError | None = None) -> Response:
     """Return the response for an exception raised while a request to `path` was handled.
 
     `public` is its `public_error`, if already known: computing it may log.
@@ -114,8 +114,8 @@ def error_reply(raised: Exception, path: str, public: FairleadError | None = Non
     if isinstance(raised, werkzeug.MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     if isinstance(error, NodeRefused) and error.body:
-        return json_reply(error.body, error.status, headers)
-    return json_reply(_dialect(path).body(error), error.status, headers)
+        return json_response(error.body, error.status, headers)
+    return json_response(_dialect(path).body(error), error.status, headers)
 
 
 def public_error(raised: Exception) -> FairleadError:

@@ -14,12 +14,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 import trio
-from quart import Response, g
+from quart import Response as QuartResponse
+from quart import g
 from quart_trio import QuartTrio
 
 from fairlead.api.exchange import response_of
 from fairlead.api.history import EVERY_S, History
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
@@ -68,15 +69,15 @@ class Events:
         app.before_serving(start)
         app.after_serving(stop)
 
-    async def events(self) -> Response:
+    async def events(self) -> QuartResponse:
         """Stream the dashboard's data as it changes. Raises `RateLimited` for too many watchers."""
         if self._watchers >= WATCHERS:
             raise RateLimited(f"{WATCHERS} watch already, and no more may", retry_after_s=_FULL_RETRY_S)
-        call: Call = g.call
+        call: Request = g.call
         self._watchers += 1
         call.nursery.start_soon(self._stay)
         watch = Watch(self.looks.view(call.api_key), self.history, self._draining)
-        return response_of(Reply(watch, 200, HEADERS))
+        return response_of(Response(watch, 200, HEADERS))
 
     async def _stay(self) -> None:
         """Count a watcher, as long as its exchange lasts."""

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import trio
-from quart import Response
+from quart import Response as QuartResponse
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from fairlead.api.request import Reply, json_reply
+from fairlead.api.request import Response, json_response
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
 from fairlead.config import Limits
@@ -113,14 +113,16 @@ async def read_body(request: FairleadRequest) -> bytes:
     return await request.incoming.read(request.body_memory or Shares(Limits().bodies_bytes), request.tenant)
 
 
-def response_of(reply: Reply) -> Response:
+def response_of(reply: Response) -> QuartResponse:
     """Return a reply as Quart's response."""
-    return Response(reply.body, reply.status, reply.headers)
+    return QuartResponse(reply.body, reply.status, reply.headers)
 
 
-def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def quart_json_response(
+    document: object, status: int = 200, headers: dict[str, str] | None = None
+) -> QuartResponse:
     """Return Quart's response in JSON; bytes are taken as JSON already."""
-    return response_of(json_reply(document, status, headers))
+    return response_of(json_response(document, status, headers))
 
 
 def unwrap(error: BaseException) -> BaseException:

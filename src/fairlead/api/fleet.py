@@ -10,12 +10,13 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
-from quart import Quart, Response, g, request
+from quart import Quart, g, request
+from quart import Response as QuartResponse
 
-from fairlead.api.exchange import json_response, response_of
+from fairlead.api.exchange import quart_json_response, response_of
 from fairlead.api.job_service import JobService
 from fairlead.api.process_logs import ProcessLogs, wants_to_follow
-from fairlead.api.request import Call
+from fairlead.api.request import Request
 from fairlead.api.schemas import AddNodeRequest, LoadModelRequest, UnloadModelRequest
 from fairlead.api.scope import scope_of
 from fairlead.config import ConfigError, NodeConfig
@@ -64,14 +65,14 @@ class FleetRoutes:
             assert rule in self.RULES
             app.add_url_rule(rule, view_func=view, methods=[method])
 
-    async def load(self) -> Response:
+    async def load(self) -> QuartResponse:
         """Load a model; respond when it is ready, with its status."""
         wanted = await self._edge.read(g.call, _load_decoder)
         model = self._find(wanted.model)
         await self._fleet.load(model)
-        return json_response(self._model(model))
+        return quart_json_response(self._model(model))
 
-    async def unload(self) -> Response:
+    async def unload(self) -> QuartResponse:
         """Unload a model; respond when its process has ended. With `force` its jobs fail, else they finish.
 
         Requests that wait for it get a 409; with `?wait=true` they wait for the next load.
@@ -79,9 +80,9 @@ class FleetRoutes:
         wanted = await self._edge.read(g.call, _unload_decoder)
         model = self._find(wanted.model)
         await self._fleet.unload(model, force=bool(wanted.force), wait=_flag("wait"))
-        return json_response(self._model(model))
+        return quart_json_response(self._model(model))
 
-    async def logs(self, name: str) -> Response:
+    async def logs(self, name: str) -> QuartResponse:
         """Return the output of a model's processes; with `?follow=true` also their later output."""
         model = self._find(name)
         follows = wants_to_follow(request.args.get("follow"))
@@ -96,28 +97,30 @@ class FleetRoutes:
             return self._fleet.output(model) is output
         return False
 
-    async def nodes(self) -> Response:
+    async def nodes(self) -> QuartResponse:
         """Return every node that the caller may see, local and remote, without its API key."""
-        return json_response(scope_of(self._edge.services, g.call.api_key).of_nodes(self._fleet.nodes()))
+        return quart_json_response(
+            scope_of(self._edge.services, g.call.api_key).of_nodes(self._fleet.nodes())
+        )
 
-    async def add_node(self) -> Response:
+    async def add_node(self) -> QuartResponse:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
         _check_is_for_all(g.call)
         wanted = await self._edge.read(g.call, _node_decoder)
         await self._fleet.add_node(_configuration(wanted))
-        return json_response(self._node(wanted.id), 201)
+        return quart_json_response(self._node(wanted.id), 201)
 
-    async def remove_node(self, node_id: str) -> Response:
+    async def remove_node(self, node_id: str) -> QuartResponse:
         """Remove a node; respond when the jobs it runs are finished."""
         _check_is_for_all(g.call)
         await self._fleet.remove_node(node_id)
-        return json_response({"id": node_id, "object": "node", "deleted": True})
+        return quart_json_response({"id": node_id, "object": "node", "deleted": True})
 
-    async def drain_node(self, node_id: str) -> Response:
+    async def drain_node(self, node_id: str) -> QuartResponse:
         """Give a node no more jobs; respond at once."""
         _check_is_for_all(g.call)
         self._fleet.drain_node(node_id)
-        return json_response(self._node(node_id))
+        return quart_json_response(self._node(node_id))
 
     def _find(self, name: str | None) -> str:
         """Return a model as `JobService.find` does, but refuse a selector: its choice would be arbitrary."""
@@ -146,7 +149,7 @@ def _flag(name: str) -> bool:
     return said == "true"
 
 
-def _check_is_for_all(call: Call) -> None:
+def _check_is_for_all(call: Request) -> None:
     """Raise `Forbidden` for a key that is limited to some models."""
     if call.api_key is not None and call.api_key.models:
         raise Forbidden("this API key is for some models only; nodes are for all")

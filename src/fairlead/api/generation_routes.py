@@ -15,7 +15,7 @@ import trio
 
 from fairlead.api.errors import error_reply, public_error
 from fairlead.api.exchange import CutStream, unwrap
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
@@ -24,7 +24,7 @@ from fairlead.config import Limits
 from fairlead.http.headers import FirstHeaders
 from fairlead.tenancy.access import tenant_of
 
-Route = Callable[[Call], Awaitable[Reply]]
+Route = Callable[[Request], Awaitable[Response]]
 
 
 class GenerationRoutes:
@@ -48,7 +48,7 @@ class GenerationRoutes:
     async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
         """Respond with this error, after the checks that precede every route."""
 
-        async def fail(_call: Call) -> Reply:
+        async def fail(_call: Request) -> Response:
             raise error
 
         await self._answer(fail, scope, receive, send)
@@ -73,7 +73,7 @@ class _Request:
         self._limits = scope.get("state", {}).get("limits") or Limits()
         self._direct = scope.get("extensions", {}).get("fairlead")
         client = scope.get("client")
-        self._call = Call(
+        self._call = Request(
             FirstHeaders(scope["headers"]),
             client[0] if client else None,
             self._read,
@@ -85,7 +85,7 @@ class _Request:
 
     async def answer(self, route: Route) -> None:
         """Run the route and send its response."""
-        unended: Reply | None = None
+        unended: Response | None = None
         failure: BaseException | None = None
         try:
             async with trio.open_nursery() as self._call.nursery:
@@ -113,14 +113,14 @@ class _Request:
         """Break the reference cycle of request and call, which only the garbage collector would free."""
         del self._call
 
-    async def _reply(self, route: Route) -> Reply:
+    async def _reply(self, route: Route) -> Response:
         try:
             self._door.enter(self._call)
             return await route(self._call)
         except Exception as error:  # noqa: BLE001  # a route may raise anything
             return self._refusal(error)
 
-    def _refusal(self, raised: Exception) -> Reply:
+    def _refusal(self, raised: Exception) -> Response:
         error = public_error(raised)
         self._door.refused(self._call, error)
         reply = error_reply(raised, self._path, error)
@@ -129,7 +129,7 @@ class _Request:
         raised.__traceback__ = None
         return reply
 
-    async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
+    async def _stream(self, reply: Response, body: AsyncIterable[bytes]) -> None:
         """Send the response except for its end. It may take any time as long as the client reads."""
         await self._begin(reply)
         if isinstance(body, EventStream):
@@ -137,7 +137,7 @@ class _Request:
         async for piece in body:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def _end(self, reply: Reply) -> None:
+    async def _end(self, reply: Response) -> None:
         """Send the rest of the response: its end, or all of it."""
         rest = b""
         if isinstance(reply.body, bytes):
@@ -145,7 +145,7 @@ class _Request:
             await self._begin(reply, ("Content-Length", str(len(rest))))
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
-    async def _begin(self, reply: Reply, *more: tuple[str, str]) -> None:
+    async def _begin(self, reply: Response, *more: tuple[str, str]) -> None:
         self._answering = True
         if self._incoming is not None:
             self._incoming.keep()

@@ -20,7 +20,7 @@ from fairlead.api.body import Body, parse
 from fairlead.api.encoding import packed
 from fairlead.api.loading import LOADING_AFTER_S, LoadingProgress
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.api.schemas import Addressed
 from fairlead.api.selecting import Selecting
@@ -71,17 +71,17 @@ class JobService:
 
     # Reading a request -------------------------------------------------------------------------------
 
-    async def take(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> tuple[bytes, Body]:
+    async def take(self, call: Request, decoder: msgspec.json.Decoder[Body]) -> tuple[bytes, Body]:
         """Return the raw and the parsed body. Raises as `IncomingBody.read` and `parse` do."""
         body = await call.read()
         call.body_bytes = len(body)
         return body, await self.parse(call, body, decoder)
 
-    async def read(self, call: Call, decoder: msgspec.json.Decoder[Body]) -> Body:
+    async def read(self, call: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
         """Return the parsed body. Raises as `take` does."""
         return (await self.take(call, decoder))[1]
 
-    async def parse(self, call: Call, body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    async def parse(self, call: Request, body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         """Parse a body, in a thread if it is large.
 
         Raises `InvalidRequest`; for a large body also `QueueFull` and `QueueTimeout`.
@@ -92,7 +92,7 @@ class JobService:
         return await self._parsing.run(self._tenant_so_far(call), parse, body, decoder, limits)
 
     async def encode(
-        self, call: Call, encode: Callable[..., Encoded], *arguments: Any, **options: Any
+        self, call: Request, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
         """Call a function whose time grows with a job's prompt, as `in_turn` does.
 
@@ -102,7 +102,7 @@ class JobService:
             self.quotas.of(call.api_key).check(now_s=trio.current_time())
         return await self.in_turn(call, partial(encode, *arguments, **options))
 
-    async def in_turn(self, call: Call, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
+    async def in_turn(self, call: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function whose time grows with a text: for a long body in a thread, by tenants' turns.
 
         Raises what the function raises, `QueueFull` and `QueueTimeout`.
@@ -111,12 +111,14 @@ class JobService:
             return encode(*arguments)
         return await self._encoding.run(self._tenant_so_far(call), encode, *arguments)
 
-    async def write(self, call: Call, write: Callable[..., bytes], *arguments: Any) -> bytes:
+    async def write(self, call: Request, write: Callable[..., bytes], *arguments: Any) -> bytes:
         """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
         return await self._writing.run(self._tenant_so_far(call), write, *arguments)
 
     @contextmanager
-    def charged(self, call: Call, tokens: int, param: str, *, is_estimate: bool = False) -> Iterator[Charge]:
+    def charged(
+        self, call: Request, tokens: int, param: str, *, is_estimate: bool = False
+    ) -> Iterator[Charge]:
         """Charge the key for a request that is not a job; refund it if it is refused.
 
         Raises as `Quota.admit` does.
@@ -132,26 +134,26 @@ class JobService:
         finally:
             charge.end()
 
-    def _tenant_so_far(self, call: Call) -> str:
+    def _tenant_so_far(self, call: Request) -> str:
         return self.tenant(call, user=call.user)
 
-    def tenant(self, call: Call, *, user: str | None = None, safety_identifier: str | None = None) -> str:
+    def tenant(self, call: Request, *, user: str | None = None, safety_identifier: str | None = None) -> str:
         """Return the tenant that the request counts for."""
         return tenant_of(
             call.api_key, call.headers, call.address, user=user, safety_identifier=safety_identifier
         )
 
-    def priority(self, call: Call, asked: str | int | None = None) -> int:
+    def priority(self, call: Request, asked: str | int | None = None) -> int:
         """Return the request's priority class; the header overrides `asked`, which is the body's."""
         asked = call.headers.get("X-Priority") or asked
         return priority_of(call.api_key, asked, self.services.config.queue)
 
-    def models(self, call: Call) -> list[ModelStatus]:
+    def models(self, call: Request) -> list[ModelStatus]:
         """Return the models that the caller may use, except unlisted ones."""
         known = self.services.fleet.models()
         return [status for status in known if not status.unlisted and self._allows(call, status.model)]
 
-    def offered(self, call: Call) -> list[ModelStatus]:
+    def offered(self, call: Request) -> list[ModelStatus]:
         """Return those of them that are of use now: without remote models that no ready node has.
 
         A request for such a model may still wait for its node to come back.
@@ -159,7 +161,7 @@ class JobService:
         known = self.models(call)
         return [status for status in known if status.kind != "remote" or status.state == "ready"]
 
-    def find(self, call: Call, name: str | None) -> str:
+    def find(self, call: Request, name: str | None) -> str:
         """Return the canonical name of a model; without a name, of the only one the caller may use.
 
         For a selector it is the model that a job would get now. Raises `ModelNotFound`, `Forbidden`, or
@@ -174,7 +176,7 @@ class JobService:
             raise Forbidden(f"this API key may not use the model {quoted(model)}", param="model")
         return model
 
-    def find_model(self, call: Call, name: str | None) -> TextModel:
+    def find_model(self, call: Request, name: str | None) -> TextModel:
         """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
         found = self.find(call, name)
         model = self.services.models.get(found)
@@ -184,7 +186,7 @@ class JobService:
 
     def job(
         self,
-        call: Call,
+        call: Request,
         wanted: Addressed,
         model: str,
         *,
@@ -226,7 +228,7 @@ class JobService:
 
     # Running its job ---------------------------------------------------------------------------------
 
-    async def whole(self, call: Call, job: Job) -> tuple[list[Delta], dict[str, str]]:
+    async def whole(self, call: Request, job: Job) -> tuple[list[Delta], dict[str, str]]:
         """Run the job to its end. Return one delta per choice, and the response headers about its wait.
 
         Raises a `FairleadError`.
@@ -237,8 +239,8 @@ class JobService:
         return await answers.collect(answer.deltas, job.sequences), waiting_headers(answer)
 
     async def stream(
-        self, call: Call, job: Job, writer: Writer, *, loading: LoadingProgress | None = None
-    ) -> Reply:
+        self, call: Request, job: Job, writer: Writer, *, loading: LoadingProgress | None = None
+    ) -> Response:
         """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
         With `loading` to report, the stream begins after `LOADING_AFTER_S`. Raises a `FairleadError` until
@@ -256,17 +258,17 @@ class JobService:
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return event_reply(body, headers)
 
-    def start(self, call: Call, job: Job) -> PendingAnswer:
+    def start(self, call: Request, job: Job) -> PendingAnswer:
         """Start the job in a task; the route reads the answer as it arrives. Raises `RateLimited`."""
         return self._start(call, job)[1]
 
-    def _start(self, call: Call, job: Job) -> tuple[Job, PendingAnswer]:
+    def _start(self, call: Request, job: Job) -> tuple[Job, PendingAnswer]:
         """Return the job with its final request id, and its pending answer."""
         job, charge, pending = self._admit(call, job)
         call.nursery.start_soon(self._serve, job, charge, pending)
         return job, pending
 
-    def _admit(self, call: Call, job: Job) -> tuple[Job, Charge, PendingAnswer]:
+    def _admit(self, call: Request, job: Job) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         charge = self.quotas.of(call.api_key).admit(
             prompt_tokens=job.prompt_tokens,
@@ -302,7 +304,7 @@ class JobService:
             charge.end()
             self._in_flight.discard(job.request_id)
 
-    def _only_model(self, call: Call) -> str:
+    def _only_model(self, call: Request) -> str:
         models = self.models(call)
         if len(models) == 1:
             return models[0].model
@@ -310,7 +312,7 @@ class JobService:
             raise Forbidden("this API key may use none of the models that are served", param="model")
         raise InvalidRequest("model: one of the served models must be named", param="model")
 
-    def _allows(self, call: Call, model: str) -> bool:
+    def _allows(self, call: Request, model: str) -> bool:
         allowed = call.api_key.models if call.api_key is not None else ()
         return not allowed or model in {self.services.aliases.get(name, name) for name in allowed}
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 import trio
 from prometheus_client.exposition import choose_encoder
-from quart import Quart, Response, g, request
+from quart import Quart, g, request
+from quart import Response as QuartResponse
 
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
@@ -28,7 +29,7 @@ class Metrics:
         """Register the route."""
         app.add_url_rule("/metrics", view_func=self.metrics, methods=["GET"])
 
-    async def metrics(self) -> Response:
+    async def metrics(self) -> QuartResponse:
         """Return all current metrics that the caller may see.
 
         Encoding a thousand tenants takes tens of milliseconds and must not delay tokens. So the values are
@@ -37,4 +38,4 @@ class Metrics:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         pulled = self._metrics.pull(scope_of(self._services, g.call.api_key))
         body = await trio.to_thread.run_sync(encode, pulled, abandon_on_cancel=True, limiter=self._threads)
-        return Response(body, content_type=content_type)
+        return QuartResponse(body, content_type=content_type)

@@ -5,16 +5,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from quart import Quart, Response, g
+from quart import Quart, g
+from quart import Response as QuartResponse
 
 from fairlead.api import answers, chunks, prepare, unserved
 from fairlead.api.encoding import encode_prompts
-from fairlead.api.exchange import json_response
+from fairlead.api.exchange import quart_json_response
 from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.paths import without_version
 from fairlead.api.proxy import CHAT, COMPLETIONS, Proxy
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.config import CommandConfig
 from fairlead.text.model import TextModel
@@ -38,14 +39,14 @@ class OpenAI:
 
     def add_to(self, app: Quart) -> None:
         """Register the other routes."""
-        listing: dict[str, Callable[..., Awaitable[Response]]] = {
+        listing: dict[str, Callable[..., Awaitable[QuartResponse]]] = {
             "/v1/models": self.models,
             "/v1/models/<path:name>": self.model,
         }
         for rule, view in (listing | without_version(listing)).items():
             app.add_url_rule(rule, view_func=view, methods=["GET"])
 
-    async def chat(self, call: Call) -> Reply:
+    async def chat(self, call: Request) -> Response:
         """Handle `POST /v1/chat/completions`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
@@ -87,7 +88,7 @@ class OpenAI:
             call, job, lambda whole: answers.chat_completion(job, whole, model.tokenizer, created=created)
         )
 
-    async def complete(self, call: Call) -> Reply:
+    async def complete(self, call: Request) -> Response:
         """Handle `POST /v1/completions`."""
         body, addressed, name = await self._relaying.read(call)
         if (model := self._services.models.get(name)) is None:
@@ -146,7 +147,7 @@ class OpenAI:
             ),
         )
 
-    async def models(self) -> Response:
+    async def models(self) -> QuartResponse:
         """Handle `GET /v1/models`."""
         offered = self._edge.offered(g.call)
         served = [self._card(status.model) for status in offered]
@@ -155,14 +156,14 @@ class OpenAI:
                 self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
             ]
         selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(g.call)]
-        return json_response({"object": "list", "data": served + selectors})
+        return quart_json_response({"object": "list", "data": served + selectors})
 
-    async def model(self, name: str) -> Response:
+    async def model(self, name: str) -> QuartResponse:
         """Handle `GET /v1/models/{id}`, for a name, an alias or a selector."""
         found = self._edge.find(g.call, name)
         if (card := self._edge.selecting.card(g.call, name)) is not None:
-            return json_response(self._blank_card(name) | card)
-        return json_response(self._card(found))
+            return quart_json_response(self._blank_card(name) | card)
+        return quart_json_response(self._card(found))
 
     def _card(self, name: str) -> dict[str, Any]:
         """Return a model's entry in the list, with more fields if its tokenizer is known here."""

@@ -10,12 +10,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from quart import Quart, Response, request
+from quart import Quart, request
+from quart import Response as QuartResponse
 
 from fairlead.api import schemas, shapes, unserved
 from fairlead.api.exchange import response_of
 from fairlead.api.paths import without_version
-from fairlead.api.request import json_reply
+from fairlead.api.request import json_response
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
 from fairlead.fleet.status import ModelStatus, NodeStatus
@@ -289,9 +290,9 @@ class OpenApi:
         """Register the route."""
         app.add_url_rule("/openapi.json", view_func=self.document, methods=["GET"])
 
-    async def document(self) -> Response:
+    async def document(self) -> QuartResponse:
         """Return the document, in JSON. Below a prefix it names the prefix, which its paths do not have."""
-        return response_of(json_reply(_encoded(request.scope.get("prefix", ""))))
+        return response_of(json_response(_encoded(request.scope.get("prefix", ""))))
 
 
 def document() -> dict[str, Any]:

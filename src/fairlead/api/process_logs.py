@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from fairlead.api.request import NO_SNIFFING, Call, Reply
+from fairlead.api.request import NO_SNIFFING, Request, Response
 from fairlead.errors import InvalidRequest, RateLimited
 from fairlead.process.output import ProcessOutput
 
@@ -46,18 +46,18 @@ class ProcessLogs:
         self._draining = draining
         self._followers = 0
 
-    def kept(self, output: ProcessOutput) -> Reply:
+    def kept(self, output: ProcessOutput) -> Response:
         """Return the lines that are kept now."""
-        return Reply(_text(output.since(0)), 200, HEADERS)
+        return Response(_text(output.since(0)), 200, HEADERS)
 
-    def follow(self, call: Call, output: ProcessOutput, is_current: Callable[[], bool]) -> Reply:
+    def follow(self, call: Request, output: ProcessOutput, is_current: Callable[[], bool]) -> Response:
         """Return those lines and all later ones, as long as `is_current`. Raises `RateLimited`."""
         if self._followers >= FOLLOWERS:
             message = f"{FOLLOWERS} clients follow logs already, and no more may"
             raise RateLimited(message, retry_after_s=RETRY_S)
         self._followers += 1
         call.nursery.start_soon(self._count)
-        return Reply(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
+        return Response(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
 
     async def _count(self) -> None:
         """Count a follower, as long as its request lasts."""

@@ -18,7 +18,7 @@ from fairlead.api.errors import error_event
 from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
-from fairlead.api.request import Call, Reply, json_reply
+from fairlead.api.request import Request, Response, json_response
 from fairlead.api.schemas import Addressed, Relayed
 from fairlead.errors import FairleadError, InvalidRequest, quoted
 from fairlead.job import Delta, Job, Relay, Sampling
@@ -54,7 +54,7 @@ class Proxy:
         """Return the routes that only relayed models have, by path: all are POST."""
         return {path: partial(self._answer, path) for path in PATHS}
 
-    async def read(self, call: Call) -> tuple[bytes, Relayed, str]:
+    async def read(self, call: Request) -> tuple[bytes, Relayed, str]:
         """Return the body, the fields needed of any body, and the canonical name of its model.
 
         In a body for a selector, the model is replaced by the one that the job gets. Raises as
@@ -73,7 +73,7 @@ class Proxy:
             return None
         return Relay(path, body, bool(wanted.stream) and path not in _SILENT)
 
-    async def pass_on(self, call: Call, path: str, body: bytes, wanted: Relayed, model: str) -> Reply:
+    async def pass_on(self, call: Request, path: str, body: bytes, wanted: Relayed, model: str) -> Response:
         """Relay the request to a node that has the model. Raises a `FairleadError`."""
         job = self._job(call, path, body, wanted, model)
         if job.stream:
@@ -81,28 +81,30 @@ class Proxy:
             return await self._edge.stream(call, job, ProxyWriter(path), loading=loading)
         return await self.whole(call, job)
 
-    async def stream(self, call: Call, job: Job, own: Chunks) -> Reply:
+    async def stream(self, call: Request, job: Job, own: Chunks) -> Response:
         """Stream a job's answer. `own` writes what our engine generates of it."""
         writer = own if job.relay is None else ProxyWriter(job.relay.path, own)
         loading = loading_progress(self._services, job) if isinstance(own, ChatChunks) else None
         return await self._edge.stream(call, job, writer, loading=loading)
 
-    async def whole(self, call: Call, job: Job, own: Callable[[list[Delta]], bytes] | None = None) -> Reply:
+    async def whole(
+        self, call: Request, job: Job, own: Callable[[list[Delta]], bytes] | None = None
+    ) -> Response:
         """Run a job to its end. `own` writes an answer of our engine, in JSON."""
         answer, headers = await self._edge.whole(call, job)
         if own is not None and not answer[0].raw:
             large = is_large(answer)
             written = await self._edge.write(call, own, answer) if large else own(answer)
-            return json_reply(written, headers=headers)
-        return json_reply(b"".join(answer[0].raw), headers=headers)
+            return json_response(written, headers=headers)
+        return json_response(b"".join(answer[0].raw), headers=headers)
 
-    async def _answer(self, path: str, call: Call) -> Reply:
+    async def _answer(self, path: str, call: Request) -> Response:
         body, wanted, model = await self.read(call)
         if model in self._services.models:
             raise InvalidRequest(f"model: {quoted(model)} is not served under {path}", param="model")
         return await self.pass_on(call, path, body, wanted, model)
 
-    def _job(self, call: Call, path: str, body: bytes, wanted: Relayed, model: str) -> Job:
+    def _job(self, call: Request, path: str, body: bytes, wanted: Relayed, model: str) -> Job:
         choices = _choices(path, wanted)
         most = self._services.config.limits.sequences
         if choices > most:

@@ -1,8 +1,9 @@
 """The routes of the queue: its totals, an estimate, and the cancellation of a client's own job."""
 
-from quart import Quart, Response, g, request
+from quart import Quart, g, request
+from quart import Response as QuartResponse
 
-from fairlead.api.exchange import json_response
+from fairlead.api.exchange import quart_json_response
 from fairlead.api.job_service import JobService
 from fairlead.errors import NotFound, quoted
 from fairlead.tenancy.access import owner_of
@@ -21,19 +22,19 @@ class QueueRoutes:
         app.add_url_rule("/queue/estimate", view_func=self.estimate, methods=["GET"])
         app.add_url_rule("/v1/requests/<path:request_id>/cancel", view_func=self.cancel, methods=["POST"])
 
-    async def queue(self) -> Response:
+    async def queue(self) -> QuartResponse:
         """Return the queue's totals."""
-        return json_response(self._services.queue_statistics())
+        return quart_json_response(self._services.queue_statistics())
 
-    async def estimate(self) -> Response:
+    async def estimate(self) -> QuartResponse:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
         model = self._edge.find(g.call, request.args.get("model"))
-        return json_response(
+        return quart_json_response(
             self._services.estimate(model, self._edge.tenant(g.call), self._edge.priority(g.call))
         )
 
-    async def cancel(self, request_id: str) -> Response:
+    async def cancel(self, request_id: str) -> QuartResponse:
         """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
         if not self._services.gateway.cancel(request_id, owner_of(g.call.api_key)):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
-        return json_response({"id": request_id, "object": "request", "status": "cancelled"})
+        return quart_json_response({"id": request_id, "object": "request", "status": "cancelled"})

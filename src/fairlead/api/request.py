@@ -18,7 +18,7 @@ NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 _encode = msgspec.json.Encoder().encode
 
 
-class Call:
+class Request:
     """One request. All work for it runs in `nursery`, which is cancelled when the client disconnects.
 
     `read` returns the whole body, once, or raises as `IncomingBody.read` does. `leave_body` is called when
@@ -62,7 +62,7 @@ def _nothing() -> None:
     """Do nothing: there is no body to stop counting."""
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """A response: its whole body, or an iterator of its pieces.
 
     The iterator is never closed. So it must hold no resources, and must not be a generator.
@@ -73,10 +73,10 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def json_reply(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a response in JSON; bytes are taken as JSON already.
 
     Some contain text of other servers, so browsers must not guess another content type.
     """
     body = document if isinstance(document, bytes) else _encode(document)
-    return Reply(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})
+    return Response(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})

@@ -14,7 +14,7 @@ import trio
 from fairlead.api.cors import Cors
 from fairlead.api.origin import Guard
 from fairlead.api.paths import nearest_route
-from fairlead.api.request import Call
+from fairlead.api.request import Request
 from fairlead.errors import FairleadError, NotFound
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.tenancy.access import Access
@@ -41,7 +41,7 @@ class RequestAuth:
 
     def enter(
         self,
-        call: Call,
+        call: Request,
         *,
         without_key: bool = False,
         is_operator_route: bool = False,
@@ -61,7 +61,7 @@ class RequestAuth:
         elif not (is_probe or self._access.has_keys):
             self._guard.check(call.headers, strict=False, any_origin=self._cors.allows(call.headers))
 
-    def refused(self, call: Call, error: FairleadError) -> None:
+    def refused(self, call: Request, error: FairleadError) -> None:
         """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""
         if call.is_job:
             return
@@ -92,7 +92,7 @@ class RequestAuth:
         """Return the number of requests refused before they became jobs, by error code."""
         return dict(self._refusals)
 
-    def headers(self, call: Call) -> dict[str, str]:
+    def headers(self, call: Request) -> dict[str, str]:
         """Return the headers of every response. A caller without a known key has no limits to report."""
         limits = self._quotas.of(call.api_key).headers(trio.current_time())
         cors = self._cors.headers(call.headers) if call.is_open_to_pages else {}

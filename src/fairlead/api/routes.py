@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
-from quart import Response, g, request
+from quart import Response as QuartResponse
+from quart import g, request
 from quart.globals import request_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
@@ -30,7 +31,7 @@ from fairlead.api.origin import Guard
 from fairlead.api.paths import Paths, without_root, without_version
 from fairlead.api.proxy import Proxy
 from fairlead.api.queue import QueueRoutes
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
@@ -119,12 +120,12 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         edge.quotas.change(api_keys)
         access.change(api_keys)
 
-    async def enter() -> Response | None:
+    async def enter() -> QuartResponse | None:
         current = cast(FairleadRequest, request_ctx.request)
         client = current.scope.get("client")
         # Quart adds a `Host` if the client sent none.
         headers = FirstHeaders(current.scope["headers"])
-        g.call = Call(
+        g.call = Request(
             headers,
             client[0] if client else None,
             partial(read_body, current),
@@ -149,17 +150,17 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
         current.body_memory, current.tenant = edge.body_memory, edge.tenant(g.call)
         if is_question:
             methods = app.create_url_adapter(current).allowed_methods()
-            return response_of(Reply(b"", 204, cors.permission(headers, methods)))
+            return response_of(Response(b"", 204, cors.permission(headers, methods)))
         return None
 
-    async def fail(error: Exception) -> Response:
+    async def fail(error: Exception) -> QuartResponse:
         public = public_error(error)
         door.refused(g.call, public)
         reply = error_reply(error, request.path, public)
         error.__traceback__ = None  # as in `GenerationRoutes`
         return response_of(reply)
 
-    async def leave(response: Response) -> Response:
+    async def leave(response: QuartResponse) -> QuartResponse:
         response.headers.update(door.headers(g.call))
         return response
 
@@ -195,6 +196,6 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     return app
 
 
-async def _answer(route: Route) -> Response:
+async def _answer(route: Route) -> QuartResponse:
     """Handle a generating route in Quart, as `GenerationRoutes` does without it."""
     return response_of(await route(g.call))

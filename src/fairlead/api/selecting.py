@@ -9,12 +9,12 @@ from typing import Any
 
 import trio
 
-from fairlead.api.request import Call
+from fairlead.api.request import Request
 from fairlead.api.services import Services
 from fairlead.errors import Forbidden, ModelNotFound, quoted
 from fairlead.swap.selectors import Selection, Target
 
-Allows = Callable[[Call, str], bool]
+Allows = Callable[[Request, str], bool]
 
 
 class Selecting:
@@ -29,7 +29,7 @@ class Selecting:
         """Return whether the name stands for several models."""
         return name in self._services.selectors
 
-    def choose(self, call: Call, name: str) -> Target:
+    def choose(self, call: Request, name: str) -> Target:
         """Return the target that a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
         found = list(self._targets(name))
         if not found:
@@ -39,7 +39,7 @@ class Selecting:
             raise Forbidden(f"this API key may use no model that {quoted(name)} stands for", param="model")
         return self._selection.choose(name, self._services.selectors[name], allowed)
 
-    def take(self, call: Call, name: str) -> Target:
+    def take(self, call: Request, name: str) -> Target:
         """Return the target for the caller's job. With `spillover`, it counts until the request ends."""
         target = self.choose(call, name)
         if self._services.selectors[name].strategy == "spillover":
@@ -47,13 +47,13 @@ class Selecting:
             call.nursery.start_soon(self._hold, name, target.model)
         return target
 
-    def cards(self, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+    def cards(self, call: Request) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the names and entries of the selectors that the caller may use and that are not unlisted."""
         for name, selector in self._services.selectors.items():
             if not selector.unlisted and (card := self.card(call, name)) is not None:
                 yield name, card
 
-    def card(self, call: Call, name: str) -> dict[str, Any] | None:
+    def card(self, call: Request, name: str) -> dict[str, Any] | None:
         """Return a selector's entry; None if it does not exist or the caller may use none of its targets."""
         selector = self._services.selectors.get(name)
         targets = [] if selector is None else self._allowed(call, name, list(self._targets(name)))
@@ -85,7 +85,7 @@ class Selecting:
                 is_elsewhere, is_well = status.kind == "remote", status.problem is None
                 yield Target(target, model, status.state, is_elsewhere, is_well)
 
-    def _allowed(self, call: Call, name: str, targets: list[Target]) -> list[Target]:
+    def _allowed(self, call: Request, name: str, targets: list[Target]) -> list[Target]:
         if self._allows(call, name):
             return targets
         return [target for target in targets if self._allows(call, target.model)]

@@ -13,7 +13,7 @@ from fairlead.api.answers import is_large
 from fairlead.api.errors import public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import NO_SNIFFING, Reply
+from fairlead.api.request import NO_SNIFFING, Response
 from fairlead.api.services import Waiting
 from fairlead.errors import FairleadError
 from fairlead.http.asgi import Direct
@@ -158,6 +158,6 @@ class EventStream:
         return True
 
 
-def event_reply(body: EventStream, headers: dict[str, str]) -> Reply:
+def event_reply(body: EventStream, headers: dict[str, str]) -> Response:
     """Return the streamed response; `headers` are added to those that prevent buffering."""
-    return Reply(body, 200, {**HEADERS, **headers})
+    return Response(body, 200, {**HEADERS, **headers})

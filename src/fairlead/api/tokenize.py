@@ -10,7 +10,7 @@ import trio
 from fairlead.api import prepare, unserved
 from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
-from fairlead.api.request import Call, Reply, json_reply
+from fairlead.api.request import Request, Response, json_response
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
 from fairlead.errors import ContextLengthExceeded
 from fairlead.text.model import TextModel
@@ -32,7 +32,7 @@ class Tokens:
         """Return the routes, by path: both are POST."""
         return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
 
-    async def tokenize(self, call: Call) -> Reply:
+    async def tokenize(self, call: Request) -> Response:
         """Handle `POST /tokenize`."""
         wanted = await self._edge.read(call, _tokenize_decoder)
         model = self._edge.find_model(call, wanted.model)
@@ -43,9 +43,9 @@ class Tokens:
         with self._edge.charged(call, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._edge.in_turn(call, _tokenized, model, wanted)
             charge.settle(tokens, trio.current_time())
-        return json_reply(body)
+        return json_response(body)
 
-    async def detokenize(self, call: Call) -> Reply:
+    async def detokenize(self, call: Request) -> Response:
         """Handle `POST /detokenize`."""
         wanted = await self._edge.read(call, _detokenize_decoder)
         model = self._edge.find_model(call, wanted.model)
@@ -53,7 +53,7 @@ class Tokens:
             raise _too_long(model, f"{len(wanted.tokens)} tokens", "tokens")
         with self._edge.charged(call, len(wanted.tokens), "tokens"):
             body = await self._edge.in_turn(call, _detokenized, model, wanted.tokens)
-        return json_reply(body)
+        return json_response(body)
 
 
 def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:

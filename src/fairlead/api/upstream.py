@@ -8,7 +8,8 @@ import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote, unquote
 
-from quart import Quart, Response, g, request
+from quart import Quart, g, request
+from quart import Response as QuartResponse
 
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.passthrough import decode_head, forwarded_headers
@@ -16,7 +17,7 @@ from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.cors import Cors
 from fairlead.api.exchange import CutStream
 from fairlead.api.job_service import JobService, waiting_headers
-from fairlead.api.request import NO_SNIFFING, Call
+from fairlead.api.request import NO_SNIFFING, Request
 from fairlead.api.schemas import Addressed
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
 from fairlead.job import Job, Passthrough, Relay, Sampling
@@ -41,7 +42,7 @@ class UpstreamRoute:
         """Register the route."""
         app.add_url_rule(f"{PREFIX}<path:upstream_path>", view_func=self.pass_on, methods=list(METHODS))
 
-    async def pass_on(self, upstream_path: str) -> Response:
+    async def pass_on(self, upstream_path: str) -> QuartResponse:
         """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(f"{PREFIX}{upstream_path}") if raw_path is None else raw_path.decode("ascii")
@@ -66,7 +67,7 @@ class UpstreamRoute:
                 return name, "/" + "/".join(rest) if rest else ""
         raise NotFound(f"the model {quoted(unquote(segments[0]))} is not served here")
 
-    def _check(self, call: Call, name: str, model: str) -> None:
+    def _check(self, call: Request, name: str, model: str) -> None:
         status = self._services.fleet.model(model)
         if status is None or status.kind != "command":
             raise NotFound(
@@ -91,14 +92,14 @@ class UpstreamRoute:
                 "not load it"
             )
 
-    def _with_slash(self, raw: str) -> Response:
+    def _with_slash(self, raw: str) -> QuartResponse:
         """Redirect to the model's root, so that relative URLs in its pages are right."""
         query = request.scope.get("query_string", b"").decode("ascii", "replace")
         status = 301 if request.method in ("GET", "HEAD") else 308
         root = request.scope.get("prefix", "")
-        return Response(b"", status, {"Location": f"{root}{raw}/{'?' if query else ''}{query}"})
+        return QuartResponse(b"", status, {"Location": f"{root}{raw}/{'?' if query else ''}{query}"})
 
-    async def _job(self, call: Call, model: str, path: str) -> Job:
+    async def _job(self, call: Request, model: str, path: str) -> Job:
         body = b""
         headers = forwarded_headers(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.scope["headers"]
@@ -125,13 +126,13 @@ class UpstreamRoute:
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
 
-    async def _answer(self, call: Call, job: Job) -> Response:
+    async def _answer(self, call: Request, job: Job) -> QuartResponse:
         pending = self._edge.start(call, job)
         answer = await pending.get()
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **waiting_headers(answer), **NO_SNIFFING}
-        response = Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
+        response = QuartResponse(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
         if "content-type" not in head.headers:
             del response.headers["Content-Type"]  # Quart's default
         return response

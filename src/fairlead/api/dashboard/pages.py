@@ -11,10 +11,11 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-from quart import Quart, Response, request
+from quart import Quart, request
+from quart import Response as QuartResponse
 
 from fairlead.api.exchange import response_of
-from fairlead.api.request import Reply
+from fairlead.api.request import Response
 from fairlead.errors import NotFound, quoted
 
 PAGE_RULE = "/"
@@ -60,11 +61,11 @@ class Dashboard:
         app.add_url_rule(PAGE_RULE, view_func=self.page, methods=["GET"])
         app.add_url_rule(FILES_RULE, view_func=self.file, methods=["GET"])
 
-    async def page(self) -> Response:
+    async def page(self) -> QuartResponse:
         """Return the page itself."""
         return _answer(assets()["index.html"])
 
-    async def file(self, name: str) -> Response:
+    async def file(self, name: str) -> QuartResponse:
         """Return a file of the page."""
         asset = assets().get(name)
         if asset is None:
@@ -90,8 +91,8 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, Asset]) -> None:
             found[name] = Asset(content, content_type, f'"{sha256(content).hexdigest()[:32]}"')
 
 
-def _answer(asset: Asset) -> Response:
+def _answer(asset: Asset) -> QuartResponse:
     headers = {**_HEADERS, "ETag": asset.tag}
     if request.headers.get("If-None-Match") == asset.tag:
-        return response_of(Reply(b"", 304, headers))
-    return response_of(Reply(asset.content, 200, {**headers, "Content-Type": asset.content_type}))
+        return response_of(Response(b"", 304, headers))
+    return response_of(Response(asset.content, 200, {**headers, "Content-Type": asset.content_type}))
