@@ -176,7 +176,7 @@ class AsgiApp:
             logger.info("ready", models=models)
             has_loaded.set()
 
-        async with composition.running(loaded, past_quart=False) as quart, trio.open_nursery() as nursery:
+        async with composition.running(loaded, bypasses_quart=False) as quart, trio.open_nursery() as nursery:
             quart.nursery = nursery
             await quart.startup()
             await has_loaded.wait()

@@ -11,7 +11,6 @@ import msgspec
 
 from fairlead.api import prepare, unserved
 from fairlead.api.encoding import encode_prompts
-from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.proxy import EMBEDDINGS, Proxy
 from fairlead.api.request import Request, Response
@@ -30,16 +29,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Embeddings:
-    """The route `/v1/embeddings`."""
+    """The view of `/v1/embeddings`."""
 
     def __init__(self, edge: JobService, relaying: Proxy) -> None:
         self._edge = edge
         self._relaying = relaying
         self._services = edge.services
-
-    def generating(self) -> dict[str, Route]:
-        """Return the route, by its path: it is POST."""
-        return {EMBEDDINGS: self.embed}
 
     async def embed(self, call: Request) -> Response:
         """Handle `POST /v1/embeddings`."""

@@ -24,7 +24,7 @@ from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.api.schemas import Addressed
 from fairlead.api.selecting import Selecting
-from fairlead.api.services import Answer, Services
+from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, Writer, event_reply
 from fairlead.api.turns import Threads
@@ -38,6 +38,7 @@ from fairlead.errors import (
     quoted,
 )
 from fairlead.fleet.status import ModelStatus
+from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of

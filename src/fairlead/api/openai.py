@@ -1,21 +1,15 @@
 """OpenAI's generating routes, and its list of models."""
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from quart import Quart, g
-from quart import Response as QuartResponse
 
 from fairlead.api import answers, chunks, prepare, unserved
 from fairlead.api.encoding import encode_prompts
-from fairlead.api.exchange import quart_json_response
-from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
-from fairlead.api.paths import without_version
 from fairlead.api.proxy import CHAT, COMPLETIONS, Proxy
-from fairlead.api.request import Request, Response
+from fairlead.api.request import Request, Response, json_response
 from fairlead.api.schemas import ChatCompletionRequest, CompletionRequest
 from fairlead.config import CommandConfig
 from fairlead.text.model import TextModel
@@ -25,26 +19,13 @@ _completion_decoder = msgspec.json.Decoder(unserved.reading(CompletionRequest, u
 
 
 class OpenAI:
-    """The routes `/v1/chat/completions`, `/v1/completions` and `/v1/models`."""
+    """The views of `/v1/chat/completions`, `/v1/completions` and `/v1/models`."""
 
     def __init__(self, edge: JobService, relaying: Proxy) -> None:
         self._edge = edge
         self._relaying = relaying
         self._services = edge.services
         self._began = int(time.time())
-
-    def generating(self) -> dict[str, Route]:
-        """Return the generating routes, by path: all are POST."""
-        return {CHAT: self.chat, COMPLETIONS: self.complete}
-
-    def add_to(self, app: Quart) -> None:
-        """Register the other routes."""
-        listing: dict[str, Callable[..., Awaitable[QuartResponse]]] = {
-            "/v1/models": self.models,
-            "/v1/models/<path:name>": self.model,
-        }
-        for rule, view in (listing | without_version(listing)).items():
-            app.add_url_rule(rule, view_func=view, methods=["GET"])
 
     async def chat(self, call: Request) -> Response:
         """Handle `POST /v1/chat/completions`."""
@@ -147,23 +128,24 @@ class OpenAI:
             ),
         )
 
-    async def models(self) -> QuartResponse:
+    async def models(self, request: Request) -> Response:
         """Handle `GET /v1/models`."""
-        offered = self._edge.offered(g.call)
+        offered = self._edge.offered(request)
         served = [self._card(status.model) for status in offered]
         if self._services.fleet.lists_aliases:
             served += [
                 self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
             ]
-        selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(g.call)]
-        return quart_json_response({"object": "list", "data": served + selectors})
+        selectors = [self._blank_card(name) | card for name, card in self._edge.selecting.cards(request)]
+        return json_response({"object": "list", "data": served + selectors})
 
-    async def model(self, name: str) -> QuartResponse:
+    async def model(self, request: Request) -> Response:
         """Handle `GET /v1/models/{id}`, for a name, an alias or a selector."""
-        found = self._edge.find(g.call, name)
-        if (card := self._edge.selecting.card(g.call, name)) is not None:
-            return quart_json_response(self._blank_card(name) | card)
-        return quart_json_response(self._card(found))
+        name = request.path_parameters["name"]
+        found = self._edge.find(request, name)
+        if (card := self._edge.selecting.card(request, name)) is not None:
+            return json_response(self._blank_card(name) | card)
+        return json_response(self._card(found))
 
     def _card(self, name: str) -> dict[str, Any]:
         """Return a model's entry in the list, with more fields if its tokenizer is known here."""

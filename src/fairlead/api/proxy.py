@@ -6,7 +6,6 @@ repeatable. The rest of a body, and whether it is valid, is left to the server t
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
@@ -15,7 +14,6 @@ from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.answers import is_large
 from fairlead.api.chunks import ChatChunks, Chunks
 from fairlead.api.errors import error_event
-from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
@@ -30,8 +28,6 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
-# Routes for relayed models only.
-PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS)
 # Routes where `stream` has no meaning, because nothing is generated.
 _SILENT = frozenset({EMBEDDINGS, COUNT_TOKENS})
 # The assumed length of an answer whose client sets no limit: the other server's limit is unknown.
@@ -50,9 +46,17 @@ class Proxy:
         self._edge = edge
         self._services = edge.services
 
-    def generating(self) -> dict[str, Route]:
-        """Return the routes that only relayed models have, by path: all are POST."""
-        return {path: partial(self._answer, path) for path in PATHS}
+    async def responses(self, call: Request) -> Response:
+        """Handle `POST /v1/responses`."""
+        return await self._answer(RESPONSES, call)
+
+    async def messages(self, call: Request) -> Response:
+        """Handle `POST /v1/messages`."""
+        return await self._answer(MESSAGES, call)
+
+    async def count_tokens(self, call: Request) -> Response:
+        """Handle `POST /v1/messages/count_tokens`."""
+        return await self._answer(COUNT_TOKENS, call)
 
     async def read(self, call: Request) -> tuple[bytes, Relayed, str]:
         """Return the body, the fields needed of any body, and the canonical name of its model.

@@ -11,10 +11,9 @@ import trio
 
 from fairlead.api.answers import is_large
 from fairlead.api.errors import public_error
-from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import NO_SNIFFING, Response
-from fairlead.api.services import Waiting
+from fairlead.api.request import NO_SNIFFING, CutStream, Response
+from fairlead.dispatch.forecast import Forecast
 from fairlead.errors import FairleadError
 from fairlead.http.asgi import Direct
 from fairlead.job import Delta
@@ -34,7 +33,7 @@ class Notices(Protocol):
 
     interval_s: float
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: Forecast | None) -> bytes:
         """Return the notice for now, once every `interval_s`; `waiting` is None if the job is not queued."""
 
     def end(self) -> bytes:
@@ -46,7 +45,7 @@ class WaitingComments:
 
     interval_s = COMMENT_EVERY_S
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: Forecast | None) -> bytes:
         """See `Notices`."""
         if waiting is None:
             return b": running\n\n"
@@ -87,7 +86,7 @@ class EventStream:
         self,
         pending: PendingAnswer,
         writer: Writer,
-        waiting: Callable[[], Waiting | None],
+        waiting: Callable[[], Forecast | None],
         notices: Notices | None = None,
     ) -> None:
         self.direct: Direct | None = None

@@ -8,7 +8,6 @@ import msgspec
 import trio
 
 from fairlead.api import prepare, unserved
-from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
@@ -23,14 +22,10 @@ USUAL_CHARS_A_TOKEN = 4
 
 
 class Tokens:
-    """The routes between text and token ids, without generation."""
+    """The views that convert between text and token ids, without generation."""
 
     def __init__(self, edge: JobService) -> None:
         self._edge = edge
-
-    def routes(self) -> dict[str, Route]:
-        """Return the routes, by path: both are POST."""
-        return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
 
     async def tokenize(self, call: Request) -> Response:
         """Handle `POST /tokenize`."""
