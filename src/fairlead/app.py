@@ -18,7 +18,7 @@ import trio
 
 from fairlead import interpreter
 from fairlead.api.exchange import unwrap
-from fairlead.api.routes import Application, create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ConfigError, Limits, ModelConfig
 from fairlead.descriptors import raise_limit, share_of_clients
@@ -174,9 +174,9 @@ class Composition:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
         Calls `loaded` with the names of all models when preloading is over. `bypasses_quart` is as for
-        `create_app`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        `Application`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
-        app = create_app(self._services(), bypasses_quart=bypasses_quart)
+        app = Application(self._services(), bypasses_quart=bypasses_quart)
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:

@@ -15,7 +15,7 @@ from structlog.testing import LogCapture
 
 from api import far_away
 from fairlead.answer.deltas import Deltas
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.errors import Cancelled, FairleadError
@@ -304,7 +304,7 @@ def client_of(
         **changes,
     }
     services.setdefault("fleet", FakeFleet(services["models"]))
-    return Client(create_app(Services(**services), bypasses_quart=bypasses_quart), gateway)
+    return Client(Application(Services(**services), bypasses_quart=bypasses_quart), gateway)
 
 
 @pytest.fixture

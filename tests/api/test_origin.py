@@ -201,4 +201,4 @@ def test_page_behind_a_proxy_that_rewrites_host_is_accepted_if_same_origin():
 def test_the_number_of_remembered_hosts_is_bounded():
     for number in range(1000):
         is_right(LOOPBACK, strict=False, host=f"{number}.evil.example")
-    assert LOOPBACK._is_right.cache_info().currsize <= 256
+    assert LOOPBACK._allows_host.cache_info().currsize <= 256

@@ -15,7 +15,7 @@ import msgspec
 import trio
 from prometheus_client.exposition import generate_latest
 
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, KeyLimits, Limits, NodeConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -72,7 +72,7 @@ class World:
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.forecast(*asked)),
         )
-        self.app = create_app(self.services)
+        self.app = Application(self.services)
         self._overview = Overview(self.services)
         self._metrics = ServerMetrics(
             self.services, self._overview, refusals=dict, tenants=TenantNames(config)

@@ -18,7 +18,7 @@ LIMITS = (
         "fairlead.tenancy.quotas:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Charge.answered",
+        "fairlead.tenancy.quotas:Charge.charge_answer",
         "tokens > self._answer_tokens",
         "False",
         "play",
@@ -129,8 +129,8 @@ RELOAD = (
     ),
     Mutant(
         "fairlead.tenancy.quotas:Quotas.change",
-        "self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}",
-        "self._of_key = known or {name: Quota(name[1]) for name in names}",
+        "self._by_key = {name: known.get(name) or Quota(name[1]) for name in names}",
+        "self._by_key = known or {name: Quota(name[1]) for name in names}",
         "reload",
         f"{_KEY}.concurrent",
     ),

@@ -301,7 +301,7 @@ class JobService:
                 charge.refund()
         finally:
             if pending.answer is not None:
-                charge.answered(pending.answer.deltas.tokens, trio.current_time())
+                charge.charge_answer(pending.answer.deltas.tokens, trio.current_time())
             charge.end()
             self._in_flight.discard(job.request_id)
 

@@ -280,7 +280,7 @@ _SERVER = (
         view=Admin.ready,
         permission=Permission.PROBE,
         tag="server",
-        summary="200: all models to preload are loaded. Needs no key.",
+        summary="200: all models to preload are loaded, and none waits for its restart. Needs no key.",
         answer=shapes.ServerState,
         states=(503,),
     ),

@@ -60,7 +60,7 @@ class Match:
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart with the rules of the route table, our own exchange and request.
+    """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
     With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart: a flood
     of them would cost more in Quart, which has all rules in any case.
@@ -69,7 +69,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     asgi_http_class = Exchange
     request_class = FairleadRequest
 
-    def __init__(self, services: Services, *, bypasses_quart: bool) -> None:
+    def __init__(self, services: Services, *, bypasses_quart: bool = True) -> None:
         super().__init__("fairlead", static_folder=None)
         self.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
         self.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
@@ -152,13 +152,15 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         permission, is_preflight = Permission.KEY, False
         if match.rule is not None:
             permission = self._permissions.get(match.rule.endpoint, Permission.KEY)
-            is_preflight = permission not in OPERATORS and self._cors.asks(request.method, request.headers)
+            is_preflight = permission not in OPERATORS and self._cors.is_preflight(
+                request.method, request.headers
+            )
         self._auth.enter(request, permission, is_preflight=is_preflight)
         current.body_memory, current.tenant = self._jobs.body_memory, self._jobs.tenant(request)
         if not is_preflight:
             return None
-        permitted = self._cors.permission(request.headers, match.allowed_methods())
-        return quart_response(Response(b"", 204, permitted))
+        headers = self._cors.preflight_headers(request.headers, match.allowed_methods())
+        return quart_response(Response(b"", 204, headers))
 
     async def _fail(self, error: Exception) -> QuartResponse:
         public = public_error(error)
@@ -175,8 +177,3 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
 async def _run(view: View, **_parameters: str) -> QuartResponse:
     """Run a view in Quart. The path's parameters are in the request."""
     return quart_response(await view(g.request))
-
-
-def create_app(services: Services, *, bypasses_quart: bool = True) -> Application:
-    """Return the ASGI application. It holds nothing that must be closed."""
-    return Application(services, bypasses_quart=bypasses_quart)

@@ -37,7 +37,7 @@ class Tokens:
         estimate = chars // USUAL_CHARS_A_TOKEN
         with self._edge.charged(call, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._edge.in_turn(call, _tokenized, model, wanted)
-            charge.settle(tokens, trio.current_time())
+            charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
 
     async def detokenize(self, call: Request) -> Response:
