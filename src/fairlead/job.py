@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.upstream_events import UpstreamReader
+
 FinishReason = Literal["stop", "length"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -52,12 +54,14 @@ class Relay(msgspec.Struct, frozen=True):
 
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
+    `reader` reads the node's response, which needs none with a `passthrough`.
     """
 
     path: str
     body: bytes
     stream: bool = False
     passthrough: Passthrough | None = None
+    reader: UpstreamReader | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -108,6 +112,11 @@ class Job(msgspec.Struct, frozen=True):
         """The HTTP method of its request. Routes that make jobs are POST, except those below `/upstream`."""
         passthrough = self.relay.passthrough if self.relay is not None else None
         return "POST" if passthrough is None else passthrough.method
+
+    @property
+    def reader(self) -> UpstreamReader | None:
+        """The reader of other servers' responses to it, if it may be relayed."""
+        return self.relay.reader if self.relay is not None else None
 
     @property
     def may_be_repeated(self) -> bool:

@@ -2,12 +2,12 @@
 
 import json
 
-from fairlead.api.proxy import PATHS
 from fairlead.job import Delta
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
+PATHS = ("/v1/responses", MESSAGES, "/v1/messages/count_tokens")  # for relayed models only
 ALL = (CHAT, COMPLETIONS, *PATHS)
 STREAMING = (CHAT, COMPLETIONS, "/v1/responses", MESSAGES)
 

@@ -11,13 +11,14 @@ import trio
 from api.conftest import client_of
 from api.raw_http import get, post, serving
 from fairlead.answer.deltas import Deltas
-from fairlead.api.errors import error_event
+from fairlead.api.dialects.dialect import EVENTS, WaitingComments
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, event_reply
+from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta
@@ -97,7 +98,7 @@ class Plain:
         return b"END"
 
     def error(self, error: FairleadError) -> bytes:
-        return error_event(error)
+        return ChatDialect().error_event(error)
 
 
 @dataclass
@@ -117,7 +118,7 @@ def streaming(deltas: Deltas) -> object:
         await call.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, Plain(), lambda: None, WaitingComments()), EVENTS, {})
 
     return served(route)
 

@@ -14,12 +14,13 @@ from api.far_away import (
     EVENTS,
     KIND,
     MESSAGES,
+    PATHS,
     STREAMING,
     asking,
     streamed,
     whole,
 )
-from fairlead.api.proxy import PATHS, USUAL_TOKENS
+from fairlead.api.generate import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet

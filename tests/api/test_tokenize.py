@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from api.raw_http import until
-from fairlead.api.job_service import LONG_BODY_BYTES
+from fairlead.api.offload import LONG_BODY_BYTES
 from fairlead.config import ApiKey, KeyLimits
 
 CHAT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/tokenize", "/detokenize"

@@ -123,10 +123,10 @@ class FleetRoutes:
         return quart_json_response(self._node(node_id))
 
     def _find(self, name: str | None) -> str:
-        """Return a model as `JobService.find` does, but refuse a selector: its choice would be arbitrary."""
-        if name is not None and self._edge.selecting.is_selector(name):
+        """Return a model as `ModelAccess.find` does, but refuse a selector: its choice would be arbitrary."""
+        if name is not None and self._edge.models.selectors.has(name):
             raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
-        return self._edge.find(g.call, name)
+        return self._edge.models.find(g.call, name)
 
     def _model(self, name: str) -> ModelStatus:
         for status in self._fleet.models():

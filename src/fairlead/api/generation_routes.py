@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from fairlead.api.errors import error_reply, public_error
+from fairlead.api.errors import ErrorFormats, error_response, public_error
 from fairlead.api.exchange import CutStream, unwrap
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
@@ -31,11 +31,16 @@ class GenerationRoutes:
     """An ASGI app for POST to a few exact paths. Bodies count against `body_memory`."""
 
     def __init__(
-        self, door: RequestAuth, routes: Mapping[str, Route], body_memory: Shares | None = None
+        self,
+        door: RequestAuth,
+        routes: Mapping[str, Route],
+        body_memory: Shares | None = None,
+        error_formats: ErrorFormats | None = None,
     ) -> None:
         self._door = door
         self._routes = routes
         self._body_memory = body_memory or Shares(Limits().bodies_bytes)
+        self._error_formats = error_formats or ErrorFormats(())
 
     def serves(self, scope: Any) -> bool:
         """Return whether a request is for one of the routes. Quart handles other methods of their paths."""
@@ -54,7 +59,7 @@ class GenerationRoutes:
         await self._answer(fail, scope, receive, send)
 
     async def _answer(self, route: Route, scope: Any, receive: Any, send: Any) -> None:
-        request = _Request(self._door, self._body_memory, scope, receive, send)
+        request = _Request(self._door, self._error_formats, self._body_memory, scope, receive, send)
         try:
             await request.answer(route)
         finally:
@@ -64,8 +69,17 @@ class GenerationRoutes:
 class _Request:
     """One request and its response."""
 
-    def __init__(self, door: RequestAuth, body_memory: Shares, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(
+        self,
+        door: RequestAuth,
+        error_formats: ErrorFormats,
+        body_memory: Shares,
+        scope: Any,
+        receive: Any,
+        send: Any,
+    ) -> None:
         self._door = door
+        self._error_formats = error_formats
         self._body_memory = body_memory
         self._path = scope["path"]
         self._receive = receive
@@ -123,7 +137,7 @@ class _Request:
     def _refusal(self, raised: Exception) -> Response:
         error = public_error(raised)
         self._door.refused(self._call, error)
-        reply = error_reply(raised, self._path, error)
+        reply = error_response(raised, self._error_formats.of(self._path), error)
         # The traceback's frames refer to the body, and, if a thread raised the error, to the error itself.
         # The body of every refused request would stay in memory until the cycle collector runs.
         raised.__traceback__ = None

@@ -13,10 +13,15 @@ import msgspec
 from quart import Quart, request
 from quart import Response as QuartResponse
 
-from fairlead.api import schemas, shapes, unserved
+from fairlead.api import schemas, shapes
+from fairlead.api.dialects import unserved
+from fairlead.api.dialects.openai_chat import ChatCompletionRequest
+from fairlead.api.dialects.openai_completions import CompletionRequest
+from fairlead.api.dialects.openai_embeddings import EmbeddingRequest
 from fairlead.api.exchange import response_of
 from fairlead.api.paths import without_version
 from fairlead.api.request import json_response
+from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
 from fairlead.fleet.status import ModelStatus, NodeStatus
@@ -82,7 +87,7 @@ OPERATIONS = (
         "/v1/chat/completions",
         "generate",
         "The next message of a chat.",
-        schemas.ChatCompletionRequest,
+        ChatCompletionRequest,
         shapes.ChatCompletion,
         _JOB,
         streams=True,
@@ -93,7 +98,7 @@ OPERATIONS = (
         "/v1/completions",
         "generate",
         "How a text goes on.",
-        schemas.CompletionRequest,
+        CompletionRequest,
         shapes.TextCompletion,
         _JOB,
         streams=True,
@@ -104,7 +109,7 @@ OPERATIONS = (
         "/v1/embeddings",
         "generate",
         "What texts mean, as vectors.",
-        schemas.EmbeddingRequest,
+        EmbeddingRequest,
         shapes.EmbeddingList,
         _JOB,
         refuses=unserved.EMBEDDING,
@@ -140,7 +145,7 @@ OPERATIONS = (
         "/tokenize",
         "models",
         "A text, or messages, as token ids.",
-        schemas.DescribedTokenizeRequest,
+        DescribedTokenizeRequest,
         shapes.Tokenized,
         (*_READING, 403, 404),
         refuses=unserved.TOKENIZE,
@@ -150,7 +155,7 @@ OPERATIONS = (
         "/detokenize",
         "models",
         "Token ids as a text.",
-        schemas.DetokenizeRequest,
+        DetokenizeRequest,
         shapes.Detokenized,
         (*_READING, 403, 404),
     ),

@@ -28,7 +28,7 @@ class QueueRoutes:
 
     async def estimate(self) -> QuartResponse:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
-        model = self._edge.find(g.call, request.args.get("model"))
+        model = self._edge.models.find(g.call, request.args.get("model"))
         return quart_json_response(
             self._services.estimate(model, self._edge.tenant(g.call), self._edge.priority(g.call))
         )

@@ -17,19 +17,23 @@ from werkzeug.exceptions import HTTPException
 from fairlead.api.admin import Admin
 from fairlead.api.cors import Cors
 from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
-from fairlead.api.embeddings import Embeddings
-from fairlead.api.errors import NO_ROUTE, error_reply, public_error
+from fairlead.api.dialects.anthropic_messages import CountTokensDialect, MessagesDialect
+from fairlead.api.dialects.openai_chat import ChatDialect
+from fairlead.api.dialects.openai_completions import CompletionDialect
+from fairlead.api.dialects.openai_embeddings import EmbeddingDialect
+from fairlead.api.dialects.openai_responses import ResponsesDialect
+from fairlead.api.errors import NO_ROUTE, ErrorFormats, error_response, public_error
 from fairlead.api.events import Events
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
 from fairlead.api.fleet import FleetRoutes
+from fairlead.api.generate import GenerationPipeline
 from fairlead.api.generation_routes import GenerationRoutes, Route
 from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
-from fairlead.api.openai import OpenAI
+from fairlead.api.models import ModelRoutes
 from fairlead.api.openapi import OpenApi
 from fairlead.api.origin import Guard
 from fairlead.api.paths import Paths, without_root, without_version
-from fairlead.api.proxy import Proxy
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
@@ -45,6 +49,14 @@ from fairlead.tenancy.access import Access
 
 # Load balancers and orchestrators probe these without a key, and the dashboard loads before it asks for one.
 _PROBE_RULES = {"/health", "/ready"}
+DIALECTS = (
+    ChatDialect(),
+    CompletionDialect(),
+    EmbeddingDialect(),
+    ResponsesDialect(),
+    MessagesDialect(),
+    CountTokensDialect(),
+)
 _OPEN_RULES = OPEN_RULES | _PROBE_RULES
 
 
@@ -110,6 +122,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.config["MAX_CONTENT_LENGTH"] = None
     app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
     app.limits = services.config.limits
+    error_formats = ErrorFormats(DIALECTS)
     edge = JobService(services)
     access = Access(services.config.api_keys)
     cors = Cors(services.config.cors.origins)
@@ -156,7 +169,7 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     async def fail(error: Exception) -> QuartResponse:
         public = public_error(error)
         door.refused(g.call, public)
-        reply = error_reply(error, request.path, public)
+        reply = error_response(error, error_formats.of(request.path), public)
         error.__traceback__ = None  # as in `GenerationRoutes`
         return response_of(reply)
 
@@ -167,19 +180,17 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.before_request(enter)
     app.register_error_handler(Exception, fail)
     app.after_request(leave)
-    relaying = Proxy(edge)
-    openai = OpenAI(edge, relaying)
-    embeddings = Embeddings(edge, relaying)
-    generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
+    respond = GenerationPipeline(edge).respond
+    generating: dict[str, Route] = {dialect.path: partial(respond, dialect=dialect) for dialect in DIALECTS}
     hot = {**generating, **without_version(generating), **Tokens(edge).routes()}
     app.change_keys = change_keys
     app.past_quart = past_quart
-    app.hot = GenerationRoutes(door, hot if past_quart else {}, edge.body_memory)
+    app.hot = GenerationRoutes(door, hot if past_quart else {}, edge.body_memory, error_formats)
     for path, route in hot.items():
         app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
     overview = Overview(services, door.refusals)  # shared: rates are computed between snapshots
     for part in (
-        openai,
+        ModelRoutes(edge),
         QueueRoutes(edge),
         Admin(services),
         FleetRoutes(edge),
