@@ -11,7 +11,6 @@ import trio
 from api.conftest import client_of
 from api.raw_http import get, post, serving
 from fairlead.answer.deltas import Deltas
-from fairlead.api.dialects.dialect import EVENTS, WaitingComments
 from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
@@ -97,9 +96,6 @@ class Plain:
     def end(self) -> bytes:
         return b"END"
 
-    def error(self, error: FairleadError) -> bytes:
-        return ChatDialect().error_event(error)
-
 
 @dataclass
 class Given:
@@ -118,7 +114,7 @@ def streaming(deltas: Deltas) -> object:
         await call.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return stream_response(EventStream(pending, Plain(), lambda: None, WaitingComments()), EVENTS, {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     return served(route)
 

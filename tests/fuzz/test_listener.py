@@ -16,7 +16,7 @@ from quart_trio import QuartTrio
 from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
 from fairlead.answer.deltas import Deltas
-from fairlead.api.dialects.dialect import EVENTS, WaitingComments
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import Guard
@@ -72,7 +72,7 @@ def hot_app() -> Callable[..., Awaitable[None]]:
         pending = PendingAnswer()
         pending.started(answer)
         call.nursery.start_soon(say, answer.deltas, text)
-        return stream_response(EventStream(pending, Plain(), lambda: None, WaitingComments()), EVENTS, {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     async def say(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):

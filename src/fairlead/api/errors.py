@@ -7,7 +7,6 @@ request id to ask about.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import structlog
 from werkzeug import exceptions as werkzeug
@@ -34,13 +33,6 @@ DEFAULT_RETRY_AFTER_S = 2
 NO_ROUTE = "there is no such route"
 
 
-class ErrorFormat(Protocol):
-    """How a dialect writes errors."""
-
-    def error_body(self, error: FairleadError) -> bytes:
-        """Return the body of an error response."""
-
-
 class ErrorFormats:
     """The form of errors by path. Below a dialect's path it is that dialect's, elsewhere OpenAI's."""
 
@@ -48,16 +40,16 @@ class ErrorFormats:
         self._dialects = sorted(dialects, key=lambda dialect: len(dialect.path), reverse=True)
         self._default = OpenAIErrors()
 
-    def of(self, path: str) -> ErrorFormat:
+    def of(self, path: str) -> RelayDialect | OpenAIErrors:
         """Return the form for a path, which may have no route."""
         found = (dialect for dialect in self._dialects if path.startswith(dialect.path))
         return next(found, self._default)
 
 
 def error_response(
-    raised: Exception, error_format: ErrorFormat, public: FairleadError | None = None
+    raised: Exception, form: RelayDialect | OpenAIErrors, public: FairleadError | None = None
 ) -> Response:
-    """Return the response for an exception raised while a request was handled.
+    """Return the response for an exception raised while a request was handled, in the form of its path.
 
     `public` is its `public_error`, if already known: computing it may log.
     """
@@ -67,7 +59,7 @@ def error_response(
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     if isinstance(error, NodeRefused) and error.body:
         return json_response(error.body, error.status, headers)
-    return json_response(error_format.error_body(error), error.status, headers)
+    return json_response(form.error_body(error), error.status, headers)
 
 
 def public_error(raised: Exception) -> FairleadError:

@@ -26,7 +26,7 @@ from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.errors import FairleadError, quoted
+from fairlead.errors import quoted
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
@@ -51,7 +51,7 @@ class GenerationPipeline:
             writer = dialect.stream_writer(context)
         if job.stream:
             loading = loading_progress(self._services, dialect, job)
-            relayed = RelayWriter(dialect, writer) if writer is None or job.relay is not None else writer
+            relayed = RelayWriter(writer) if writer is None or job.relay is not None else writer
             return await self._jobs.stream(request, job, dialect, relayed, loading=loading)
         deltas, headers = await self._jobs.whole(request, job)
         if context is None or deltas[0].raw:
@@ -73,7 +73,7 @@ class GenerationPipeline:
             return self._relayed_job(request, dialect, name, body, envelope), None
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
-        generation = await self._jobs.offload.parse(request, body, dialect.decode)
+        generation = await self._jobs.offload.decode(request, body, dialect.decode)
         model.check_purpose(embed=generation.embed)
         self._check_limits(generation, model)
         prompts = await self._encode(request, generation, model)
@@ -173,8 +173,7 @@ class RelayWriter:
     After a failure, another node may continue the answer: what our own engine generates is written by `own`.
     """
 
-    def __init__(self, dialect: RelayDialect, own: AnswerWriter | None = None) -> None:
-        self._dialect = dialect
+    def __init__(self, own: AnswerWriter | None = None) -> None:
         self._own = own
         self._is_relayed = own is None
 
@@ -193,10 +192,6 @@ class RelayWriter:
         """See `StreamWriter`. If another server wrote last, it has ended the answer itself."""
         return b"" if self._own is None or self._is_relayed else self._own.end()
 
-    def error(self, error: FairleadError) -> bytes:
-        """See `StreamWriter`."""
-        return self._dialect.error_event(error)
-
     def _write_own(self, own: AnswerWriter, delta: Delta) -> bytes:
         if self._is_relayed:
             self._is_relayed = False
@@ -212,9 +207,8 @@ def _relayed_sampling(dialect: RelayDialect, envelope: Envelope) -> Sampling:
     """Return what the queue and a failover use: the longest possible answer, and if it is repeatable."""
     if not dialect.streams:  # nothing is generated
         return Sampling(max_tokens=1)
-    limits = (limit for limit in envelope.token_limits if limit is not None and limit > 0)
     temperature = 1.0 if envelope.temperature is None else envelope.temperature
-    limit = min(next(limits, USUAL_TOKENS), MAX_INT32)
+    limit = min(envelope.token_limit or USUAL_TOKENS, MAX_INT32)
     return Sampling(max_tokens=limit, temperature=temperature, seed=envelope.seed)
 
 

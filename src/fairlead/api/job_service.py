@@ -150,12 +150,12 @@ class JobService:
         with trio.move_on_after(LOADING_AFTER_S if loading else keep_alive_s or float("inf")):
             await pending.get()
         waiting = partial(self.services.gateway.waiting, job.request_id)
-        body = EventStream(pending, writer, waiting, loading or dialect.waiting_events)
+        body = EventStream(pending, dialect, writer, waiting, loading)
         if pending.is_there:
-            return stream_response(body, dialect.stream_type, waiting_headers(await pending.get()))
+            return stream_response(body, waiting_headers(await pending.get()))
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
-        return stream_response(body, dialect.stream_type, headers)
+        return stream_response(body, headers)
 
     def start(self, request: Request, job: Job) -> tuple[Job, PendingAnswer]:
         """Start the job in a task; the route reads the answer as it arrives.

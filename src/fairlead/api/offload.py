@@ -46,6 +46,17 @@ class Offload:
             return parse(body, self._limits)
         return await self._parsing.run(tenant_so_far(request), parse, body, self._limits)
 
+    async def decode(
+        self, request: Request, body: bytes, decode: Callable[[bytes, Limits], Parsed]
+    ) -> Parsed:
+        """Call a function that parses a body and converts what it contains, in a thread for a long body.
+
+        Raises as `parse` and `encode` do.
+        """
+        if len(body) > LARGE_BODY_BYTES:
+            return await self.parse(request, body, decode)
+        return await self.encode(request, decode, body, self._limits)
+
     async def encode(
         self, request: Request, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:

@@ -1,4 +1,4 @@
-"""Streamed responses: a job's deltas as events, sent as they arrive. Does not know dialects.
+"""Streamed responses: a job's deltas as events, sent as they arrive.
 
 The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
 never iterated, or is stopped anywhere, blocks nothing.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from fairlead.api.dialects.dialect import StreamWriter, WaitingEvents
+from fairlead.api.dialects.dialect import RelayDialect, StreamWriter, WaitingEvents
 from fairlead.api.errors import public_error
 from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
@@ -35,8 +35,8 @@ class EventStream:
     With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output,
     without waking the iterating task, as long as the client keeps up.
 
-    While there is no answer yet, `waiting_events` report the job's wait: one at once, so that a proxy has
-    something to forward, then one every `interval_s`.
+    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait: one at
+    once, so that a proxy has something to forward, then one every `interval_s`.
 
     After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
     connection, because a clean end would look like a complete answer.
@@ -45,15 +45,17 @@ class EventStream:
     def __init__(
         self,
         pending: PendingAnswer,
+        dialect: RelayDialect,
         writer: StreamWriter,
         waiting: Callable[[], Waiting | None],
-        waiting_events: WaitingEvents,
+        waiting_events: WaitingEvents | None = None,
     ) -> None:
         self.direct: Direct | None = None
         self._pending = pending
+        self.dialect = dialect
         self._writer = writer
         self._waiting = waiting
-        self._waiting_events = waiting_events
+        self._waiting_events = waiting_events or dialect.waiting_events
         self._has_waiting_events = False
         self._next_event_at = -float("inf")
         self._ended = False
@@ -78,7 +80,7 @@ class EventStream:
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self._writer.error(public_error(error))
+            return self.dialect.error_event(public_error(error))
         raise StopAsyncIteration
 
     async def _waiting_event(self) -> bytes:
@@ -126,6 +128,6 @@ def is_large(deltas: list[Delta]) -> bool:
     )
 
 
-def stream_response(body: EventStream, media_type: str, headers: dict[str, str]) -> Response:
+def stream_response(body: EventStream, headers: dict[str, str]) -> Response:
     """Return the streamed response; `headers` are added to those that prevent buffering."""
-    return Response(body, 200, {"Content-Type": media_type, **HEADERS, **headers})
+    return Response(body, 200, {"Content-Type": body.dialect.stream_type, **HEADERS, **headers})

@@ -1,24 +1,15 @@
 """Anthropic's Messages: `POST /v1/messages` and `/v1/messages/count_tokens`, for relayed models only."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from fairlead.api.dialects.dialect import RelayDialect
-from fairlead.api.dialects.event_reader import (
-    UNKNOWN,
-    EventReader,
-    EventShape,
-    generated_tokens,
-    text_members,
-)
+from fairlead.api.dialects.event_reader import EventShape, TypedReader, text_members
 from fairlead.api.dialects.openai import full_message
 from fairlead.errors import FairleadError
-from fairlead.upstream_events import UpstreamEvent
 
-_BEGINNINGS = frozenset({"message_start", "content_block_start", "ping"})
-_END = "message_stop"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -42,24 +33,16 @@ class MessagesEvent(EventShape, gc=False):
     delta: MessagesPiece | None = None
 
 
-class MessagesReader(EventReader[MessagesEvent]):
-    """The reader of other servers' messages. All text is of choice 0."""
+class MessagesReader(TypedReader[MessagesEvent]):
+    """The reader of other servers' messages."""
 
     shape = MessagesEvent
+    beginnings = frozenset({"message_start", "content_block_start", "ping"})
+    ends: ClassVar = {"message_stop": "stop"}
 
-    def _event(self, shape: MessagesEvent) -> UpstreamEvent:
-        if shape.type is None:
-            return UNKNOWN
+    def _text(self, shape: MessagesEvent) -> str:
         piece = shape.delta or MessagesPiece()
-        is_beginning, is_end = shape.type in _BEGINNINGS, shape.type == _END
-        return UpstreamEvent(
-            0,
-            "".join(part for part in (piece.thinking, piece.text, piece.partial_json) if part),
-            "stop" if is_end else None,
-            is_beginning=is_beginning,
-            is_end=is_end,
-            generated=None if is_beginning else generated_tokens(shape.usage),
-        )
+        return "".join(part for part in (piece.thinking, piece.text, piece.partial_json) if part)
 
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         return text_members(document.get("delta"), MessagesPiece.__struct_fields__)

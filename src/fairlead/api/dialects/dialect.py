@@ -80,9 +80,6 @@ class StreamWriter(Protocol):
     def end(self) -> bytes:
         """Return the events that end a complete answer; empty if it has ended already."""
 
-    def error(self, error: FairleadError) -> bytes:
-        """Return the event that ends an incomplete answer."""
-
 
 class AnswerWriter(StreamWriter, Protocol):
     """A `StreamWriter` for an answer of our own engine, which may continue another server's."""

@@ -118,6 +118,36 @@ class EventReader(ABC, Generic[Shape]):
             raise ValueError("an event that cannot be written anew") from error
 
 
+class TypedReader(EventReader[Shape]):
+    """A reader of events that have a `type`, all for one choice.
+
+    `beginnings` are the types that precede all text, and `ends` those that end the answer, with the reason.
+    """
+
+    beginnings: ClassVar[frozenset[str]]
+    ends: ClassVar[dict[str, str]]
+
+    @abstractmethod
+    def _text(self, shape: Shape) -> str:
+        """Return all generated text in an event."""
+
+    def _usage(self, shape: Shape) -> msgspec.Raw:
+        return shape.usage
+
+    def _event(self, shape: Shape) -> UpstreamEvent:
+        if shape.type is None:
+            return UNKNOWN
+        is_beginning, finished = shape.type in self.beginnings, self.ends.get(shape.type)
+        return UpstreamEvent(
+            0,
+            self._text(shape),
+            finished,
+            is_beginning=is_beginning,
+            is_end=finished is not None,
+            generated=None if is_beginning else generated_tokens(self._usage(shape)),
+        )
+
+
 def generated_tokens(usage: msgspec.Raw) -> int | None:
     """Return how many generated tokens `usage` reports; None if it reports none."""
     if not is_given(usage) or (shape := decoded(_decode_usage, usage)) is None:

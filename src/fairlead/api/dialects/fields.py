@@ -49,11 +49,14 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
 class Envelope(CommonFields, frozen=True, kw_only=True):
     """The fields that are read of any body before it is known which server will answer.
 
-    If another server does, it checks most ranges, and all other fields.
+    If another server does, it checks most ranges, and all other fields. Dialects have different names for the
+    limit of an answer's length.
     """
 
     n: PositiveCount | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
 
@@ -63,9 +66,10 @@ class Envelope(CommonFields, frozen=True, kw_only=True):
         return 1
 
     @property
-    def token_limits(self) -> tuple[int | None, ...]:
-        """The fields that may limit the length of the answer; the first positive one counts."""
-        return (self.max_tokens,)
+    def token_limit(self) -> int | None:
+        """The longest answer that the client takes; None: it sets no limit, as with -1 in llama.cpp."""
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        return next((limit for limit in limits if limit is not None and limit > 0), None)
 
 
 class SamplingParameters(CommonFields, frozen=True, kw_only=True):

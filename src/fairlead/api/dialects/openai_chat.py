@@ -26,19 +26,12 @@ from fairlead.job import Delta, Job
 
 
 class ChatEnvelope(Envelope, frozen=True, kw_only=True):
-    """What is read of every body. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
-
-    max_completion_tokens: int | None = None
+    """What is read of every body."""
 
     @property
     def choices(self) -> int:
         """See `Envelope`."""
         return self.n or 1
-
-    @property
-    def token_limits(self) -> tuple[int | None, ...]:
-        """See `Envelope`."""
-        return self.max_completion_tokens, self.max_tokens
 
 
 class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
@@ -112,7 +105,7 @@ class ChatDialect(OpenAIErrors, Dialect):
 
     def stream_writer(self, context: AnswerContext) -> AnswerWriter:
         """See `Dialect`."""
-        return ChatChunks(self, context)
+        return ChatChunks(context)
 
     def reasoning_event(self, job: Job, created: int, text: str) -> bytes:
         """See `Dialect`. Without a role: clients that merge deltas would have it twice."""

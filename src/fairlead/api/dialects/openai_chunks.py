@@ -7,9 +7,8 @@ only the text is encoded. That makes a chunk ten times cheaper, and there is one
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from fairlead.api.dialects.dialect import AnswerContext, Dialect
+from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai import StreamOptions, cached_tokens, encode, identity, usage
-from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -26,10 +25,9 @@ class Chunks(ABC):
     opening: ClassVar[bytes]
     closing: ClassVar[bytes]
 
-    def __init__(self, dialect: Dialect, context: AnswerContext) -> None:
+    def __init__(self, context: AnswerContext) -> None:
         job = context.job
         options = context.options or StreamOptions()
-        self._dialect = dialect
         self._job = job
         self._tokenizer = context.model.tokenizer
         self._include_usage = bool(options.include_usage)
@@ -66,10 +64,6 @@ class Chunks(ABC):
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + self._usage() + b"}\n\n" + DONE
-
-    def error(self, error: FairleadError) -> bytes:
-        """Return the event that says why the answer is incomplete."""
-        return self._dialect.error_event(error)
 
     def skip_beginnings(self) -> None:
         """Skip the beginnings of all choices: another server has written them already."""

@@ -152,7 +152,7 @@ class CompletionDialect(OpenAIErrors, Dialect):
 
     def stream_writer(self, context: AnswerContext) -> AnswerWriter:
         """See `Dialect`."""
-        return CompletionChunks(self, context)
+        return CompletionChunks(context)
 
 
 class CompletionChunks(Chunks):
@@ -162,8 +162,8 @@ class CompletionChunks(Chunks):
     opening = b'"text":'
     closing = b""
 
-    def __init__(self, dialect: CompletionDialect, context: AnswerContext) -> None:
-        super().__init__(dialect, context._replace(options=context.options.stream))
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context._replace(options=context.options.stream))
         self._context = context
         self._offsets = [0] * context.job.sequences
 
