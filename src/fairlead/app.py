@@ -169,14 +169,14 @@ class Composition:
 
     @asynccontextmanager
     async def running(
-        self, loaded: Callable[[Sequence[str]], None], *, past_quart: bool = True
+        self, loaded: Callable[[Sequence[str]], None], *, bypasses_quart: bool = True
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models when preloading is over. `past_quart` is as for
+        Calls `loaded` with the names of all models when preloading is over. `bypasses_quart` is as for
         `create_app`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
-        app = create_app(self._services(), past_quart=past_quart)
+        app = create_app(self._services(), bypasses_quart=bypasses_quart)
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:

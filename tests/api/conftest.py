@@ -281,7 +281,7 @@ def client_of(
     *api_keys: ApiKey,
     queue: QueueConfig | None = None,
     gateway_script: Script | None = None,
-    past_quart: bool = True,
+    bypasses_quart: bool = True,
     **changes,
 ) -> Client:
     """Return a client of an application with these keys; `changes` replace the other services."""
@@ -304,7 +304,7 @@ def client_of(
         **changes,
     }
     services.setdefault("fleet", FakeFleet(services["models"]))
-    return Client(create_app(Services(**services), past_quart=past_quart), gateway)
+    return Client(create_app(Services(**services), bypasses_quart=bypasses_quart), gateway)
 
 
 @pytest.fixture

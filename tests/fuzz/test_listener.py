@@ -19,7 +19,7 @@ from fairlead.answer.deltas import Deltas
 from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
-from fairlead.api.origin import Guard
+from fairlead.api.origin import OriginPolicy
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
@@ -27,7 +27,7 @@ from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
-from fairlead.tenancy.access import Access
+from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
@@ -63,15 +63,15 @@ def quart_app() -> QuartTrio:
     return app
 
 
-def hot_app() -> Callable[..., Awaitable[None]]:
+def direct_app() -> Callable[..., Awaitable[None]]:
     """Return an app like `quart_app`, made of `GenerationRoutes`."""
 
-    async def route(call: Request) -> Response:
-        text = (await call.read() or b"hello").decode("latin-1")
+    async def route(request: Request) -> Response:
+        text = (await request.read() or b"hello").decode("latin-1")
         answer = FakeAnswer(Deltas(1))
         pending = PendingAnswer()
         pending.started(answer)
-        call.nursery.start_soon(say, answer.deltas, text)
+        request.nursery.start_soon(say, answer.deltas, text)
         return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     async def say(deltas: Deltas, text: str) -> None:
@@ -80,11 +80,12 @@ def hot_app() -> Callable[..., Awaitable[None]]:
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="stop"))
 
-    hot = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
+    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    routes = GenerationRoutes(auth, {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await hot({**scope, "path": "/"}, receive, send)
+            await routes({**scope, "path": "/"}, receive, send)
 
     return app
 
@@ -170,14 +171,14 @@ async def sing(server) -> None:
         await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, direct_app])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_malformed_requests_of_a_hundred_clients_do_not_affect_another_client(make_app, seed):
     await visit(make_app(), seed, 100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, direct_app])
 @pytest.mark.parametrize("clients", [1000, pytest.param(5000, marks=pytest.mark.nightly)])
 async def test_malformed_requests_of_thousands_of_clients_affect_no_other_client_and_leak_no_memory(
     make_app, clients

@@ -25,7 +25,7 @@ LIMITS = (
         f"{_KEY}.tokensPerMinute",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:QuotaWindow.spend",
+        "fairlead.tenancy.quotas:SlidingWindow.spend",
         "self._spent += amount",
         "pass",
         "play",
@@ -121,7 +121,7 @@ RELOAD = (
         "tenantNames",
     ),
     Mutant(
-        "fairlead.tenancy.access:Access.change",
+        "fairlead.tenancy.access:Authenticator.change",
         "for api_key in api_keys)",
         "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
         "reload",

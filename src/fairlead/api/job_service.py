@@ -25,11 +25,12 @@ from fairlead.api.offload import Offload
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
-from fairlead.api.services import Answer, Services
+from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import Cancelled, FairleadError, NoNode, RequestTimeout, quoted
+from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of

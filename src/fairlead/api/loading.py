@@ -10,7 +10,8 @@ from collections.abc import Callable
 import trio
 
 from fairlead.api.dialects.dialect import Dialect, RelayDialect
-from fairlead.api.services import Services, Waiting
+from fairlead.api.services import Services
+from fairlead.dispatch.forecast import Forecast
 from fairlead.fleet.status import ModelStatus
 from fairlead.job import Job
 
@@ -34,7 +35,7 @@ class LoadingProgress:
         self._latest: str | None = None
         self._is_loaded = False
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: Forecast | None) -> bytes:
         """Return what is new, a dot if nothing is, and a comment once the model is loaded."""
         if self._is_loaded:
             return b": running\n\n"
@@ -72,7 +73,7 @@ def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> Loa
     return LoadingProgress(dialect, job, lambda: fleet.model(job.model))
 
 
-def _progress(status: ModelStatus | None, waiting: Waiting | None) -> str:
+def _progress(status: ModelStatus | None, waiting: Forecast | None) -> str:
     """Return the progress of the load, and the job's queue position unless it is the first."""
     parts = []
     if status is not None and status.state == "loading":

@@ -55,7 +55,7 @@ HOSTS_REMEMBERED = 256
 MAX_HOST_LENGTH = 262  # a DNS name, a colon and a port
 
 
-class Guard:
+class OriginPolicy:
     """The check of `Host` and `Origin`. `host` is the listening address, `allowed` are other names for it."""
 
     def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:

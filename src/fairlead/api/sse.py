@@ -10,10 +10,9 @@ import trio
 
 from fairlead.api.dialects.dialect import RelayDialect, StreamWriter, WaitingEvents
 from fairlead.api.errors import public_error
-from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import NO_SNIFFING, Response
-from fairlead.api.services import Waiting
+from fairlead.api.request import NO_SNIFFING, CutStream, Response
+from fairlead.dispatch.forecast import Forecast
 from fairlead.http.asgi import Direct
 from fairlead.job import Delta
 
@@ -47,7 +46,7 @@ class EventStream:
         pending: PendingAnswer,
         dialect: RelayDialect,
         writer: StreamWriter,
-        waiting: Callable[[], Waiting | None],
+        waiting: Callable[[], Forecast | None],
         waiting_events: WaitingEvents | None = None,
     ) -> None:
         self.direct: Direct | None = None

@@ -16,7 +16,6 @@ from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.fields import TemplateVariables, TokenId
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import TOKENIZE, reading, refuse_unserved
-from fairlead.api.generation_routes import Route
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import check_token_ids
@@ -73,14 +72,10 @@ _parse_detokenize = BodyParser(DetokenizeRequest)
 
 
 class Tokens:
-    """The routes between text and token ids, without generation."""
+    """The views that convert between text and token ids, without generation."""
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
-
-    def routes(self) -> dict[str, Route]:
-        """Return the routes, by path: both are POST."""
-        return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
 
     async def tokenize(self, request: Request) -> Response:
         """Handle `POST /tokenize`."""

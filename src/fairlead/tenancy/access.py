@@ -29,7 +29,7 @@ ADDRESSES_REMEMBERED = 1024
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
-class Access:
+class Authenticator:
     """The configured keys. Without any, every client may call."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:

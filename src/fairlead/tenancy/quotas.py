@@ -22,7 +22,7 @@ GRAIN_S = 1.0
 CONCURRENT_RETRY_S = 2
 
 
-class _Expense:
+class _Bucket:
     """The amount spent within one grain of time."""
 
     __slots__ = ("amount", "began_s", "latest_s")
@@ -32,13 +32,13 @@ class _Expense:
         self.amount = 0
 
 
-class QuotaWindow:
+class SlidingWindow:
     """An amount that may be spent in any minute. Holds at most one expense per grain."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._spent = 0
-        self._expenses: deque[_Expense] = deque()
+        self._expenses: deque[_Bucket] = deque()
 
     def remaining(self, now_s: float) -> int:
         """Return the amount that may still be spent now."""
@@ -64,18 +64,18 @@ class QuotaWindow:
         latest_s = max((expense.latest_s for expense in self._expenses if expense.amount), default=None)
         return 0.0 if latest_s is None else latest_s + WINDOW_S - now_s
 
-    def spend(self, amount: int, now_s: float) -> _Expense:
+    def spend(self, amount: int, now_s: float) -> _Bucket:
         """Spend an amount, even beyond the limit; return the receipt for `refund`."""
         self._forget(now_s)
         if not self._expenses or now_s - self._expenses[-1].began_s >= GRAIN_S:
-            self._expenses.append(_Expense(now_s))
+            self._expenses.append(_Bucket(now_s))
         expense = self._expenses[-1]
         expense.latest_s = now_s
         expense.amount += amount
         self._spent += amount
         return expense
 
-    def refund(self, expense: _Expense, amount: int) -> None:
+    def refund(self, expense: _Bucket, amount: int) -> None:
         """Refund an amount; nothing if it has left the window."""
         amount = min(amount, expense.amount)
         expense.amount -= amount
@@ -203,8 +203,8 @@ class Quotas:
         return quota if quota is not None else Quota(api_key.limits)
 
 
-def _window(limit: int | None) -> QuotaWindow | None:
-    return None if limit is None else QuotaWindow(limit)
+def _window(limit: int | None) -> SlidingWindow | None:
+    return None if limit is None else SlidingWindow(limit)
 
 
 def _refusal(allowed: str, wait_s: float) -> RateLimited:

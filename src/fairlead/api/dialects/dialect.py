@@ -12,8 +12,9 @@ import msgspec
 
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
-from fairlead.api.services import Waiting
+from fairlead.api.dialects.unserved import Fields
 from fairlead.config import Limits, SpecialTokens
+from fairlead.dispatch.forecast import Forecast
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.job import Delta, Job
 from fairlead.text.model import TextModel
@@ -93,7 +94,7 @@ class WaitingEvents(Protocol):
 
     interval_s: float
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: Forecast | None) -> bytes:
         """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
 
     def end(self) -> bytes:
@@ -105,7 +106,7 @@ class WaitingComments:
 
     interval_s = COMMENT_EVERY_S
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: Forecast | None) -> bytes:
         """See `WaitingEvents`."""
         if waiting is None:
             return b": running\n\n"
@@ -116,14 +117,25 @@ class WaitingComments:
         return b""
 
 
+class RelayedBody(msgspec.Struct, frozen=True):
+    """A body that is relayed to the server which has the model; that server reads the other fields."""
+
+    model: str
+    stream: bool | None = None
+
+
 class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. `waiting_events` fill it until the answer begins.
+    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
     """
 
     path: ClassVar[str]
+    body_type: ClassVar[Any] = RelayedBody
+    answer_type: ClassVar[Any] = Any
+    refused_fields: ClassVar[Fields | None] = None
     streams: ClassVar[bool] = True
     stream_type: ClassVar[str] = EVENTS
     read_envelope: ClassVar[BodyParser[Any]] = BodyParser(Envelope)

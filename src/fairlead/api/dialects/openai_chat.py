@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import AnswerContext, AnswerWriter, Dialect, GenerationRequest
 from fairlead.api.dialects.fields import Envelope, PositiveCount, TemplateVariables, TopLogprobs
@@ -53,6 +54,9 @@ class ChatDialect(OpenAIErrors, Dialect):
     """Chat completions. Their `options` are `StreamOptions`."""
 
     path = "/v1/chat/completions"
+    body_type = ChatCompletionRequest
+    answer_type = shapes.ChatCompletion
+    refused_fields = CHAT
     job_prefix = "chatcmpl"
     shows_loading = True
     read_envelope = BodyParser(ChatEnvelope)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import AnswerContext, AnswerWriter, Dialect, GenerationRequest
 from fairlead.api.dialects.fields import (
@@ -90,6 +91,9 @@ class CompletionDialect(OpenAIErrors, Dialect):
     """Completions."""
 
     path = "/v1/completions"
+    body_type = CompletionRequest
+    answer_type = shapes.TextCompletion
+    refused_fields = COMPLETION
     job_prefix = "cmpl"
     read_envelope = BodyParser(CompletionEnvelope)
     reader = ChunkReader()

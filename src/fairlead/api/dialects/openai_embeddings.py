@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequest
 from fairlead.api.dialects.fields import OF_ONE_KIND, CommonFields, NonEmpty, PositiveCount, Texts
@@ -40,6 +41,9 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
     """Embeddings. Their `options` are the number of dimensions and the format, each None for the default."""
 
     path = "/v1/embeddings"
+    body_type = EmbeddingRequest
+    answer_type = shapes.EmbeddingList
+    refused_fields = EMBEDDING
     job_prefix = "embd"
     streams = False
     reader = ChunkReader()
