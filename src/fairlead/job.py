@@ -16,7 +16,7 @@ TEXTS_AT_ONCE = 32
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence samples its tokens. The API checks the ranges (api/schemas.py).
+    """How one sequence samples its tokens. The API checks the ranges (api/dialects/fields.py).
 
     `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
     drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest;

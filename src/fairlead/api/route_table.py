@@ -47,7 +47,7 @@ _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
 
 
-def _generate(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
+def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
     """Return the route of a dialect."""
     return Route(
         method="POST",
@@ -65,16 +65,16 @@ def _generate(dialect: RelayDialect, summary: str, *, is_versionless: bool = Fal
 
 
 _GENERATION = (
-    _generate(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
-    _generate(CompletionDialect(), "Complete a text.", is_versionless=True),
-    _generate(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
-    _generate(
+    dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
+    dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
+    dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
+    dialect_route(
         ResponsesDialect(),
         "Create a response in OpenAI's Responses API. For relayed models only.",
         is_versionless=True,
     ),
-    _generate(MessagesDialect(), "Create a message in Anthropic's API. For relayed models only."),
-    _generate(
+    dialect_route(MessagesDialect(), "Create a message in Anthropic's API. For relayed models only."),
+    dialect_route(
         CountTokensDialect(), "Count the tokens of a message in Anthropic's API. For relayed models only."
     ),
     _post(
