@@ -128,7 +128,7 @@ class _Service:
             is_full = isinstance(error, NodeFull)
             failures += not is_full
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
-            another = retry_sink(self.deltas) if failures < attempts else None
+            another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
             # A node that turns out to be full has not failed, and may report this many times.
             say = logger.debug if is_full else logger.warning
             say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)

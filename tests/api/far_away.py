@@ -2,9 +2,10 @@
 
 import json
 
-from fairlead.api.proxy import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead.job import Delta
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 RELAYED_ONLY = (RESPONSES, MESSAGES, COUNT_TOKENS)
 ALL = (CHAT, COMPLETIONS, *RELAYED_ONLY)
 STREAMING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)

@@ -11,13 +11,13 @@ import trio
 from api.conftest import client_of
 from api.raw_http import get, post, serving
 from fairlead.answer.deltas import Deltas
-from fairlead.api.errors import error_event
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import OriginPolicy
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, event_reply
+from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta
@@ -97,9 +97,6 @@ class Plain:
     def end(self) -> bytes:
         return b"END"
 
-    def error(self, error: FairleadError) -> bytes:
-        return error_event(error)
-
 
 @dataclass
 class Given:
@@ -118,7 +115,7 @@ def streaming(deltas: Deltas) -> object:
         await request.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     return served(route)
 

@@ -7,7 +7,10 @@ import msgspec
 import pytest
 from openapi_spec_validator import validate
 
-from fairlead.api import openapi, schemas, shapes, unserved
+from fairlead.api import openapi, schemas, shapes
+from fairlead.api.dialects import unserved
+from fairlead.api.dialects.openai_chat import ChatCompletionRequest
+from fairlead.api.dialects.openai_completions import CompletionRequest
 from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey
 from fairlead.dispatch.forecast import Forecast
@@ -45,7 +48,7 @@ async def test_the_document_is_served_and_needs_a_key_if_keys_are_configured(cli
 
 
 def test_the_document_has_each_field_of_a_request(document):
-    for kind in (schemas.ChatCompletionRequest, schemas.CompletionRequest, schemas.AddNodeRequest):
+    for kind in (ChatCompletionRequest, CompletionRequest, schemas.AddNodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
 

@@ -20,7 +20,7 @@ from api.far_away import (
     streamed,
     whole,
 )
-from fairlead.api.proxy import USUAL_TOKENS
+from fairlead.api.generate import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet

@@ -16,13 +16,14 @@ from quart_trio import QuartTrio
 from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
 from fairlead.answer.deltas import Deltas
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import OriginPolicy
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, event_reply
+from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
@@ -71,7 +72,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
         pending = PendingAnswer()
         pending.started(answer)
         request.nursery.start_soon(say, answer.deltas, text)
-        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     async def say(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):

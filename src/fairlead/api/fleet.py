@@ -90,10 +90,10 @@ class FleetRoutes:
         return json_response(self._node(node_id))
 
     def _find(self, request: Request, name: str | None) -> str:
-        """Return a model as `JobService.find` does, but refuse a selector: its choice would be arbitrary."""
-        if name is not None and self._jobs.selecting.is_selector(name):
+        """Return a model as `ModelAccess.find` does, but refuse a selector: its choice would be arbitrary."""
+        if name is not None and self._jobs.models.selectors.has(name):
             raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
-        return self._jobs.find(request, name)
+        return self._jobs.models.find(request, name)
 
     def _model(self, name: str) -> ModelStatus:
         for status in self._fleet.models():

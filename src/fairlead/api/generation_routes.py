@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from fairlead.api.errors import error_reply, public_error
+from fairlead.api.errors import ErrorFormats, error_response, public_error
 from fairlead.api.exchange import unwrap
 from fairlead.api.request import CutStream, Request, Response, View
 from fairlead.api.request_auth import RequestAuth
@@ -28,9 +28,14 @@ class GenerationRoutes:
     """An ASGI app for POST to a few exact paths. Bodies count against `body_memory`."""
 
     def __init__(
-        self, auth: RequestAuth, views: Mapping[str, View], body_memory: Shares | None = None
+        self,
+        auth: RequestAuth,
+        views: Mapping[str, View],
+        body_memory: Shares | None = None,
+        error_formats: ErrorFormats | None = None,
     ) -> None:
         self._auth = auth
+        self._error_formats = error_formats or ErrorFormats(())
         self._views = views
         self._body_memory = body_memory or Shares(Limits().bodies_bytes)
 
@@ -51,7 +56,7 @@ class GenerationRoutes:
         await self._run(fail, scope, receive, send)
 
     async def _run(self, view: View, scope: Any, receive: Any, send: Any) -> None:
-        exchange = _Exchange(self._auth, self._body_memory, scope, receive, send)
+        exchange = _Exchange(self._auth, self._error_formats, self._body_memory, scope, receive, send)
         try:
             await exchange.run(view)
         finally:
@@ -61,8 +66,17 @@ class GenerationRoutes:
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, auth: RequestAuth, body_memory: Shares, scope: Any, receive: Any, send: Any) -> None:
+    def __init__(
+        self,
+        auth: RequestAuth,
+        error_formats: ErrorFormats,
+        body_memory: Shares,
+        scope: Any,
+        receive: Any,
+        send: Any,
+    ) -> None:
         self._auth = auth
+        self._error_formats = error_formats
         self._body_memory = body_memory
         self._receive = receive
         self._send = send
@@ -112,7 +126,7 @@ class _Exchange:
     def _refusal(self, raised: Exception) -> Response:
         error = public_error(raised)
         self._auth.refused(self._request, error)
-        response = error_reply(raised, self._request.path, error)
+        response = error_response(raised, self._error_formats.of(self._request.path), error)
         # The traceback's frames refer to the body, and, if a thread raised the error, to the error itself.
         # The body of every refused request would stay in memory until the cycle collector runs.
         raised.__traceback__ = None

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead.api import shapes, unserved
+from fairlead.api import shapes
+from fairlead.api.dialects import unserved
 from fairlead.api.request import Request, Response, json_response
-from fairlead.api.route import EVENTS, JSON, KEYLESS, Route
+from fairlead.api.route import JSON, KEYLESS, Route
 from fairlead.version import VERSION
 
 COMPONENTS = "#/components/schemas/{name}"
@@ -108,8 +109,8 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media: {}}
     if route.answer is not None:
         content[route.media] = {"schema": schema_of.get(str(route.answer), {})}
-    if route.streams:
-        content[EVENTS] = {}
+    if route.dialect is not None and route.dialect.streams:
+        content[route.dialect.stream_type] = {}
     responses: dict[str, Any] = {str(route.status): {"description": "Success.", "content": content}}
     for status in route.states:
         responses[str(status)] = {"description": ERRORS[status], "content": content}

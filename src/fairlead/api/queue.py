@@ -19,7 +19,7 @@ class QueueRoutes:
 
     async def estimate(self, request: Request) -> Response:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
-        model = self._jobs.find(request, request.query("model"))
+        model = self._jobs.models.find(request, request.query("model"))
         return json_response(
             self._services.estimate(model, self._jobs.tenant(request), self._jobs.priority(request))
         )

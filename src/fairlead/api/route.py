@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.dialects.unserved import Fields
 from fairlead.api.request import Request, Response
-from fairlead.api.unserved import Fields
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -41,19 +42,20 @@ class Route:
     """What is served under a method and a path.
 
     `path` has parameters in braces, which may contain slashes. `view` is a method of one of the objects in
-    `Views`. `tag` groups the operations in the documents; a route without one is not documented.
-    `is_direct`: our own listener calls the view without Quart. `is_versionless`: the route is also served
-    without `/v1`.
+    `Views`; None for a route with a `dialect`, which `generate` serves. `tag` groups the operations in the
+    documents; a route without one is not documented. `is_direct`: our own listener calls the view without
+    Quart. `is_versionless`: the route is also served without `/v1`.
 
-    `body` and `answer` are types; `media` is the response's, if not JSON. `streams`: the response may be a
-    stream of events instead. `errors`: statuses besides those that follow from `body` and `permission`.
-    `states`: error statuses whose response has the same form as a successful one. `refused_fields`: fields of
-    other servers that models of our engine refuse. `query`: the query's parameters, with their descriptions.
+    `body` and `answer` are types; `media` is the response's, if not JSON. `errors`: statuses besides those
+    that follow from `body` and `permission`. `states`: error statuses whose response has the same form as a
+    successful one. `refused_fields`: fields of other servers that models of our engine refuse. `query`: the
+    query's parameters, with their descriptions.
     """
 
     method: str
     path: str
-    view: Callable[[Any, Request], Awaitable[Response]]
+    view: Callable[[Any, Request], Awaitable[Response]] | None = None
+    dialect: RelayDialect | None = None
     permission: Permission = Permission.KEY
     is_direct: bool = False
     is_versionless: bool = False
@@ -63,7 +65,6 @@ class Route:
     answer: Any = None
     status: int = 200
     media: str = JSON
-    streams: bool = False
     errors: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
     refused_fields: Fields | None = None

@@ -1,35 +1,39 @@
 """The route table: every method and path that the server has, and the objects whose methods are their views.
 
 Quart's rules, the routes that are handled without it, authentication, the check of paths and the OpenAPI
-document come from this table. A new dialect is a class of views, its rows, and its object in `Views`.
+document come from this table. A new dialect is its module in `dialects`, and its row here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from fairlead.api import schemas, shapes, unserved
+from fairlead.api import schemas, shapes
 from fairlead.api.admin import Admin
 from fairlead.api.cors import Cors
 from fairlead.api.dashboard.pages import Dashboard
-from fairlead.api.embeddings import Embeddings
+from fairlead.api.dialects.anthropic_messages import CountTokensDialect, MessagesDialect
+from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.dialects.openai_chat import ChatDialect
+from fairlead.api.dialects.openai_completions import CompletionDialect
+from fairlead.api.dialects.openai_embeddings import EmbeddingDialect
+from fairlead.api.dialects.openai_responses import ResponsesDialect
+from fairlead.api.dialects.unserved import TOKENIZE
 from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
+from fairlead.api.generate import GenerationPipeline
 from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
-from fairlead.api.openai import OpenAI
+from fairlead.api.models import ModelRoutes
 from fairlead.api.openapi import OpenApi
-from fairlead.api.proxy import Proxy
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.request import View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.route import EVENTS, VERSION, Permission, Route
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
-from fairlead.api.tokenize import Tokens
+from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.forecast import Forecast
@@ -39,70 +43,39 @@ from fairlead.telemetry.snapshot import Overview
 _OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 
 
-class RelayedBody(msgspec.Struct, frozen=True):
-    """A body that is relayed to the server which has the model; that server reads the other fields."""
-
-    model: str
-    stream: bool | None = None
-
-
 _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
-_generate = partial(_post, tag="generate", is_direct=True, errors=_OF_JOBS)
+
+
+def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
+    """Return the route of a dialect."""
+    return Route(
+        method="POST",
+        path=dialect.path,
+        dialect=dialect,
+        is_direct=True,
+        is_versionless=is_versionless,
+        tag="generate",
+        summary=summary,
+        body=dialect.body_type,
+        answer=dialect.answer_type,
+        errors=_OF_JOBS,
+        refused_fields=dialect.refused_fields,
+    )
+
 
 _GENERATION = (
-    _generate(
-        path="/v1/chat/completions",
-        view=OpenAI.chat,
+    dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
+    dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
+    dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
+    dialect_route(
+        ResponsesDialect(),
+        "Create a response in OpenAI's Responses API. For relayed models only.",
         is_versionless=True,
-        summary="Generate the next message of a chat.",
-        body=schemas.ChatCompletionRequest,
-        answer=shapes.ChatCompletion,
-        streams=True,
-        refused_fields=unserved.CHAT,
     ),
-    _generate(
-        path="/v1/completions",
-        view=OpenAI.complete,
-        is_versionless=True,
-        summary="Complete a text.",
-        body=schemas.CompletionRequest,
-        answer=shapes.TextCompletion,
-        streams=True,
-        refused_fields=unserved.COMPLETION,
-    ),
-    _generate(
-        path="/v1/embeddings",
-        view=Embeddings.embed,
-        is_versionless=True,
-        summary="Compute the embeddings of texts.",
-        body=schemas.EmbeddingRequest,
-        answer=shapes.EmbeddingList,
-        refused_fields=unserved.EMBEDDING,
-    ),
-    _generate(
-        path="/v1/responses",
-        view=Proxy.responses,
-        is_versionless=True,
-        summary="Create a response in OpenAI's Responses API. For relayed models only.",
-        body=RelayedBody,
-        answer=Any,
-        streams=True,
-    ),
-    _generate(
-        path="/v1/messages",
-        view=Proxy.messages,
-        summary="Create a message in Anthropic's API. For relayed models only.",
-        body=RelayedBody,
-        answer=Any,
-        streams=True,
-    ),
-    _generate(
-        path="/v1/messages/count_tokens",
-        view=Proxy.count_tokens,
-        summary="Count the tokens of a message in Anthropic's API. For relayed models only.",
-        body=RelayedBody,
-        answer=Any,
+    dialect_route(MessagesDialect(), "Create a message in Anthropic's API. For relayed models only."),
+    dialect_route(
+        CountTokensDialect(), "Count the tokens of a message in Anthropic's API. For relayed models only."
     ),
     _post(
         path="/v1/requests/{request_id}/cancel",
@@ -117,7 +90,7 @@ _GENERATION = (
 _MODELS = (
     _get(
         path="/v1/models",
-        view=OpenAI.models,
+        view=ModelRoutes.models,
         is_versionless=True,
         tag="models",
         summary="List the models that the key may use.",
@@ -125,7 +98,7 @@ _MODELS = (
     ),
     _get(
         path="/v1/models/{name}",
-        view=OpenAI.model,
+        view=ModelRoutes.model,
         is_versionless=True,
         tag="models",
         summary="Describe a model, by its name or an alias.",
@@ -138,10 +111,10 @@ _MODELS = (
         is_direct=True,
         tag="models",
         summary="Convert a text, or messages, to token ids.",
-        body=schemas.DescribedTokenizeRequest,
+        body=DescribedTokenizeRequest,
         answer=shapes.Tokenized,
         errors=(404,),
-        refused_fields=unserved.TOKENIZE,
+        refused_fields=TOKENIZE,
     ),
     _post(
         path="/detokenize",
@@ -149,7 +122,7 @@ _MODELS = (
         is_direct=True,
         tag="models",
         summary="Convert token ids to a text.",
-        body=schemas.DetokenizeRequest,
+        body=DetokenizeRequest,
         answer=shapes.Detokenized,
         errors=(404,),
     ),
@@ -337,30 +310,43 @@ _WITH_VERSION = (*_GENERATION, *_MODELS, *_QUEUE, *_FLEET, *_SERVER)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 
-class Views:
-    """The objects whose methods are the views of `ROUTES`."""
+def dialects_of(routes: Iterable[Route]) -> Iterator[RelayDialect]:
+    """Yield the dialects of the routes that have one."""
+    return (route.dialect for route in routes if route.dialect is not None)
 
-    def __init__(self, services: Services, jobs: JobService, auth: RequestAuth, cors: Cors) -> None:
-        proxy = Proxy(jobs)
+
+class Views:
+    """The objects whose methods are the views of the routes."""
+
+    def __init__(
+        self,
+        services: Services,
+        routes: Sequence[Route],
+        jobs: JobService,
+        auth: RequestAuth,
+        cors: Cors,
+    ) -> None:
+        self._pipeline = GenerationPipeline(jobs)
         overview = Overview(services, auth.refusals)  # shared: rates are computed between snapshots
         self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
         self._objects = (
-            OpenAI(jobs, proxy),
-            Embeddings(jobs, proxy),
+            ModelRoutes(jobs),
             Tokens(jobs),
-            proxy,
             UpstreamRoute(jobs, cors),
             QueueRoutes(jobs),
             FleetRoutes(jobs),
             Admin(services),
             Metrics(services, overview, auth.refusals),
-            OpenApi(ROUTES),
+            OpenApi(routes),
             Dashboard(),
             self.events,
         )
 
     def of(self, route: Route) -> View:
         """Return the view of a route."""
+        if route.dialect is not None:
+            return partial(self._pipeline.respond, dialect=route.dialect)
+        assert route.view is not None
         name = route.view.__name__
         (found,) = (each for each in self._objects if getattr(type(each), name, None) is route.view)
         view: View = getattr(found, name)

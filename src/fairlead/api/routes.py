@@ -4,7 +4,7 @@ With our own listener, `GenerationRoutes` handles the direct routes and Quart al
 server Quart handles all. `Paths` decides for both which spellings of a path exist.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from werkzeug import exceptions as werkzeug
 from werkzeug.routing import Map
 
 from fairlead.api.cors import Cors
-from fairlead.api.errors import error_reply, public_error
+from fairlead.api.errors import ErrorFormats, error_response, public_error
 from fairlead.api.exchange import Exchange, FairleadRequest, quart_response, read_body
 from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.job_service import JobService
@@ -24,8 +24,8 @@ from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import Paths, without_root
 from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.route import OPERATORS, Permission
-from fairlead.api.route_table import ROUTES, Views
+from fairlead.api.route import OPERATORS, Permission, Route
+from fairlead.api.route_table import ROUTES, Views, dialects_of
 from fairlead.api.services import Services
 from fairlead.config import ApiKey
 from fairlead.tenancy.access import Authenticator
@@ -69,7 +69,9 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     asgi_http_class = Exchange
     request_class = FairleadRequest
 
-    def __init__(self, services: Services, *, bypasses_quart: bool = True) -> None:
+    def __init__(
+        self, services: Services, routes: Sequence[Route] = ROUTES, *, bypasses_quart: bool = True
+    ) -> None:
         super().__init__("fairlead", static_folder=None)
         self.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
         self.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
@@ -80,16 +82,17 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._jobs = JobService(services)
         self._authenticator = Authenticator(services.config.api_keys)
         self._cors = Cors(services.config.cors.origins)
-        self._paths = Paths(route.path for route in ROUTES)
+        self._paths = Paths(route.path for route in routes)
         self._auth = RequestAuth(
             self._authenticator,
             self._jobs.quotas,
             OriginPolicy(services.config.host, services.config.allowed_hosts),
             self._cors,
-            paths=tuple(dict.fromkeys(route.path for route in ROUTES)),
+            paths=tuple(dict.fromkeys(route.path for route in routes)),
         )
+        self._error_formats = ErrorFormats(dialects_of(routes))
         self._permissions: dict[str, Permission] = {}
-        self._add_routes(Views(services, self._jobs, self._auth, self._cors))
+        self._add_routes(Views(services, routes, self._jobs, self._auth, self._cors), routes)
         self.before_request(self._enter)
         self.register_error_handler(Exception, self._fail)
         self.after_request(self._add_headers)
@@ -121,10 +124,10 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._jobs.quotas.change(api_keys)
         self._authenticator.change(api_keys)
 
-    def _add_routes(self, views: Views) -> None:
+    def _add_routes(self, views: Views, routes: Sequence[Route]) -> None:
         """Add a rule for each route. Record the dashboard's history while the application is served."""
         direct: dict[str, View] = {}
-        for route in ROUTES:
+        for route in routes:
             endpoint, view = f"{route.method} {route.path}", views.of(route)
             self._permissions[endpoint] = route.permission
             self.add_url_rule(route.rule, endpoint, partial(_run, view), methods=[route.method])
@@ -132,7 +135,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
                 assert (route.method, route.permission) == ("POST", Permission.KEY)
                 direct[route.path] = view
         self.generation_routes = GenerationRoutes(
-            self._auth, direct if self._bypasses_quart else {}, self._jobs.body_memory
+            self._auth, direct if self._bypasses_quart else {}, self._jobs.body_memory, self._error_formats
         )
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
@@ -165,7 +168,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     async def _fail(self, error: Exception) -> QuartResponse:
         public = public_error(error)
         self._auth.refused(g.request, public)
-        response = error_reply(error, g.request.path, public)
+        response = error_response(error, self._error_formats.of(g.request.path), public)
         error.__traceback__ = None  # as in `GenerationRoutes`
         return quart_response(response)
 

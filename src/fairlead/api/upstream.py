@@ -12,9 +12,9 @@ from fairlead.answer.deltas import Deltas
 from fairlead.answer.passthrough import decode_head, forwarded_headers
 from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.cors import Cors
+from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.job_service import JobService, waiting_headers
 from fairlead.api.request import NO_SNIFFING, CutStream, Request, Response
-from fairlead.api.schemas import Addressed
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
 from fairlead.job import Job, Passthrough, Relay, Sampling
 
@@ -28,18 +28,18 @@ PATH_LETTERS = 2048
 class UpstreamRoute:
     """The route. Requests for paths in the configuration's `ignorePaths` do not load a model."""
 
-    def __init__(self, edge: JobService, cors: Cors) -> None:
-        self._edge = edge
+    def __init__(self, jobs: JobService, cors: Cors) -> None:
+        self._jobs = jobs
         self._cors = cors
-        self._services = edge.services
-        self._ignored = [re.compile(pattern) for pattern in edge.services.config.upstream.patterns]
+        self._services = jobs.services
+        self._ignored = [re.compile(pattern) for pattern in jobs.services.config.upstream.patterns]
 
     async def pass_on(self, request: Request) -> Response:
         """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(request.path) if raw_path is None else raw_path.decode("ascii")
         name, path = self._model_in(raw.removeprefix(PREFIX))
-        model = self._edge.find(request, name)
+        model = self._jobs.models.find(request, name)
         self._check(request, name, model)
         if not path:
             return _with_slash(request, raw)
@@ -100,19 +100,18 @@ class UpstreamRoute:
         target = path.encode() + (b"?" + query if query else b"")
         if not all(0x21 <= letter <= 0x7E for letter in target):
             raise InvalidRequest("the query has characters that must be escaped")
-        return self._edge.job(
+        return self._jobs.job(
             request,
-            Addressed(model=model),
+            CommonFields(model=model),
             model,
-            kind="upstream",
+            prefix="upstream",
             sampling=Sampling(max_tokens=1),
-            n=1,
             relay=Relay(target.decode(), body, passthrough=Passthrough(request.method, headers)),
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
 
     async def _answer(self, request: Request, job: Job) -> Response:
-        pending = self._edge.start(request, job)
+        _, pending = self._jobs.start(request, job)
         answer = await pending.get()
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
