@@ -40,7 +40,7 @@ from fairlead.text.model import TextModel
 logger = structlog.get_logger("fairlead.app")
 
 
-class Announcer(Protocol):
+class ServerObserver(Protocol):
     """Reports progress to the person at the terminal."""
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
@@ -56,7 +56,7 @@ class Announcer(Protocol):
         """Report that the server takes no more requests and finishes those it has."""
 
 
-def run(config: Config, announcer: Announcer, source: ConfigSource | None = None) -> int:
+def run(config: Config, announcer: ServerObserver, source: ConfigSource | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 success, 1 failure, 2 bad configuration."""
     interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
@@ -80,7 +80,7 @@ def run(config: Config, announcer: Announcer, source: ConfigSource | None = None
 
 async def serve(
     config: Config,
-    announcer: Announcer,
+    announcer: ServerObserver,
     *,
     source: ConfigSource | None = None,
     witness: Witness = lambda _journey, _load: None,
@@ -131,7 +131,7 @@ class Composition:
     def __init__(
         self,
         config: Config,
-        announcer: Announcer,
+        announcer: ServerObserver,
         *,
         source: ConfigSource | None = None,
         witness: Witness = lambda _journey, _load: None,
@@ -236,7 +236,7 @@ def _limits(config: Config) -> Limits:
     return msgspec.structs.replace(config.limits, connections=share.connections)
 
 
-async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
+async def _read_model(model: ModelConfig, *, announcer: ServerObserver) -> TextModel:
     """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
     token = trio.lowlevel.current_trio_token()
 
@@ -256,7 +256,7 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
-async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> None:
+async def _watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
     """Drain at the first signal; a second one ends the process at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:

@@ -11,7 +11,7 @@ from fairlead import errors
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import FairleadError, InvalidRequest, RateLimited
 from fairlead.job import Delta
-from fairlead.tenancy.quotas import WINDOW_S, Quota, SlidingWindow
+from fairlead.tenancy.quotas import WINDOW_S, Quota, QuotaWindow
 
 CHAT = "/v1/chat/completions"
 BEARER = {"Authorization": "Bearer sk-ana"}
@@ -21,7 +21,7 @@ BEARER = {"Authorization": "Bearer sk-ana"}
 
 
 def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
-    window = SlidingWindow(60)
+    window = QuotaWindow(60)
     for _ in range(60):
         assert window.wait_s(1, 100.0) == 0.0
         window.spend(1, 100.0)
@@ -31,7 +31,7 @@ def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
 
 
 def test_the_wait_lasts_until_enough_buckets_have_left_the_window():
-    window = SlidingWindow(10)
+    window = QuotaWindow(10)
     for now_s, amount in ((0.0, 3), (10.0, 3), (20.0, 3)):
         window.spend(amount, now_s)
     waits_s = [window.wait_s(amount, 20.0) for amount in (1, 2, 4, 5, 7, 8, 10)]
@@ -40,7 +40,7 @@ def test_the_wait_lasts_until_enough_buckets_have_left_the_window():
 
 
 def test_a_refund_undoes_its_expense():
-    window = SlidingWindow(10)
+    window = QuotaWindow(10)
     window.spend(4, 0.0)
     receipt = window.spend(6, 30.0)
     assert window.wait_s(1, 30.0) == 30.0
@@ -49,7 +49,7 @@ def test_a_refund_undoes_its_expense():
 
 
 def test_a_refund_of_what_has_left_the_window_changes_nothing():
-    window = SlidingWindow(10)
+    window = QuotaWindow(10)
     receipt = window.spend(10, 0.0)
     window.spend(4, 60.0)
     window.refund(receipt, 10)
@@ -57,7 +57,7 @@ def test_a_refund_of_what_has_left_the_window_changes_nothing():
 
 
 def test_spending_above_the_limit_delays_later_buckets():
-    window = SlidingWindow(10)
+    window = QuotaWindow(10)
     window.spend(25, 0.0)
     window.spend(8, 5.0)
     assert (window.remaining(5.0), window.wait_s(3, 5.0)) == (0, 60.0)
@@ -65,14 +65,14 @@ def test_spending_above_the_limit_delays_later_buckets():
 
 
 def test_buckets_within_a_second_leave_the_window_with_the_last_of_them():
-    window = SlidingWindow(10)
+    window = QuotaWindow(10)
     for now_s in (0.0, 0.5, 0.75):
         window.spend(3, now_s)
     assert tuple(window.remaining(now_s) for now_s in (60.0, 60.5, 60.75)) == (1, 1, 10)
 
 
 def test_a_window_keeps_at_most_one_expense_a_second():
-    window = SlidingWindow(10**9)
+    window = QuotaWindow(10**9)
     for tick in range(20_000):
         window.spend(1, tick / 100)
     assert len(window._buckets) <= WINDOW_S + 2
@@ -87,7 +87,7 @@ def test_a_window_keeps_at_most_one_expense_a_second():
 )
 def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, steps):
     """Compares with a list of all admitted expenses. Times are multiples of 1/64 s, so they are exact."""
-    window, kept, now_s = SlidingWindow(limit), deque(), 0.0
+    window, kept, now_s = QuotaWindow(limit), deque(), 0.0
     for step, wanted, refunded in steps:
         now_s += step / 64
         amount = min(wanted, limit)

@@ -25,7 +25,7 @@ LIMITS = (
         f"{_KEY}.tokensPerMinute",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:SlidingWindow.spend",
+        "fairlead.tenancy.quotas:QuotaWindow.spend",
         "self._spent += amount",
         "pass",
         "play",

@@ -33,7 +33,7 @@ class _Bucket:
         self.amount = 0
 
 
-class SlidingWindow:
+class QuotaWindow:
     """An amount that may be spent in any minute. Holds at most one bucket per `BUCKET_S`."""
 
     def __init__(self, limit: int) -> None:
@@ -204,8 +204,8 @@ class Quotas:
         return quota if quota is not None else Quota(api_key.limits)
 
 
-def _window(limit: int | None) -> SlidingWindow | None:
-    return None if limit is None else SlidingWindow(limit)
+def _window(limit: int | None) -> QuotaWindow | None:
+    return None if limit is None else QuotaWindow(limit)
 
 
 def _refusal(allowed: str, wait_s: float) -> RateLimited:
