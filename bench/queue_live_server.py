@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -60,7 +60,7 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
         await nursery.start(fleet.run)
-        app = create_app(services)
+        app = Application(services)
         freeze()
         print(sockets[0].getsockname()[1], flush=True)
         nursery.start_soon(watch, fleet)

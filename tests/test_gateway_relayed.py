@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.answer.events import read_event
 from fairlead.api.exchange import unwrap
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -20,6 +19,7 @@ from fairlead.job import Job, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_of
 from nodes.stub_server import StubServer, text
+from upstream_readers import CHAT_READER
 
 BEFORE = [("gone", 0), ("garbage", 0), ("kind", 0), *(("status", status) for status in (204, 302, 500, 502))]
 ONLY_STREAMS = [("end", 0)]
@@ -77,7 +77,7 @@ def asking(*, stream: bool = True, **sampling: object) -> Job:
 
 
 def said(raw: bytes) -> str:
-    return "".join(read_event(event).text for event in split_events(raw))
+    return "".join(CHAT_READER.read_event(event).text for event in split_events(raw))
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,17 @@ class Announcer:
         self._descriptor = descriptor
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
         report(self._descriptor, url=url)
 
     def failed(self, model: str, reason: str) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
     def stopping(self) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
 
 def report(descriptor: int, **values: object) -> None:

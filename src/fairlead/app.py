@@ -18,7 +18,7 @@ import trio
 
 from fairlead import interpreter
 from fairlead.api.exchange import unwrap
-from fairlead.api.routes import Application, create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ConfigError, Limits, ModelConfig
 from fairlead.descriptors import raise_limit, share_of_clients
@@ -41,7 +41,7 @@ from fairlead.text.model import TextModel
 logger = structlog.get_logger("fairlead.app")
 
 
-class Announcer(Protocol):
+class ServerObserver(Protocol):
     """Reports progress to the person at the terminal."""
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
@@ -57,7 +57,7 @@ class Announcer(Protocol):
         """Report that the server takes no more requests and finishes those it has."""
 
 
-def run(config: Config, announcer: Announcer, source: ConfigSource | None = None) -> int:
+def run(config: Config, announcer: ServerObserver, source: ConfigSource | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 success, 1 failure, 2 bad configuration."""
     interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
@@ -81,7 +81,7 @@ def run(config: Config, announcer: Announcer, source: ConfigSource | None = None
 
 async def serve(
     config: Config,
-    announcer: Announcer,
+    announcer: ServerObserver,
     *,
     source: ConfigSource | None = None,
     witness: Witness = lambda _journey, _load: None,
@@ -139,7 +139,7 @@ class Composition:
     def __init__(
         self,
         config: Config,
-        announcer: Announcer,
+        announcer: ServerObserver,
         *,
         source: ConfigSource | None = None,
         witness: Witness = lambda _journey, _load: None,
@@ -179,14 +179,14 @@ class Composition:
 
     @asynccontextmanager
     async def running(
-        self, loaded: Callable[[Sequence[str]], None], *, past_quart: bool = True
+        self, loaded: Callable[[Sequence[str]], None], *, bypasses_quart: bool = True
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models when preloading is over. `past_quart` is as for
-        `create_app`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        Calls `loaded` with the names of all models when preloading is over. `bypasses_quart` is as for
+        `Application`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
-        app = create_app(self._services(), past_quart=past_quart)
+        app = Application(self._services(), bypasses_quart=bypasses_quart)
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:
@@ -246,7 +246,7 @@ def _limits(config: Config) -> Limits:
     return msgspec.structs.replace(config.limits, connections=share.connections)
 
 
-async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
+async def _read_model(model: ModelConfig, *, announcer: ServerObserver) -> TextModel:
     """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
     token = trio.lowlevel.current_trio_token()
 
@@ -266,7 +266,7 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
-async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> None:
+async def _watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
     """Drain at the first signal; a second one ends the process at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:

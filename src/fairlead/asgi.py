@@ -18,7 +18,8 @@ from cyclopts import App, CycloptsError, Parameter
 from quart_trio.testing import TrioTestApp
 
 from fairlead import interpreter
-from fairlead.api.errors import error_reply
+from fairlead.api.errors import ErrorFormats, error_response
+from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.routes import Application
 from fairlead.app import Composition
 from fairlead.config import Config, ConfigError
@@ -176,7 +177,7 @@ class AsgiApp:
             logger.info("ready", models=models)
             has_loaded.set()
 
-        async with composition.running(loaded, past_quart=False) as quart, trio.open_nursery() as nursery:
+        async with composition.running(loaded, bypasses_quart=False) as quart, trio.open_nursery() as nursery:
             quart.nursery = nursery
             await quart.startup()
             await has_loaded.wait()
@@ -241,7 +242,7 @@ class AsgiApp:
 
 async def _refuse(error: FairleadError, scope: Any, send: Any) -> None:
     """Send an error response, without the application's routes."""
-    reply = error_reply(error, scope["path"])
+    reply = error_response(error, ErrorFormats(dialects_of(ROUTES)).of(scope["path"]))
     assert isinstance(reply.body, bytes)
     headers = {**reply.headers, "Content-Length": str(len(reply.body))}
     encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -136,7 +136,7 @@ class _RunningJob:
             is_full = isinstance(error, NodeFull)
             failures += not is_full
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
-            another = retry_sink(self.deltas) if failures < attempts else None
+            another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
             # A node that turns out to be full has not failed, and may report this many times.
             log = logger.debug if is_full else logger.warning
             log("attempt failed", node=seat.node_id, reason=error.message, retries=another is not None)

@@ -10,6 +10,7 @@ from fairlead.answer.deltas import Deltas
 from fairlead.http.client_connection import Clock
 from fairlead.job import Delta
 from nodes.listening import ready_node, relayed_job, stub
+from upstream_readers import CHAT_READER
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size
     deltas.put(raw(size))
     await deltas.take()
     assert is_kept == (deltas.kept is not None)
-    assert is_kept == (retry_sink(deltas) is not None)
+    assert is_kept == (retry_sink(deltas, CHAT_READER) is not None)
 
 
 async def test_own_size_of_a_delta_counts_against_the_limits(monkeypatch):

@@ -7,23 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.answer import replay
-from fairlead.answer.events import read_event
 from fairlead.answer.replay import Recorded, Replay
 from fairlead.errors import NodeFailed
 from fairlead.http.event_splitter import split_events
 from fairlead.job import Delta, TokenLogprob
 from nodes.listening import Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text
+from upstream_readers import CHAT_READER, READERS
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
 words = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=8)
 
 
-def event_deltas(events, index=0):
+def event_deltas(events, reader=CHAT_READER):
     """Return deltas as a relaying node makes them, one for each event, the last with the finish reason."""
+    texts = [reader.read_event(event).text for event in events]
     deltas = [
-        Delta(index, read_event(event).text, raw=[event], relayed_tokens=bool(read_event(event).text))
-        for event in events
+        Delta(0, text, raw=[event], relayed_tokens=bool(text))
+        for event, text in zip(events, texts, strict=True)
     ]
     deltas[-1].finish_reason = "stop"
     return deltas
@@ -56,13 +57,13 @@ def copy(delta):
     )
 
 
-def repeated(first, second):
+def repeated(first, second, reader=CHAT_READER):
     """Return what the client got from an attempt that failed after `first`, and another with `second`."""
     client = Collected()
     recorded = Recorded(client)
     for delta in first:
         recorded.put(copy(delta))
-    replay = Replay(recorded)
+    replay = Replay(recorded, reader)
     for delta in second:
         replay.put(copy(delta))
     return client
@@ -77,14 +78,16 @@ def repeated(first, second):
 )
 @settings(max_examples=300)
 def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
-    first = event_deltas(stream_events(path, {}, 8, chunk_words))[:-1]
+    reader = READERS[path]
+    first = event_deltas(stream_events(path, {}, 8, chunk_words), reader)[:-1]
     # Nodes hold the first events back until there is text, so at least that much was sent.
     said = next(number for number, delta in enumerate(first, 1) if delta.text)
     first = first[: said + end]
-    second = event_deltas(stream_events(path, {}, 8, other_chunk_words))
-    client = repeated(joined(first, sizes), joined(second, reversed(sizes)))
+    second = event_deltas(stream_events(path, {}, 8, other_chunk_words), reader)
+    client = repeated(joined(first, sizes), joined(second, reversed(sizes)), reader)
     assert client.error is None
-    assert text() == client.text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert text() == client.text()
+    assert text() == "".join(reader.read_event(event).text for event in split_events(client.raw))
     assert sum(delta.finish_reason is not None for delta in client.deltas) == 1
     if chunk_words == other_chunk_words:
         assert b"".join(stream_events(path, {}, 8, chunk_words)) == client.raw
@@ -143,7 +146,7 @@ def chat(content, finish_reason=None, **more):
 
 def raw(*events):
     """Return one delta with these events."""
-    return Delta(0, "".join(read_event(event).text for event in events), raw=list(events))
+    return Delta(0, "".join(CHAT_READER.read_event(event).text for event in events), raw=list(events))
 
 
 DIFFERENCES = [
@@ -179,7 +182,7 @@ def test_a_choice_that_had_ended_is_not_continued():
     recorded = Recorded(client)
     recorded.put(Delta(0, "a", [1], finish_reason="stop"))
     recorded.put(Delta(1, "b", [2]))
-    replay = Replay(recorded)
+    replay = Replay(recorded, CHAT_READER)
     replay.put(Delta(1, "b", [2]))
     replay.put(Delta(0, "a", [1]))
     replay.put(Delta(0, finish_reason="stop"))
@@ -215,7 +218,7 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
             recorded = Recorded(client)
             for delta in begun:
                 recorded.put(delta)
-            replay = Replay(recorded)
+            replay = Replay(recorded, CHAT_READER)
             for delta in whole.deltas:
                 replay.put(delta)
             assert client.error is None
@@ -240,10 +243,10 @@ def test_third_attempt_is_possible():
     deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
     recorded = Recorded(client)
     recorded.put(copy(deltas[0]))
-    second = Replay(recorded)
+    second = Replay(recorded, CHAT_READER)
     for delta in deltas[:3]:
         second.put(copy(delta))
-    third = Replay(recorded)
+    third = Replay(recorded, CHAT_READER)
     for delta in deltas:
         third.put(copy(delta))
     third.put(Delta(0, finish_reason="stop"))
@@ -262,14 +265,14 @@ async def test_client_receives_one_response_from_two_servers(after, how):
         async with first.generate(relayed_job(stub={"how": how, "after": after}), failed):
             await failed.over.wait()
         assert failed.error is not None
-        replay = _Watched(Replay(recorded, node="well"))
+        replay = _Watched(Replay(recorded, CHAT_READER, node="well"))
         job = relayed_job(stub={"chunk_words": 3}, stream_options={"include_usage": True})
         async with ready_node(well).generate(job, replay):
             await replay.over.wait()
         undisturbed = await generated(ready_node(well), relayed_job())
     assert client.error is None
     assert undisturbed.text() == client.text()
-    assert text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert text() == "".join(CHAT_READER.read_event(event).text for event in split_events(client.raw))
     assert client.raw.endswith(b"data: [DONE]\n\n")
     assert client.raw.count(b'"role"') == 1
 

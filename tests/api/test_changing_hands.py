@@ -11,7 +11,7 @@ import trio
 
 from api.raw_http import Answer, post, serving
 from fairlead.answer.sink import Sink
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -69,7 +69,7 @@ class House:
         self._remote = RemoteNode(
             "elsewhere", upstream_of(elsewhere), self.nodes.report, names={NAME: NAME}, seats=4
         )
-        self.app = create_app(
+        self.app = Application(
             Services(
                 config=Config(models=(ModelConfig(path=Path(), name=NAME),)),
                 gateway=Gateway(self.dispatcher, self.nodes, request_timeout_s=60),

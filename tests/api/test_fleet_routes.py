@@ -7,7 +7,8 @@ import trio
 import trio.testing
 from openai.types import Model
 
-from fairlead.api.fleet import FleetRoutes
+from fairlead.api import route_table
+from fairlead.api.route import OPERATORS
 from fairlead.config import ApiKey, CommandConfig, NodeConfig
 from fairlead.errors import InvalidRequest, LoadFailed, NoNode, NotFound
 from fairlead.fleet.status import ModelStatus, NodeStatus
@@ -75,7 +76,7 @@ async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, f
 async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
     reply = await operator.post("/models/unload?wait=yes", {"model": "tiny"})
     assert (reply.status, reply.error["param"]) == (400, "wait")
-    assert reply.error["message"] == "wait must be true or false, not 'yes'"
+    assert reply.error["message"] == "wait: must be true or false, not 'yes'"
     assert fleet.asked == []
 
 
@@ -377,10 +378,10 @@ async def test_a_key_for_some_models_may_not_change_nodes(client_with, fleet):
 
 
 async def test_every_operator_route_is_tested(operator):
-    rules = {"org/big": "<path:node_id>", "small/logs": "<path:name>/logs"}
+    parameters = {"org/big": "{node_id}", "small/logs": "{name}/logs"}
     tried = set()
     for _, path, _ in ROUTES:
-        for name, rule in rules.items():
-            path = path.replace(name, rule)  # noqa: PLW2901
+        for value, parameter in parameters.items():
+            path = path.replace(value, parameter)  # noqa: PLW2901
         tried.add(path)
-    assert tried == FleetRoutes.RULES
+    assert tried == {route.path for route in route_table.ROUTES if route.permission in OPERATORS}

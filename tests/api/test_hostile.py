@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.json import Decoder
 
 from fairlead.api.body import MAX_REWRITTEN_BYTES, parse
-from fairlead.api.schemas import ChatCompletionRequest
+from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
 

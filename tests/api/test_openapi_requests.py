@@ -22,13 +22,14 @@ from api.schema_values import ANYTHING, Values, spoilt
 from api.test_embeddings import script as embedded
 from api.test_upstream import answered
 from fairlead.api import openapi
+from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.fleet.status import NodeStatus
 from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
-DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
+DOCUMENT = json.loads(msgspec.json.encode(openapi.document(ROUTES)))
 COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"

@@ -15,7 +15,7 @@ import msgspec
 import trio
 from prometheus_client.exposition import generate_latest
 
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, KeyLimits, Limits, NodeConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -74,7 +74,7 @@ class World:
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*asked)),
         )
-        self.app = create_app(self.services)
+        self.app = Application(self.services)
         self._overview = Overview(self.services)
         self._metrics = ServerMetrics(
             self.services, self._overview, refusals=dict, tenants=TenantNames(config)
@@ -144,7 +144,7 @@ class World:
 
     def spent(self, tenant: str) -> int:
         """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
-        quota = self.app.hot._door._quotas.of(self.keys[tenant])
+        quota = self.app._jobs.quotas.of(self.keys[tenant])
         assert quota.running == 0
         return TOKENS_PER_MINUTE - quota.tokens.remaining(trio.current_time())
 

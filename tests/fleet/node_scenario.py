@@ -6,6 +6,7 @@ import trio
 
 from fairlead.answer import relay, relayed_stream
 from fairlead.answer.relay_sink import RelaySink
+from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.errors import FairleadError
@@ -86,8 +87,9 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(ResponseParser, name, f"parse {name}")
     for module, names in (
         (remote_node, ("instance_of", "load_of", "models_of")),
-        (relay, ("rewritten", "read_whole")),
-        (relayed_stream, ("split_events", "read_event", "read_plain")),
+        (relay, ("rewritten",)),
+        (relayed_stream, ("split_events",)),
+        (ChunkReader, ("read_whole", "read_event", "read_plain")),
     ):
         for name in names:
             points.wrap(module, name, name)

@@ -20,7 +20,6 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from fairlead.answer.attempt import retry_sink
-from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
 from fairlead.dispatch.ticket import Ticket
@@ -66,7 +65,7 @@ class Parts(NamedTuple):
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     node_type: type[MortalNode] = MortalNode
-    retry_sink: Callable[[Deltas], Sink | None] = retry_sink
+    retry_sink: Callable[..., Sink | None] = retry_sink
 
 
 REAL = Parts()

@@ -19,6 +19,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
+from fairlead.upstream_events import UpstreamReader
 from fuzz.cancellation import Parts
 from fuzz.mortal_node import MortalNode
 
@@ -233,14 +234,14 @@ class ForeverFull(Dispatcher):
         """Do nothing."""
 
 
-def from_the_start(deltas: Deltas) -> Sink | None:
+def from_the_start(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Send a repeated answer from its start, although the client has the beginning already."""
-    return None if retry_sink(deltas) is None else deltas
+    return None if retry_sink(deltas, reader) is None else deltas
 
 
-def never_again(deltas: Deltas) -> Sink | None:
+def never_again(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Refuse every second attempt."""
-    del deltas
+    del deltas, reader
     return None
 
 

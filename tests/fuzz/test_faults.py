@@ -14,7 +14,7 @@ import trio
 
 from api.raw_http import Answer, Client, post, serving
 from e2e.real_server import real_server
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -76,7 +76,7 @@ class House:
     async def open(self) -> AsyncIterator["House"]:
         """Serve until the context exits, which drains the server."""
         path = demonstration_model()
-        app = create_app(
+        app = Application(
             Services(
                 config=Config(models=(ModelConfig(path=path, name=MODEL),), limits=self.limits),
                 gateway=Gateway(self.dispatcher, self.registry, request_timeout_s=60),

@@ -13,6 +13,7 @@ from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.stub_server import StubServer
+from upstream_readers import READERS
 
 CHAT = "/v1/chat/completions"
 
@@ -104,7 +105,7 @@ def relayed_job(
         n=n,
         stream=stream,
         request_id=request_id,
-        relay=Relay(path, msgspec.json.encode(document), stream),
+        relay=Relay(path, msgspec.json.encode(document), stream, reader=READERS.get(path)),
     )
 
 

@@ -19,7 +19,7 @@ LIMITS = (
         "fairlead.tenancy.quotas:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Charge.answered",
+        "fairlead.tenancy.quotas:Charge.charge_answer",
         "tokens > self._answer_tokens",
         "False",
         "play",
@@ -122,7 +122,7 @@ RELOAD = (
         "tenantNames",
     ),
     Mutant(
-        "fairlead.tenancy.access:Access.change",
+        "fairlead.tenancy.access:Authenticator.change",
         "for api_key in api_keys)",
         "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
         "reload",
@@ -130,8 +130,8 @@ RELOAD = (
     ),
     Mutant(
         "fairlead.tenancy.quotas:Quotas.change",
-        "self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}",
-        "self._of_key = known or {name: Quota(name[1]) for name in names}",
+        "self._by_key = {name: known.get(name) or Quota(name[1]) for name in names}",
+        "self._by_key = known or {name: Quota(name[1]) for name in names}",
         "reload",
         f"{_KEY}.concurrent",
     ),

@@ -35,7 +35,7 @@ STOP_PROGRAM = "far-stopper"
 GUARD_PROGRAM = "/bin/sh"
 # Periodic work of an idle server runs less often, because it would take half of the time.
 RARER = (
-    (history, "EVERY_S", 20.0),
+    (history, "INTERVAL_S", 20.0),
     (dispatcher, "CHARGE_INTERVAL_S", 5.0),
     (local_models, "MEASURE_EVERY_S", 60.0),
 )

@@ -13,6 +13,7 @@ from fairlead.answer.replay import Recorded, Replay
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamReader
 
 
 class Attempt:
@@ -42,26 +43,27 @@ class Attempt:
         self.put = _drop
 
 
-def retry_sink(deltas: Deltas) -> Sink | None:
+def retry_sink(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Return the sink for another attempt; None if the client would get parts of two different answers.
 
-    Call this as soon as an attempt has failed, before the reader runs again.
+    `reader` reads the events of relayed answers. Call this as soon as an attempt has failed, before the
+    client's task runs again.
     """
     if deltas.restart():
         return deltas
     if deltas.kept is None:
         return None
     deltas.seal()
-    return _replay(deltas, deltas.kept)
+    return _replay(deltas, deltas.kept, reader)
 
 
-def _replay(deltas: Deltas, kept: Sequence[Delta]) -> Replay:
+def _replay(deltas: Deltas, kept: Sequence[Delta], reader: UpstreamReader | None) -> Replay:
     gate = _Gate(deltas)
     recorded = Recorded(gate)
     for delta in kept:
         recorded.put(delta)
     gate.is_open = True
-    return Replay(recorded)
+    return Replay(recorded, reader)
 
 
 class _Gate:

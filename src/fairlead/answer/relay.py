@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from fairlead.answer.events import read_whole
 from fairlead.answer.passthrough import pass_through
 from fairlead.answer.relayed_stream import RelayedStream, RelayFailed
 from fairlead.answer.reported import (
@@ -35,6 +34,7 @@ from fairlead.errors import (
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import Delta, Job, Relay
+from fairlead.upstream_events import UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
 RETRY_AFTER_AT_MOST_S = 60
@@ -107,6 +107,7 @@ async def relay(
     if asked.passthrough is not None:
         await pass_through(upstream, job, asked, asked.passthrough, into)
         return
+    assert asked.reader is not None
     body = rewritten(asked.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
@@ -116,9 +117,9 @@ async def relay(
             raise await _refusal(upstream.name, answer)
         _check(upstream.name, answer.head, kind)
         if asked.stream:
-            await RelayedStream(upstream.name, job, into, event_bytes=answer_bytes).run(answer)
+            await RelayedStream(upstream.name, job, asked.reader, into, event_bytes=answer_bytes).run(answer)
         else:
-            into.put(await _whole(upstream.name, job, answer, answer_bytes))
+            into.put(await _whole(upstream.name, job, asked.reader, answer, answer_bytes))
             for index in range(1, job.sequences):
                 into.put(Delta(index, finish_reason="stop"))
 
@@ -185,7 +186,9 @@ def _code(body: bytes) -> str | int | None:
     return None if refusal is None else refusal.error.code
 
 
-async def _whole(name: str, job: Job, answer: UpstreamResponse, answer_bytes: int) -> Delta:
+async def _whole(
+    name: str, job: Job, reader: UpstreamReader, answer: UpstreamResponse, answer_bytes: int
+) -> Delta:
     try:
         body = await answer.read_all(answer_bytes)
     except ResponseTooLarge as error:
@@ -193,7 +196,7 @@ async def _whole(name: str, job: Job, answer: UpstreamResponse, answer_bytes: in
     if not body:
         raise UpstreamFailed(f"{name} sent an empty answer")
     try:
-        whole = read_whole(body)
+        whole = reader.read_whole(body)
     except ValueError as error:
         raise RelayFailed(f"{name} sent {error}") from error
     if whole.error is not None:

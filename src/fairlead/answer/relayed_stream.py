@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fairlead.answer.events import Event, read_event, read_plain
 from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamFailed, UpstreamResponse
 from fairlead.http.event_splitter import EventSplitter, split_events
 from fairlead.job import Delta, FinishReason, Job
+from fairlead.upstream_events import UpstreamEvent, UpstreamReader
 
 STREAM_BYTES = 256 * 1024 * 1024
 # Allowed events without text, such as keep-alive comments: a fixed number, plus some for each token.
@@ -55,8 +55,9 @@ class RelayedStream:
     `event_bytes` bounds one event, and all events that are held back.
     """
 
-    def __init__(self, name: str, job: Job, into: Sink, *, event_bytes: int) -> None:
+    def __init__(self, name: str, job: Job, reader: UpstreamReader, into: Sink, *, event_bytes: int) -> None:
         self._name = name
+        self._reader = reader
         self._job = job
         self._into = into
         self._choices = job.sequences
@@ -101,7 +102,7 @@ class RelayedStream:
 
     def _takes_plain(self, events: bytes) -> bool:
         """Put events that are only text of one choice at once; return False if they are not, or not now."""
-        if not self._has_begun or self._ends or (plain := read_plain(events)) is None:
+        if not self._has_begun or self._ends or (plain := self._reader.read_plain(events)) is None:
             return False
         index, texts = plain
         self._last_index = self._choice(index)
@@ -112,11 +113,11 @@ class RelayedStream:
 
     async def _take_all(self, events: list[bytes]) -> None:
         for number, raw in enumerate(events, 1):
-            self._take(raw, read_event(raw))
+            self._take(raw, self._reader.read_event(raw))
             if number % EVENTS_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
-    def _take(self, raw: bytes, event: Event) -> None:
+    def _take(self, raw: bytes, event: UpstreamEvent) -> None:
         if event.error is not None:
             raise RelayFailed(f"{self._name} failed: {event.error}")
         if event.generated is not None:
@@ -164,7 +165,7 @@ class RelayedStream:
             )
         held.append(raw)
 
-    def _add(self, index: int, raw: bytes, event: Event) -> None:
+    def _add(self, index: int, raw: bytes, event: UpstreamEvent) -> None:
         if self._pending is None or self._pending.index != index:
             self._flush()
             self._pending = _Pending(index, self._beginning)

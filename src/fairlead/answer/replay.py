@@ -6,12 +6,12 @@ text of its events, because chunks may be cut differently. Only a greedy or seed
 which the caller has to check.
 """
 
-from fairlead.answer.events import read_event, without_beginning
 from fairlead.answer.reported import excerpt
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError, NodeFailed
 from fairlead.http.event_splitter import split_events
 from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamReader
 
 # Characters of each text that the message about a difference shows.
 SHOWN_LENGTH = 40
@@ -40,18 +40,23 @@ class Recorded:
         """See `Sink`."""
         self._into.fail(error)
 
-    def sent(self) -> "dict[int, _Sent]":
+    def sent(self, reader: UpstreamReader | None) -> "dict[int, _Sent]":
         """Return what was put so far, by choice, as it has to be repeated."""
-        return {index: _Sent(put) for index, put in self._choices.items()}
+        return {index: _Sent(put, reader) for index, put in self._choices.items()}
 
 
 class Replay:
-    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt."""
+    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt.
 
-    def __init__(self, recorded: Recorded, *, node: str = "another node") -> None:
+    `reader` reads relayed events; None: there are none.
+    """
+
+    def __init__(
+        self, recorded: Recorded, reader: UpstreamReader | None = None, *, node: str = "another node"
+    ) -> None:
         self._recorded = recorded
         self._node = node
-        self._sent = recorded.sent()
+        self._sent = recorded.sent(reader)
         self._failed = False
 
     def put(self, delta: Delta) -> None:
@@ -114,14 +119,15 @@ class _Put:
 class _Sent:
     """What has to be repeated of one choice, and how much of it has been."""
 
-    def __init__(self, put: _Put) -> None:
+    def __init__(self, put: _Put, reader: UpstreamReader | None) -> None:
+        self._reader = reader
         self._text = "".join(put.texts)
         self._token_ids = list(put.token_ids)
         self._logprobs = put.logprobs
         self._finished = put.finished
         self._was_relayed = put.recent is not None
         self._is_relayed = False
-        self._silent = _silent_at_end(put.recent or [])
+        self._silent = _silent_at_end(put.recent or [], reader)
         self._text_at = 0
         self._tokens_at = 0
 
@@ -171,7 +177,8 @@ class _Sent:
 
     def _following(self, raw: bytes) -> tuple[bytes, str] | None:
         """Return an event, or the new end of it, and its text; None if it was sent before."""
-        event = read_event(raw)
+        assert self._reader is not None
+        event = self._reader.read_event(raw)
         if self._was_relayed and (not event.is_known or not self._text):
             raise _Differs("what was sent cannot be compared")
         if not event.text:
@@ -191,7 +198,7 @@ class _Sent:
             return None
         self._silent = 0
         try:
-            return without_beginning(raw, text), text
+            return self._reader.without_beginning(raw, text), text
         except ValueError as error:
             raise _Differs(str(error)) from error
 
@@ -221,10 +228,11 @@ class _Sent:
             raise _Differs("it ended sooner")
 
 
-def _silent_at_end(recent: list[bytes]) -> int:
+def _silent_at_end(recent: list[bytes], reader: UpstreamReader | None) -> int:
     """Return how many events without text follow the last one with text."""
     silent = 0
     for raw in recent:
         for event in split_events(raw):
-            silent = 0 if read_event(event).text else silent + 1
+            assert reader is not None
+            silent = 0 if reader.read_event(event).text else silent + 1
     return silent

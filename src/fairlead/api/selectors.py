@@ -9,15 +9,15 @@ from typing import Any
 
 import trio
 
-from fairlead.api.request import Call
+from fairlead.api.request import Request
 from fairlead.api.services import Services
 from fairlead.errors import Forbidden, ModelNotFound, quoted
 from fairlead.swap.selectors import Selection, Target
 
-Allows = Callable[[Call, str], bool]
+Allows = Callable[[Request, str], bool]
 
 
-class Selecting:
+class Selectors:
     """The choice of a selector's target. `allows`: whether a caller may use a model or a selector."""
 
     def __init__(self, services: Services, allows: Allows) -> None:
@@ -25,38 +25,38 @@ class Selecting:
         self._allows = allows
         self._selection = Selection()
 
-    def is_selector(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether the name stands for several models."""
         return name in self._services.selectors
 
-    def choose(self, call: Call, name: str) -> Target:
+    def choose(self, request: Request, name: str) -> Target:
         """Return the target that a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
-        found = list(self._targets(name))
-        if not found:
+        targets = list(self._targets(name))
+        if not targets:
             raise ModelNotFound(f"no model that {quoted(name)} stands for is served here", param="model")
-        allowed = self._allowed(call, name, found)
+        allowed = self._allowed(request, name, targets)
         if not allowed:
             raise Forbidden(f"this API key may use no model that {quoted(name)} stands for", param="model")
         return self._selection.choose(name, self._services.selectors[name], allowed)
 
-    def take(self, call: Call, name: str) -> Target:
+    def take(self, request: Request, name: str) -> Target:
         """Return the target for the caller's job. With `spillover`, it counts until the request ends."""
-        target = self.choose(call, name)
+        target = self.choose(request, name)
         if self._services.selectors[name].strategy == "spillover":
             self._selection.take(name, target.model)
-            call.nursery.start_soon(self._hold, name, target.model)
+            request.nursery.start_soon(self._hold, name, target.model)
         return target
 
-    def cards(self, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+    def cards(self, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the names and entries of the selectors that the caller may use and that are not unlisted."""
         for name, selector in self._services.selectors.items():
-            if not selector.unlisted and (card := self.card(call, name)) is not None:
+            if not selector.unlisted and (card := self.card(request, name)) is not None:
                 yield name, card
 
-    def card(self, call: Call, name: str) -> dict[str, Any] | None:
+    def card(self, request: Request, name: str) -> dict[str, Any] | None:
         """Return a selector's entry; None if it does not exist or the caller may use none of its targets."""
         selector = self._services.selectors.get(name)
-        targets = [] if selector is None else self._allowed(call, name, list(self._targets(name)))
+        targets = [] if selector is None else self._allowed(request, name, list(self._targets(name)))
         if selector is None or not targets:
             return None
         about = selector.metadata | {
@@ -66,8 +66,8 @@ class Selecting:
         }
         if selector.strategy == "spillover":
             about["spillover"] = selector.settings.spillover
-        words = {"name": selector.title.strip(), "description": selector.description.strip()}
-        return {word: text for word, text in words.items() if text} | {"meta": {"llamaswap": about}}
+        texts = {"name": selector.title.strip(), "description": selector.description.strip()}
+        return {name: text for name, text in texts.items() if text} | {"meta": {"llamaswap": about}}
 
     async def _hold(self, name: str, model: str) -> None:
         """Count a target until the request ends. The name may mean something else by then."""
@@ -82,10 +82,10 @@ class Selecting:
             model = self._services.aliases.get(target, target)
             status = self._services.fleet.model(model)
             if status is not None and self._services.serves(model):
-                is_elsewhere, is_well = status.kind == "remote", status.problem is None
-                yield Target(target, model, status.state, is_elsewhere, is_well)
+                is_remote, is_healthy = status.kind == "remote", status.problem is None
+                yield Target(target, model, status.state, is_remote, is_healthy)
 
-    def _allowed(self, call: Call, name: str, targets: list[Target]) -> list[Target]:
-        if self._allows(call, name):
+    def _allowed(self, request: Request, name: str, targets: list[Target]) -> list[Target]:
+        if self._allows(request, name):
             return targets
-        return [target for target in targets if self._allows(call, target.model)]
+        return [target for target in targets if self._allows(request, target.model)]

@@ -7,18 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.answer.events import (
-    DONE,
-    NOTHING,
-    UNKNOWN,
-    read_event,
-    read_plain,
-    read_whole,
-    without_beginning,
-)
+from fairlead.api.dialects.event_reader import DONE, NOTHING, UNKNOWN
 from fairlead.http.event_splitter import EventSplitter, split_events
 from nodes.stub_server import stream_events, text
+from upstream_readers import CHAT_READER, READERS
 
+RESPONSES, MESSAGES = READERS["/v1/responses"], READERS["/v1/messages"]
 ENDS = ["\n\n", "\r\n\r\n", "\r\r"]
 
 lines = st.text(
@@ -59,7 +53,7 @@ def test_an_event_that_grows_too_long_is_refused():
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_text_and_end_of_a_stream_are_read_in_every_api(path):
-    events = [read_event(event) for event in stream_events(path, {}, 8, 1)]
+    events = [READERS[path].read_event(event) for event in stream_events(path, {}, 8, 1)]
     assert text() == "".join(event.text for event in events)
     assert events[-1].is_end
     assert sum(event.finished is not None for event in events) == 1
@@ -86,8 +80,9 @@ def test_text_and_end_of_a_stream_are_read_in_every_api(path):
         (b'data: {"x": ' + b"[" * 100_000 + b"\n\n", UNKNOWN),
     ],
 )
-def test_empty_events_are_distinguished_from_unreadable_ones(event, meaning):
-    assert meaning == read_event(event)
+@pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
+def test_empty_events_are_distinguished_from_unreadable_ones(reader, event, meaning):
+    assert meaning == reader.read_event(event)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +99,14 @@ def test_empty_events_are_distinguished_from_unreadable_ones(event, meaning):
 )
 def test_everything_that_is_generated_counts_as_text(delta, says):
     event = said({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
-    assert says == read_event(event).text
-    assert read_event(event).index == 2
-    assert (not says) == read_event(event).is_beginning
+    assert says == CHAT_READER.read_event(event).text
+    assert CHAT_READER.read_event(event).index == 2
+    assert (not says) == CHAT_READER.read_event(event).is_beginning
 
 
 def test_an_event_of_several_lines_is_read():
     event = b'event: x\r\ndata: {"choices":\r\ndata: [{"text": "a"}]}\r\n\r\n'
-    assert read_event(event).text == "a"
+    assert CHAT_READER.read_event(event).text == "a"
 
 
 @pytest.mark.parametrize(
@@ -123,8 +118,9 @@ def test_an_event_of_several_lines_is_read():
         ({"type": "error", "code": "x", "message": "no"}, "no"),
     ],
 )
-def test_error_message_of_an_event_is_read(event, message):
-    assert message == read_event(said(event)).error
+@pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
+def test_error_message_of_an_event_is_read(reader, event, message):
+    assert message == reader.read_event(said(event)).error
 
 
 # Numbers ---------------------------------------------------------------------------------------------
@@ -156,17 +152,23 @@ REPORTS = [
 @pytest.mark.parametrize("member", [b"completion_tokens", b"output_tokens"])
 def test_token_count_that_is_not_a_plain_integer_is_ignored(reported, understood, member):
     usage = b'{"%s": %s, "prompt_tokens": %s}' % (member, reported, reported)
-    assert read_whole(b'{"usage": %s}' % usage).generated == understood
     chunk = b'{"choices": [{"index": 0, "delta": {"content": "hi"}}], "usage": %s}'
-    for event in (chunk % usage, b'{"type": "x", "delta": "hi", "response": {"usage": %s}}' % usage):
-        read = read_event(b"data: " + event + b"\n\n")
+    for reader, event in (
+        (CHAT_READER, chunk % usage),
+        (RESPONSES, b'{"type": "x", "delta": "hi", "response": {"usage": %s}}' % usage),
+        (MESSAGES, b'{"type": "x", "delta": {"text": "hi"}, "usage": %s}' % usage),
+    ):
+        assert reader.read_whole(b'{"usage": %s}' % usage).generated == understood
+        read = reader.read_event(b"data: " + event + b"\n\n")
         assert (read.text, read.is_known, read.generated) == ("hi", True, understood)
 
 
 @pytest.mark.parametrize("usage", [b"5", b"null", b"[]", b'"x"', b"true", b"{}", b"[" * 500 + b"]" * 500])
 def test_invalid_usage_does_not_affect_the_rest(usage):
-    assert read_whole(b'{"usage": %s}' % usage).generated is None
-    event = read_event(b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage)
+    assert CHAT_READER.read_whole(b'{"usage": %s}' % usage).generated is None
+    event = CHAT_READER.read_event(
+        b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage
+    )
     assert (event.text, event.generated) == ("hi", None)
 
 
@@ -186,26 +188,26 @@ def test_invalid_usage_does_not_affect_the_rest(usage):
 )
 def test_whole_response_must_be_a_json_object(body):
     with pytest.raises(ValueError, match="no JSON object"):
-        read_whole(body)
+        CHAT_READER.read_whole(body)
 
 
 @pytest.mark.parametrize(
-    ("body", "content_bytes"),
+    ("path", "body", "content_bytes"),
     [
-        (b'{"choices": [{"text": "hello"}]}', 19),
-        (b'{"content": [{"text": "hello"}]}', 19),
-        (b'{"output": [], "error": null}', 2),
-        (b'{"data": [{"embedding": [1, 2, 3]}]}', 0),
-        (b'{"input_tokens": 12}', 0),
+        ("/v1/completions", b'{"choices": [{"text": "hello"}]}', 19),
+        ("/v1/messages", b'{"content": [{"text": "hello"}]}', 19),
+        ("/v1/responses", b'{"output": [], "error": null}', 2),
+        ("/v1/embeddings", b'{"data": [{"embedding": [1, 2, 3]}]}', 0),
+        ("/v1/messages/count_tokens", b'{"input_tokens": 12}', 0),
     ],
 )
-def test_content_bytes_of_a_whole_response_are_counted(body, content_bytes):
-    whole = read_whole(body)
+def test_content_bytes_of_a_whole_response_are_counted(path, body, content_bytes):
+    whole = READERS[path].read_whole(body)
     assert (whole.content_bytes, whole.error) == (content_bytes, None)
 
 
 def test_error_message_of_a_whole_response_is_read():
-    assert read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
+    assert CHAT_READER.read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_error_message_of_a_whole_response_is_read():
     ],
 )
 def test_error_message_becomes_one_short_line_of_text(error, reason):
-    event = read_event(b'data: {"error": ' + error + b"}\n\n")
+    event = CHAT_READER.read_event(b'data: {"error": ' + error + b"}\n\n")
     if b"[[" in error:
         assert (event.error, event.is_known) == (None, False)
     else:
@@ -228,20 +230,26 @@ def test_error_message_becomes_one_short_line_of_text(error, reason):
 
 
 @pytest.mark.parametrize(
-    "document",
+    ("reader", "document"),
     [
-        {"id": 1, "choices": [{"index": 0, "delta": {"content": "hello"}, "odd": 1.50}], "u": None},
-        {"choices": [{"index": 0, "text": "hello"}]},
-        {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "hello"}}]}}]},
-        {"type": "response.output_text.delta", "delta": "hello"},
-        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hello"}},
+        (
+            CHAT_READER,
+            {"id": 1, "choices": [{"index": 0, "delta": {"content": "hello"}, "odd": 1.50}], "u": None},
+        ),
+        (CHAT_READER, {"choices": [{"index": 0, "text": "hello"}]}),
+        (
+            CHAT_READER,
+            {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "hello"}}]}}]},
+        ),
+        (RESPONSES, {"type": "response.output_text.delta", "delta": "hello"}),
+        (MESSAGES, {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "hello"}}),
     ],
 )
-def test_only_the_beginning_of_the_text_is_removed_from_an_event(document):
+def test_only_the_beginning_of_the_text_is_removed_from_an_event(reader, document):
     event = b"event: e\n" + said(document)
-    cut = without_beginning(event, "lo")
+    cut = reader.without_beginning(event, "lo")
     assert cut.startswith(b"event: e\ndata: ")
-    assert read_event(cut).text == "lo"
+    assert reader.read_event(cut).text == "lo"
     assert json.dumps(document).replace('"hello"', '"lo"') == json.dumps(json.loads(cut.split(b"data: ")[1]))
 
 
@@ -261,7 +269,7 @@ def test_event_with_unexpected_members_is_cut_or_refused(members):
     choice = b'{"index": 0, "delta": {"content": "hello"}, %s}' % members.encode()
     event = b'data: {"choices": [%s]}\n\n' % choice
     try:
-        cut = without_beginning(event, "lo")
+        cut = CHAT_READER.without_beginning(event, "lo")
     except ValueError:
         return
     assert json.loads(cut[6:])["choices"][0]["delta"] == {"content": "lo"}
@@ -270,7 +278,7 @@ def test_event_with_unexpected_members_is_cut_or_refused(members):
 def test_event_with_several_texts_cannot_be_cut():
     event = said({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
     with pytest.raises(ValueError, match="several pieces"):
-        without_beginning(event, "lo")
+        CHAT_READER.without_beginning(event, "lo")
 
 
 def chunk(content, index=0, **more):
@@ -280,8 +288,8 @@ def chunk(content, index=0, **more):
 
 
 def test_plain_text_events_are_read_together():
-    assert read_plain(chunk("a") + chunk("\n\ndata: ")) == (0, ["a", "\n\ndata: "])
-    assert read_plain(said({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
+    assert CHAT_READER.read_plain(chunk("a") + chunk("\n\ndata: ")) == (0, ["a", "\n\ndata: "])
+    assert CHAT_READER.read_plain(said({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -305,4 +313,4 @@ def test_plain_text_events_are_read_together():
     ],
 )
 def test_events_other_than_plain_text_are_not_read_together(events):
-    assert read_plain(events) is None
+    assert CHAT_READER.read_plain(events) is None
