@@ -43,7 +43,7 @@ ENDLESS = {
     "whole, in tiny pieces": (lambda: chain([NO_LENGTH], repeat(b"x" * 64)), "more than 100000 bytes", False),
     "whole, in chunks of a byte": (
         lambda: chain([JSON_CHUNKED], repeat(chunk(b"x") * 1000)),
-        "chunks of next to nothing",
+        "too many bytes of chunk framing",
         False,
     ),
     "head": (lambda: chain([b"HTTP/1.1 200 OK\r\n"], repeat(b"X: y\r\n" * 1000)), "a head of more", True),
@@ -53,7 +53,7 @@ ENDLESS = {
         "a head of more|more than 200 headers",
         True,
     ),
-    "interim heads": (lambda: repeat(b"HTTP/1.1 103 Hints\r\n\r\n"), "status 103", True),
+    "interim heads": (lambda: repeat(b"HTTP/1.1 103 Hints\r\n\r\n"), "more than 10 interim responses", True),
     "first line": (lambda: repeat(b"HTTP/1.1 200 " + b"K" * 8192), "a head of more", True),
     "event": (lambda: endless(b"x", b"data: "), "an event of more than 100000 bytes", True),
     "event, in tiny pieces": (
@@ -89,16 +89,16 @@ ENDLESS = {
     ),
     "chunk extension": (
         lambda: chain([STREAM_HEAD, b"1;"], repeat(b"e" * 8192)),
-        "a chunk without a size",
+        "too many bytes of chunk framing",
         True,
     ),
     "chunk extensions": (
         lambda: chain([STREAM_HEAD], repeat(b"1;" + b"e" * 1000 + b"\r\n:\r\n")),
-        "chunks of next to nothing",
+        "too many bytes of chunk framing",
         True,
     ),
-    "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "a chunk without a size", True),
-    "trailers": (lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)), "trailers of", True),
+    "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "an invalid chunk", True),
+    "trailers": (lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)), "chunk framing or trailers", True),
     "chunk": (
         lambda: chain([STREAM_HEAD, b"fffffffffffffff\r\n"], repeat(b"x" * 8192)),
         "an event of more than 100000 bytes",
