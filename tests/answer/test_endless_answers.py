@@ -98,7 +98,11 @@ ENDLESS = {
         True,
     ),
     "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "an invalid chunk", True),
-    "trailers": (lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)), "chunk framing or trailers", True),
+    "trailers": (
+        lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)),
+        "chunk framing or trailers",
+        True,
+    ),
     "chunk": (
         lambda: chain([STREAM_HEAD, b"fffffffffffffff\r\n"], repeat(b"x" * 8192)),
         "an event of more than 100000 bytes",

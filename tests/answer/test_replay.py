@@ -10,7 +10,7 @@ from fairlead.answer import replay
 from fairlead.answer.events import read_event
 from fairlead.answer.replay import Recorded, Replay
 from fairlead.errors import NodeFailed
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta, TokenLogprob
 from nodes.listening import Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text

@@ -3,7 +3,6 @@
 Events are passed on as their original bytes; only `without_beginning` writes one anew.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +24,7 @@ from fairlead.answer.event_shapes import (
     encode,
 )
 from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+from fairlead.http.server_sent_events import event_data
 
 _BEGINNINGS = frozenset(
     {
@@ -118,7 +116,7 @@ def _plain_text(shape: EventShape, index: int) -> str | None:
 
 def read_event(event: bytes) -> Event:
     """Return the content of an event; `NOTHING` for a comment, `UNKNOWN` if it cannot be read."""
-    payload = _payload(event)
+    payload = event_data(event)
     if payload is None:
         return NOTHING
     if payload == b"[DONE]":
@@ -151,7 +149,7 @@ def without_beginning(event: bytes, text: str) -> bytes:
 
     Raises `ValueError` if its text is in several members, or if it cannot be written anew.
     """
-    document = decoded(decode_any, _payload(event) or b"{}")
+    document = decoded(decode_any, event_data(event) or b"{}")
     places = list(_texts(document)) if isinstance(document, dict) else []
     if len(places) != 1:
         raise ValueError("several pieces of text in one event")
@@ -163,17 +161,6 @@ def without_beginning(event: bytes, text: str) -> bytes:
         return name_line + b"data: " + encode(document) + b"\n\n"
     except (OverflowError, RecursionError) as error:
         raise ValueError("an event that cannot be written anew") from error
-
-
-def _payload(event: bytes) -> bytes | None:
-    """Return the data of an event; None if it has none."""
-    if event.startswith(b"data: {") and event.find(b"\n") == len(event) - 2:
-        return event[6:-2]
-    event = event.strip(b"\r\n")
-    if event.startswith(b"data:") and b"\n" not in event and b"\r" not in event:
-        return event[5:].strip()
-    lines = [line for line in _LINE_END.split(event) if line.startswith(b"data:")]
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines).strip() if lines else None
 
 
 def _chunk(shape: EventShape, choices: list[EventChoice]) -> Event:

@@ -13,7 +13,7 @@ from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamFailed, UpstreamResponse
-from fairlead.http.event_splitter import EventSplitter, split_events
+from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import Delta, FinishReason, Job
 
 STREAM_BYTES = 256 * 1024 * 1024

@@ -10,7 +10,7 @@ from fairlead.answer.events import read_event, without_beginning
 from fairlead.answer.reported import excerpt
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError, NodeFailed
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta
 
 # Characters of each text that the message about a difference shows.

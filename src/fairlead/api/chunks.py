@@ -14,10 +14,11 @@ from fairlead.api.errors import error_event
 from fairlead.api.logprobs import Scored, chat_logprobs, completion_logprobs
 from fairlead.api.schemas import StreamOptions
 from fairlead.errors import FairleadError
+from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Delta, Job
 from fairlead.text.tokenizer import Tokenizer
 
-DONE = b"data: [DONE]\n\n"
+DONE = encode_event(b"[DONE]")
 
 _encode = msgspec.json.Encoder().encode
 

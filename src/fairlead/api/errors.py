@@ -24,6 +24,7 @@ from fairlead.errors import (
     NodeRefused,
     NotFound,
 )
+from fairlead.http.server_sent_events import encode_event
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -92,7 +93,7 @@ def error_event(error: FairleadError, path: str = "/") -> bytes:
     """Return the event that ends a stream on `path`, for an error that a client may see."""
     dialect = _dialect(path)
     data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or dialect.body(error)
-    return dialect.head + b"data: " + data + b"\n\n"
+    return dialect.head + encode_event(data)
 
 
 def _in_one_line(body: bytes) -> bytes:

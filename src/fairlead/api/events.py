@@ -23,6 +23,7 @@ from fairlead.api.request import Call, Reply
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
+from fairlead.http.server_sent_events import encode_event
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Snapshot
 
@@ -140,7 +141,7 @@ class View:
         if seen != self._seen:
             self._seen = seen
             self.changes += 1
-        self.event = b"event: snapshot\ndata: " + _encode(snapshot) + b"\n\n"
+        self.event = encode_event(_encode(snapshot), name="snapshot")
 
 
 def _shown(snapshot: Snapshot) -> Snapshot:
@@ -167,7 +168,7 @@ class Watch:
     async def __anext__(self) -> bytes:
         if self._told < 0:
             kept = {"every_s": EVERY_S, "columns": self._history.columns()}
-            return b"event: history\ndata: " + _encode(kept) + b"\n\n" + self._tell()
+            return encode_event(_encode(kept), name="history") + self._tell()
         while not self._draining():
             await trio.sleep(LOOK_EVERY_S)
             self._view.look()

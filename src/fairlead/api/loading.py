@@ -12,6 +12,7 @@ import trio
 
 from fairlead.api.services import Services, Waiting
 from fairlead.fleet.status import ModelStatus
+from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Job
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
@@ -67,7 +68,7 @@ class LoadingProgress:
             "model": self._job.model,
             "choices": [choice],
         }
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return encode_event(_encode(chunk))
 
 
 def loading_progress(services: Services, job: Job) -> LoadingProgress | None:

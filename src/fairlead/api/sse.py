@@ -17,6 +17,7 @@ from fairlead.api.request import NO_SNIFFING, Reply
 from fairlead.api.services import Waiting
 from fairlead.errors import FairleadError
 from fairlead.http.asgi import Direct
+from fairlead.http.server_sent_events import encode_comment
 from fairlead.job import Delta
 
 HEADERS = {
@@ -49,8 +50,8 @@ class WaitingComments:
     def write(self, waiting: Waiting | None) -> bytes:
         """See `Notices`."""
         if waiting is None:
-            return b": running\n\n"
-        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
+            return encode_comment("running")
+        return encode_comment(f"queued position={waiting.position} estimated_wait={waiting.estimated_wait_s}")
 
     def end(self) -> bytes:
         """See `Notices`."""
