@@ -117,7 +117,7 @@ class CountingSink:
         if delta.finish_reason is not None:
             self.ended.set()
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
         return None
 

@@ -1,6 +1,6 @@
 """Reads what accounting needs from other servers' responses: events of a stream, or a whole body.
 
-Events are passed on as their original bytes; only `without_beginning` writes one anew.
+Events are relayed as their original bytes; only `without_beginning` encodes one again.
 """
 
 from collections.abc import Iterator
@@ -39,14 +39,14 @@ _BEGINNINGS = frozenset(
     }
 )
 _ENDS = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
-_CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "response.incomplete"})
+_TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "response.incomplete"})
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """The content of one event. `index` is its (first) choice, None if it has none.
 
     `text` is all generated text in it, of any kind. `finished` is why the choice ended: "length" if it was
-    cut short, else "stop". `is_beginning`: it precedes all generated text, and need not be passed on at once.
+    cut short, else "stop". `is_beginning`: it precedes all generated text, and need not be relayed at once.
     `is_end`: the answer is complete. `is_known`: the event could be read. `generated` is the reported number
     of tokens, unchecked; None if there is none.
     """
@@ -147,20 +147,20 @@ def read_whole(body: bytes) -> WholeAnswer:
 def without_beginning(event: bytes, text: str) -> bytes:
     """Return an event with its text cut to `text`, its last part. Everything else stays.
 
-    Raises `ValueError` if its text is in several members, or if it cannot be written anew.
+    Raises `ValueError` if its text is in several members, or if it cannot be encoded again.
     """
     document = decoded(decode_any, event_data(event) or b"{}")
-    places = list(_texts(document)) if isinstance(document, dict) else []
-    if len(places) != 1:
+    members = list(_texts(document)) if isinstance(document, dict) else []
+    if len(members) != 1:
         raise ValueError("several pieces of text in one event")
-    holder, name = places[0]
+    holder, name = members[0]
     assert holder[name].endswith(text)
     holder[name] = text
     name_line = event[: event.find(b"data:")]
     try:
         return name_line + b"data: " + encode(document) + b"\n\n"
     except (OverflowError, RecursionError) as error:
-        raise ValueError("an event that cannot be written anew") from error
+        raise ValueError("an event that cannot be encoded again") from error
 
 
 def _chunk(shape: EventShape, choices: list[EventChoice]) -> Event:
@@ -174,10 +174,10 @@ def _chunk(shape: EventShape, choices: list[EventChoice]) -> Event:
         # Nearly all chunks have content and nothing else.
         text = piece.content or ""
         if not text or piece.tool_calls or piece.reasoning or piece.reasoning_content or piece.refusal:
-            text = _said(piece)
+            text = _generated_text(piece)
     finished = choice.finish_reason
     if finished is not None:
-        finished = "length" if finished in _CUT_SHORT else "stop"
+        finished = "length" if finished in _TRUNCATED else "stop"
     return Event(choice.index, text, finished, is_beginning=not text and not finished, generated=generated)
 
 
@@ -186,10 +186,10 @@ def _typed(shape: EventShape, kind: str) -> Event:
     if isinstance(piece, str):
         text = piece
     elif piece is not None:
-        text = _said(piece)
+        text = _generated_text(piece)
     finished = None
     if kind in _ENDS:
-        finished = "length" if kind in _CUT_SHORT else "stop"
+        finished = "length" if kind in _TRUNCATED else "stop"
     return Event(
         0,
         text,
@@ -215,12 +215,12 @@ def _generated(usage: msgspec.Raw) -> int | None:
     return token_count(shape.output_tokens) if of_openai is None else of_openai
 
 
-def _said(piece: EventPiece) -> str:
+def _generated_text(piece: EventPiece) -> str:
     calls = [call.function for call in piece.tool_calls or () if call.function is not None]
-    said = [piece.reasoning_content or piece.reasoning, piece.thinking, piece.content, piece.refusal]
-    said += [piece.text, piece.partial_json]
-    said += [part for function in calls for part in (function.name, function.arguments)]
-    return "".join(part for part in said if part)
+    texts = [piece.reasoning_content or piece.reasoning, piece.thinking, piece.content, piece.refusal]
+    texts += [piece.text, piece.partial_json]
+    texts += [part for function in calls for part in (function.name, function.arguments)]
+    return "".join(part for part in texts if part)
 
 
 def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -233,7 +233,7 @@ def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for holder in list(holders):
         holders += _objects([call.get("function") for call in _objects(holder.get("tool_calls"))])
     for holder in holders:
-        for name in _SAYING:
+        for name in _TEXT_MEMBERS:
             if isinstance(holder.get(name), str) and holder[name]:
                 yield holder, name
 
@@ -243,7 +243,7 @@ def _objects(members: Any) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-_SAYING = (
+_TEXT_MEMBERS = (
     "reasoning_content",
     "reasoning",
     "thinking",

@@ -134,8 +134,8 @@ class EventStream:
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas
-        tap = self._pour if self.direct is not None else None
-        while taken := await deltas.take(tap):
+        on_delta = self._pour if self.direct is not None else None
+        while taken := await deltas.take(on_delta):
             if is_large(taken):
                 events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
             else:
