@@ -140,7 +140,9 @@ class _Chunk(msgspec.Struct):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
-async def ask(connection: LoadConnection, path: str, body: object, *, timeout_s: float) -> TimedAnswer:
+async def timed_request(
+    connection: LoadConnection, path: str, body: object, *, timeout_s: float
+) -> TimedAnswer:
     """Send one streaming request and time its answer. Failures are recorded in it, not raised."""
     answer = TimedAnswer(started_s=trio.current_time())
     reader = _EventReader(answer)
