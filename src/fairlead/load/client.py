@@ -1,23 +1,20 @@
 """A connection to an OpenAI-compatible server, and the timing of its streamed answers.
 
-Uses the parser and the sockets of `fairlead.http` without its pool and time limits. On a machine shared with
-the server under test, the generator's CPU time reduces what it measures.
+Uses the client to nodes, without its time limits. On a machine shared with the server under test, the
+generator's CPU time reduces what it measures, and httpx costs several times as much.
 """
 
-import ssl
 from collections.abc import Callable
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
-from fairlead.http.links import Link, connect
-from fairlead.http.request_head import RequestHeads
-from fairlead.http.response_parser import InvalidResponse, ResponseParser
+from fairlead.http.client import Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
 
-EVENT_BYTES = 16 * 1024 * 1024
+BODY_BYTES = 16 * 1024 * 1024  # of an event, and of a response that is not streamed
+_NO_LIMITS = UpstreamTimeouts(connect_s=float("inf"), between_bytes_s=float("inf"))
 
 
 class RequestFailedError(Exception):
@@ -32,15 +29,7 @@ class LoadConnection:
     """Sends requests one after another, over one socket while the server keeps it open."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"not an http:// or https:// address: {url}")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host = parts.hostname
-        self._port = parts.port or (443 if self._tls else 80)
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        self._heads = RequestHeads(parts.netloc.rpartition("@")[2], base=base, api_key=api_key or None)
-        self._link: Link | None = None
+        self._upstream = Upstream(url, name=url, api_key=api_key or None, capacity=1, timeouts=_NO_LIMITS)
 
     async def request(
         self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None
@@ -49,51 +38,20 @@ class LoadConnection:
 
         Raises `RequestFailedError` for a status other than 200 and for a broken connection.
         """
-        parser = ResponseParser()
-        try:
-            return await self._request(method, path, body, on_data, parser)
-        except (OSError, InvalidResponse) as error:
-            raise RequestFailedError("connection", repr(error)) from error
-        finally:
-            if not (parser.is_complete and not parser.surplus and parser.head and parser.head.keep_alive):
-                self._close()
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: object,
-        on_data: Callable[[bytes], None] | None,
-        parser: ResponseParser,
-    ) -> bytes:
         payload = b"" if body is None else msgspec.json.encode(body)
-        link = self._link
-        if link is None:
-            link = self._link = await connect(self._host, self._port, self._tls)
-        await link.send(self._heads.request(method, path, payload, {}))
-        whole = bytearray()
-        status = 0
-        while not parser.is_complete:  # bounded by the caller's time limit
-            received = await link.receive()
-            if not received:
-                self._close()
-                if not parser.end():
-                    raise RequestFailedError("connection", "closed before the answer ended")
-                break
-            data = parser.feed(received)
-            status = parser.head.status if parser.head is not None else 0
-            if on_data is not None and status == HTTPStatus.OK:
-                on_data(data)
-            elif len(whole) < EVENT_BYTES:
-                whole += data
-        if status != HTTPStatus.OK:
-            raise RequestFailedError(str(status), whole[:500].decode(errors="replace"))
-        return bytes(whole)
-
-    def _close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        try:
+            async with self._upstream.exchange(method, path, payload) as response:
+                if on_data is None or response.head.status != HTTPStatus.OK:
+                    whole = await response.read_all(BODY_BYTES)
+                    if response.head.status == HTTPStatus.OK:
+                        return whole
+                    reason = whole[:500].decode(errors="replace")
+                    raise RequestFailedError(str(response.head.status), reason)
+                while data := await response.read():
+                    on_data(data)
+        except UpstreamFailed as error:
+            raise RequestFailedError("connection", error.message) from error
+        return b""
 
 
 class ReportedUsage(msgspec.Struct):
@@ -163,7 +121,7 @@ class _EventReader:
 
     def __init__(self, answer: TimedAnswer) -> None:
         self._answer = answer
-        self._splitter = EventSplitter(EVENT_BYTES)
+        self._splitter = EventSplitter(BODY_BYTES)
         self._done = False
 
     def feed(self, data: bytes) -> None:
