@@ -11,7 +11,8 @@ through only a `RemoteNode` in this process. Reported are medians over the round
 - the latency of the chunks of a stream with a chunk every 5 ms (p50, p99), and the latency added;
 - the CPU time of Fairlead's process for a request and for a chunk, which other load does not affect.
 
-Also reported is the cost of parsing a response: by Fairlead's parser, by h11 and, if installed, by httptools.
+Also reported is the cost of parsing a response: by Fairlead's parser, which uses httptools, by httptools
+without our bounds, and by h11.
 The goals (`GOALS`) are the best measured figures of a proxy in Python, with a tolerance of 50 %.
 
     python bench/router.py [--rounds 5] [--out bench/results/router.json]
@@ -116,7 +117,7 @@ class CountingSink:
         if delta.finish_reason is not None:
             self.ended.set()
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
         return None
 

@@ -14,7 +14,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, NodeFailed, NodeRefused
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Job, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_of

@@ -200,7 +200,7 @@ class AsgiApp:
     async def _cut_off(self) -> None:
         """Cancel the requests that are left, so that none waits for a fleet that is gone."""
         if self._requests:
-            logger.warning("drain cut off", requests=len(self._requests))
+            logger.warning("drain timed out", requests=len(self._requests))
         for request in self._requests:
             request.cancel()
         with trio.move_on_after(CUT_OFF_S, shield=True):

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.answer import replay
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta, TokenLogprob
 from nodes.listening import Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text
@@ -60,10 +60,10 @@ def copy(delta):
 def repeated(first, second, reader=CHAT_READER):
     """Return what the client got from an attempt that failed after `first`, and another with `second`."""
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in first:
         recorded.put(copy(delta))
-    replay = Replay(recorded, reader)
+    replay = ReplaySink(recorded, reader)
     for delta in second:
         replay.put(copy(delta))
     return client
@@ -150,14 +150,14 @@ def raw(*events):
 
 
 DIFFERENCES = [
-    (raw(chat("one")), raw(chat("two")), "'two' came instead of 'one'"),
-    (raw(chat("one")), raw(chat("on"), chat("", "stop")), "ended sooner"),
+    (raw(chat("one")), raw(chat("two")), "received 'two' instead of 'one'"),
+    (raw(chat("one")), raw(chat("on"), chat("", "stop")), "ended earlier"),
     (raw(b'data: {"odd": 1}\n\n'), raw(b'data: {"odd": 1}\n\n'), "cannot be compared"),
     (raw(chat("ab")), raw(chat("abc", reasoning="")), None),
     (raw(chat("xab")), raw(chat("abc", reasoning="x")), "several pieces"),
-    (Delta(0, "a", [1, 2]), Delta(0, "a", [1, 3]), "its tokens are others"),
-    (Delta(0, "a", [1, 2]), Delta(0, "a", [1], finish_reason="stop"), "ended sooner"),
-    (Delta(0, "ab", [1]), Delta(0, "ac", [1]), "'ac' came instead of 'ab'"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1, 3]), "its tokens differ"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1], finish_reason="stop"), "ended earlier"),
+    (Delta(0, "ab", [1]), Delta(0, "ac", [1]), "received 'ac' instead of 'ab'"),
 ]
 
 
@@ -179,10 +179,10 @@ def test_nothing_is_sent_after_a_difference():
 
 def test_a_choice_that_had_ended_is_not_continued():
     client = Collected(2)
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(Delta(0, "a", [1], finish_reason="stop"))
     recorded.put(Delta(1, "b", [2]))
-    replay = Replay(recorded, CHAT_READER)
+    replay = ReplaySink(recorded, CHAT_READER)
     replay.put(Delta(1, "b", [2]))
     replay.put(Delta(0, "a", [1]))
     replay.put(Delta(0, finish_reason="stop"))
@@ -215,10 +215,10 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
             whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
             begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
             client = Collected(choices)
-            recorded = Recorded(client)
+            recorded = RecordingSink(client)
             for delta in begun:
                 recorded.put(delta)
-            replay = Replay(recorded, CHAT_READER)
+            replay = ReplaySink(recorded, CHAT_READER)
             for delta in whole.deltas:
                 replay.put(delta)
             assert client.error is None
@@ -228,7 +228,7 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
 
 def test_replay_of_an_engines_response_with_missing_tokens_fails():
     client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
-    assert "it ended sooner" in str(client.error)
+    assert "it ended earlier" in str(client.error)
 
 
 def test_response_of_an_engine_can_continue_a_relayed_one():
@@ -241,12 +241,12 @@ def test_response_of_an_engine_can_continue_a_relayed_one():
 def test_third_attempt_is_possible():
     client = Collected()
     deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(copy(deltas[0]))
-    second = Replay(recorded, CHAT_READER)
+    second = ReplaySink(recorded, CHAT_READER)
     for delta in deltas[:3]:
         second.put(copy(delta))
-    third = Replay(recorded, CHAT_READER)
+    third = ReplaySink(recorded, CHAT_READER)
     for delta in deltas:
         third.put(copy(delta))
     third.put(Delta(0, finish_reason="stop"))
@@ -258,14 +258,14 @@ def test_third_attempt_is_possible():
 @pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
 async def test_client_receives_one_response_from_two_servers(after, how):
     client = Collected()
-    recorded = Recorded(_Unfailing(client))
+    recorded = RecordingSink(_Unfailing(client))
     async with stub() as sick, stub() as well:
         first = ready_node(sick)
         failed = _Watched(recorded)
         async with first.generate(relayed_job(stub={"how": how, "after": after}), failed):
             await failed.over.wait()
         assert failed.error is not None
-        replay = _Watched(Replay(recorded, CHAT_READER, node="well"))
+        replay = _Watched(ReplaySink(recorded, CHAT_READER, node="well"))
         job = relayed_job(stub={"chunk_words": 3}, stream_options={"include_usage": True})
         async with ready_node(well).generate(job, replay):
             await replay.over.wait()
@@ -286,8 +286,8 @@ class _Unfailing:
     def put(self, delta):
         self._into.put(delta)
 
-    def room(self):
-        return self._into.room()
+    def backpressure(self):
+        return self._into.backpressure()
 
     def fail(self, error):
         pass
@@ -338,11 +338,11 @@ def _never_too_short(_sent, _tokens=0):
     ("where", "name", "mutant"),
     [
         (replay, "_silent_at_end", _no_silence),
-        (replay._Sent, "_new_text", _takes_any_text),
-        (replay._Sent, "_new_text", _forgets_where_it_is),
-        (replay._Sent, "_new_tokens", lambda _sent, token_ids: token_ids),
-        (replay._Sent, "_new_tokens", _takes_any_tokens),
-        (replay._Sent, "_check_end", _never_too_short),
+        (replay._ReplayedChoice, "_new_text", _takes_any_text),
+        (replay._ReplayedChoice, "_new_text", _forgets_where_it_is),
+        (replay._ReplayedChoice, "_new_tokens", lambda _sent, token_ids: token_ids),
+        (replay._ReplayedChoice, "_new_tokens", _takes_any_tokens),
+        (replay._ReplayedChoice, "_check_end", _never_too_short),
     ],
 )
 def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from answer.test_replay import event_deltas
 from fairlead.answer.deltas import Deltas
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta
 from nodes.listening import Collected
@@ -49,10 +49,10 @@ def events(draw):
 @given(second=st.lists(events(), min_size=1, max_size=6))
 def test_no_second_attempt_raises(second):
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)
-    replay = Replay(recorded, CHAT_READER)
+    replay = ReplaySink(recorded, CHAT_READER)
     for delta in event_deltas(second):
         replay.put(delta)
     assert client.error is None or isinstance(client.error, NodeFailed)
@@ -61,18 +61,18 @@ def test_no_second_attempt_raises(second):
 
 def test_error_message_quotes_only_the_beginning_of_a_difference():
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(Delta(0, "a" * 10_000, raw=[b"a"]))
-    Replay(recorded, CHAT_READER).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
+    ReplaySink(recorded, CHAT_READER).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
     assert client.error is not None
     assert len(client.error.message) < 200
 
 
 async def test_replay_in_other_pieces_never_makes_the_count_negative():
     deltas = Deltas(1, keeps=True)
-    recorded = Recorded(deltas)
+    recorded = RecordingSink(deltas)
     recorded.put(said("x" * 1000))
-    replay = Replay(recorded, CHAT_READER)
+    replay = ReplaySink(recorded, CHAT_READER)
     for _ in range(1000):
         replay.put(said("x"))
     # The node reports that this was one token.
@@ -92,10 +92,10 @@ def said(text: str) -> Delta:
 def test_invalid_tool_calls_are_ignored(tool_calls):
     choice = {"index": 0, "delta": {"content": "w0 w1 w2 w3 w4 w5"}, "tool_calls": tool_calls}
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)
-    Replay(recorded, CHAT_READER).put(
+    ReplaySink(recorded, CHAT_READER).put(
         event_deltas([f"data: {json.dumps({'choices': [choice]})}\n\n".encode()])[0]
     )
     assert client.error is None

@@ -1,54 +1,19 @@
-"""Server-sent events: splitting them out of reads, and their meaning in each API."""
+"""The meaning of server-sent events in each API."""
 
 import json
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairlead.api.dialects.event_reader import DONE, NOTHING, UNKNOWN
-from fairlead.http.event_splitter import EventSplitter, split_events
 from nodes.stub_server import stream_events, text
 from upstream_readers import CHAT_READER, READERS
 
 RESPONSES, MESSAGES = READERS["/v1/responses"], READERS["/v1/messages"]
-ENDS = ["\n\n", "\r\n\r\n", "\r\r"]
-
-lines = st.text(
-    st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"]), min_size=1, max_size=12
-)
 
 
 def said(document, line="data: "):
     """Return an event with a document."""
     return f"{line}{json.dumps(document)}\n\n".encode()
-
-
-@given(
-    events=st.lists(st.tuples(lines, st.sampled_from(ENDS)), max_size=8),
-    rest=st.sampled_from(["", "data: half"]),
-    places=st.lists(st.integers(0, 200), max_size=8),
-)
-def test_events_are_whole_however_the_stream_is_split(events, rest, places):
-    whole = [(line + end).encode() for line, end in events]
-    stream = b"".join(whole) + rest.encode()
-    ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
-    splitter = EventSplitter(1000)
-    got = []
-    for start, end in pairwise(ends):
-        got += split_events(splitter.feed(stream[start:end]))
-    assert stream == b"".join(got) + bytes(splitter._rest)
-    assert bool(rest) == splitter.has_rest
-    assert len(whole) == len(got)
-    assert [event.strip() for event in whole] == [event.strip() for event in got]
-
-
-def test_an_event_that_grows_too_long_is_refused():
-    splitter = EventSplitter(100)
-    assert splitter.feed(b"data: " + b"x" * 90) == b""
-    with pytest.raises(OverflowError, match="more than 100 bytes"):
-        splitter.feed(b"x" * 10)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])

@@ -66,7 +66,7 @@ def test_server_with_few_descriptors_loads_and_restarts_beside_more_clients_than
             loads_and_restarts(server)
         (line,) = events(server, "fewer connections than configured: the limit of open files is low")
         assert (line["configured"], line["descriptors"]) == (4096, 256)
-        assert line["connections"] * 3 + line["reserved"] <= 256
+        assert line["connections"] * 2 + line["reserved"] <= 256
         assert server.stop() == 0
 
 

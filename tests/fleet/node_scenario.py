@@ -93,7 +93,7 @@ def wrap_relaying(points: FaultPoints) -> None:
     ):
         for name in names:
             points.wrap(module, name, name)
-    for name in ("put", "room"):
+    for name in ("put", "backpressure"):
         points.wrap(RelaySink, name, name)
     for name in ("probed", "requested"):
         points.wrap(Breaker, name, name)

@@ -34,7 +34,7 @@ MUTANTS = {
         lambda _node, _error: None,
     ),
     "connections are not given back": (
-        "fairlead.http.client.Upstream._put_back",
+        "fairlead.http.client.Upstream._release",
         lambda _upstream, _connection: None,
     ),
     "kept connections outlive their pool": ("fairlead.http.client.Upstream.close", lambda _upstream: None),

@@ -64,7 +64,7 @@ class Collected:
         if not self._open:
             self.over.set()
 
-    def room(self) -> None:
+    def backpressure(self) -> None:
         return None
 
     def fail(self, error: FairleadError) -> None:

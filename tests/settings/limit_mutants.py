@@ -83,7 +83,7 @@ LIMITS = (
         "limits.connections",
     ),
     Mutant(
-        "fairlead.http.listener:Listener._cut_off",
+        "fairlead.http.listener:Listener._end_drain",
         "self._shared.limits.drain_s",
         "30.0",
         "play",

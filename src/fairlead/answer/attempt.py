@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from fairlead.answer.deltas import Deltas
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
@@ -23,11 +23,11 @@ class Attempt:
     cancels `scope`, in which the caller waits for the answer.
     """
 
-    __slots__ = ("error", "put", "room", "scope")
+    __slots__ = ("backpressure", "error", "put", "scope")
 
-    def __init__(self, into: Sink) -> None:
-        self.put: Callable[[Delta], None] = into.put
-        self.room: Callable[[], Backpressure | None] = into.room
+    def __init__(self, sink: Sink) -> None:
+        self.put: Callable[[Delta], None] = sink.put
+        self.backpressure: Callable[[], Backpressure | None] = sink.backpressure
         self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
 
@@ -57,16 +57,16 @@ def retry_sink(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | N
     return _replay(deltas, deltas.kept, reader)
 
 
-def _replay(deltas: Deltas, kept: Sequence[Delta], reader: UpstreamReader | None) -> Replay:
-    gate = _Gate(deltas)
-    recorded = Recorded(gate)
+def _replay(deltas: Deltas, kept: Sequence[Delta], reader: UpstreamReader | None) -> ReplaySink:
+    gate = _GatedSink(deltas)
+    recorded = RecordingSink(gate)
     for delta in kept:
         recorded.put(delta)
     gate.is_open = True
-    return Replay(recorded, reader)
+    return ReplaySink(recorded, reader)
 
 
-class _Gate:
+class _GatedSink:
     """Drops what is put before it is open, because the channel has that already."""
 
     def __init__(self, deltas: Deltas) -> None:
@@ -77,8 +77,8 @@ class _Gate:
         if self.is_open:
             self._deltas.put(delta)
 
-    def room(self) -> Backpressure | None:
-        return self._deltas.room()
+    def backpressure(self) -> Backpressure | None:
+        return self._deltas.backpressure()
 
     def fail(self, error: FairleadError) -> None:
         self._deltas.fail(error)

@@ -20,6 +20,7 @@ from fairlead.api.request import Request, Response
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
+from fairlead.http.server_sent_events import encode_event
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Snapshot
 
@@ -128,7 +129,7 @@ class ScopedSnapshot:
         if seen != self._seen:
             self._seen = seen
             self.changes += 1
-        self.event = b"event: snapshot\ndata: " + _encode(snapshot) + b"\n\n"
+        self.event = encode_event(_encode(snapshot), name="snapshot")
 
 
 def _without_output(snapshot: Snapshot) -> Snapshot:
@@ -155,7 +156,7 @@ class SnapshotStream:
     async def __anext__(self) -> bytes:
         if self._sent_changes < 0:
             history = {"every_s": INTERVAL_S, "columns": self._history.columns()}
-            return b"event: history\ndata: " + _encode(history) + b"\n\n" + self._next_event()
+            return encode_event(_encode(history), name="history") + self._next_event()
         while not self._draining():
             await trio.sleep(POLL_INTERVAL_S)
             self._snapshot.update()

@@ -13,6 +13,7 @@ from fairlead.api.dialects.dialect import Dialect, RelayDialect
 from fairlead.api.services import Services
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus
+from fairlead.http.server_sent_events import encode_comment
 from fairlead.job import Job
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
@@ -38,7 +39,7 @@ class LoadingProgress:
     def write(self, waiting: WaitEstimate | None) -> bytes:
         """Return what is new, a dot if nothing is, and a comment once the model is loaded."""
         if self._is_loaded:
-            return b": running\n\n"
+            return encode_comment("running")
         status = self._status()
         if status is not None and status.state == "ready":
             return self.end()

@@ -13,8 +13,8 @@ import msgspec
 from fairlead.config import ConfigError
 from fairlead.console.announcer import complain
 from fairlead.load.client import RequestFailedError, TimedAnswer
-from fairlead.load.generator import Count, Options, measure, named
-from fairlead.load.report import Level, draw, format_table
+from fairlead.load.generator import OnAnswer, Options, measure, with_model
+from fairlead.load.report import Level, format_table, plot
 
 
 def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Path | None) -> int:
@@ -22,9 +22,9 @@ def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Pat
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot: needs matplotlib, which fairlead[bench] installs")
     try:
-        options = named(options, api_key=api_key)
+        options = with_model(options, api_key=api_key)
         with _bar(options) as counted:
-            results = measure(options, api_key=api_key, counted=counted)
+            results = measure(options, api_key=api_key, on_answer=counted)
     except (RequestFailedError, ValueError) as error:
         complain(f"{options.url}: {error}")
         return 1
@@ -56,11 +56,11 @@ def _report(
         }
         json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
     if plot_file is not None:
-        draw(plot_file, f"{options.model}, {options.prompt_tokens} in, {options.output_tokens} out", results)
+        plot(plot_file, f"{options.model}, {options.prompt_tokens} in, {options.output_tokens} out", results)
 
 
 @contextmanager
-def _bar(options: Options) -> Iterator[Count]:
+def _bar(options: Options) -> Iterator[OnAnswer]:
     """Show a progress bar during the block, on a terminal; yield a function that counts one answer."""
     if not sys.stderr.isatty():
         yield lambda: None

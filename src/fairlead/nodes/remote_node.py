@@ -172,7 +172,7 @@ class RemoteNode:
             nursery.start_soon(self._relay, job, request, sink)
             try:
                 yield
-                await sink.left()
+                await sink.wait_for_end()
             except Exception as error:  # noqa: BLE001  # raised below, outside the nursery's group
                 raised = error
             nursery.cancel_scope.cancel()
@@ -291,7 +291,7 @@ class RemoteNode:
     def _probed(self, well: bool) -> None:
         assert self._health is not None
         self.was_probed.set()
-        heard_lately = trio.current_time() - self._upstream.last_heard < self._health.config.interval_s
+        heard_lately = trio.current_time() - self._upstream.last_received_at < self._health.config.interval_s
         if not well and not self._probe_answered and heard_lately and self._running:
             return  # it is busy with other requests: some servers handle one at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")

@@ -16,6 +16,7 @@ from fairlead.api.dialects.unserved import Fields
 from fairlead.config import Limits, SpecialTokens
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
+from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
 from fairlead.text.model import TextModel
 from fairlead.upstream_events import UpstreamReader
@@ -109,8 +110,8 @@ class WaitingComments:
     def write(self, waiting: WaitEstimate | None) -> bytes:
         """See `WaitingEvents`."""
         if waiting is None:
-            return b": running\n\n"
-        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
+            return encode_comment("running")
+        return encode_comment(f"queued position={waiting.position} estimated_wait={waiting.estimated_wait_s}")
 
     def end(self) -> bytes:
         """See `WaitingEvents`."""
@@ -149,7 +150,7 @@ class RelayDialect(ABC):
     def error_event(self, error: FairleadError) -> bytes:
         """Return the event that ends a stream. The error of another server is passed on in its own form."""
         data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or self.error_body(error)
-        return b"data: " + data + b"\n\n"
+        return encode_event(data)
 
 
 class Dialect(RelayDialect):

@@ -23,6 +23,7 @@ from fairlead.api.dialects.openai_logprobs import chat_logprobs, prompt_logprobs
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import CHAT, reading, refuse_unserved
 from fairlead.config import Limits
+from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Delta, Job
 
 
@@ -115,7 +116,7 @@ class ChatDialect(OpenAIErrors, Dialect):
         """See `Dialect`. Without a role: clients that merge deltas would have it twice."""
         choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
         chunk = identity(job, ChatChunks.kind, created) | {"choices": [choice]}
-        return b"data: " + encode(chunk) + b"\n\n"
+        return encode_event(encode(chunk))
 
 
 class ChatChunks(Chunks):
