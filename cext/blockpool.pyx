@@ -61,7 +61,7 @@ class OutOfBlocks(Exception):
     """Fewer blocks are available than were requested; nothing has changed."""
 
 
-class Statistics(NamedTuple):
+class BlockPoolStatistics(NamedTuple):
     """The current use of the blocks, and counters since the pool was created.
 
     total = free + evictable + referenced. `cached_tokens`: tokens of the blocks that kept requests hold, each
@@ -414,9 +414,9 @@ cdef class BlockPool:
 
     # Questions
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> BlockPoolStatistics:
         """Return a frozen summary."""
-        return Statistics(
+        return BlockPoolStatistics(
             total=self.total,
             free=self.free,
             evictable=self.evictable,

@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from cext.fair_queue_machine import MACHINE_SETTINGS, FairQueueMachine
 from cext.fair_queue_oracle import FairQueueOracle, check_arguments
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 
 def run_machine(new_queue, **changes):
@@ -215,7 +215,7 @@ class RetryIsRefused(FairQueueOracle):
     def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
         check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
-            raise Full
+            raise QueueFullError
         return super().push_front(tenant, cost, priority=priority, size=size)
 
 

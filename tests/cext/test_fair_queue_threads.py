@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
 
@@ -52,7 +52,7 @@ def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one br
         for number in range(12_500):
             action = chance.random()
             if action < 0.5:
-                with suppress(Full):
+                with suppress(QueueFullError):
                     own.append(queue.push(chance.choice("ABCDEFG"), number % 5, priority=number % 3))
                     pushed.append(own[-1])
             elif action < 0.6:
@@ -90,7 +90,7 @@ def test_entries_are_conserved_while_another_thread_clears(fairness):
     def push():
         nonlocal pushed
         for number in range(10_000):
-            with suppress(Full):
+            with suppress(QueueFullError):
                 queue.push(number % 50, number % 3, priority=number % 8)
                 pushed += 1
 
@@ -163,7 +163,7 @@ def test_fits_may_change_the_queue(fairness, change):
     others = []
 
     def fits(_handle):
-        with suppress(Full, IndexError):
+        with suppress(QueueFullError, IndexError):
             if change.startswith("push"):
                 others.append(getattr(queue, change)("newcomer"))
             elif change in ("clear", "pop"):

@@ -195,6 +195,6 @@ RELOAD = (
         "self._desk.unload(name)",
         "self._residents[name].end()",
         "behaviour",
-        "a_model_that_is_removed_finishes_its_jobs_and_is_gone",
+        "removed_model_finishes_its_jobs_and_is_unloaded",
     ),
 )
