@@ -234,7 +234,7 @@ async def test_task_that_waits_is_given_the_next_item(queue):
     assert sorted(received) == ["from a thread", "from the loop"]
 
 
-async def test_item_of_a_task_that_is_cancelled_goes_to_the_next(queue):
+async def test_item_for_a_cancelled_task_wakes_the_next_waiter(queue):
     received: list[str] = []
 
     async def receive(scope: trio.CancelScope) -> None:

@@ -289,7 +289,7 @@ def test_tenant_names_are_released_when_their_entries_leave():
     assert references == sys.getrefcount(name)
 
 
-def test_memory_follows_what_waits_and_not_what_came():
+def test_memory_grows_with_waiting_entries_only():
     queue = FairQueue(capacity=40)
     keep = [queue.push(number) for number in range(39)]
 

@@ -42,7 +42,7 @@ def together(*works):
 
 
 @fairly
-def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one branch a method)
+def test_each_entry_that_four_threads_push_leaves_once(fairness):  # noqa: C901  (one branch a method)
     queue = FairQueue(capacity=300, fairness=fairness, min_share=0.1)
     pushed, popped, discarded = [], [], []
 
@@ -201,7 +201,7 @@ def test_pop_ends_although_fits_always_changes_the_queue():
 
 
 @fairly
-def test_equal_priorities_leave_in_the_order_in_which_they_came(fairness):
+def test_entries_of_equal_priority_leave_in_order_of_arrival(fairness):
     """The earlier queue never compared sequence numbers, and a heap does not keep equal items in order."""
     queue = FairQueue(capacity=1000, fairness=fairness)
     handles = [queue.push("A") for _ in range(1000)]
