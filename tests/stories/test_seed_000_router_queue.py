@@ -154,7 +154,7 @@ async def test_story_6_estimate_for_three_waiting_jobs_of_ten_seconds_is_thirty(
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("30", "4")
 
 
-async def test_story_6_estimate_of_an_empty_queue_is_zero(autojump_clock, nursery):
+async def test_story_6_answer_without_a_wait_has_no_estimate_header(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=10))
     (reply,) = await finished(desk, "A")
     assert "x-estimated-wait" not in reply.headers

@@ -103,7 +103,7 @@ def test_the_numbers_of_the_seed_are_a_configuration():
     ) == (4_194_304, 1024, 0.8, 1.0)
 
 
-def test_batch_larger_than_the_running_requests_is_refused():
+def test_batch_limit_above_the_slots_is_refused():
     with pytest.raises(ConfigError, match="maxBatch: must be at most slots, which is 8"):
         ModelConfig(name="m", path=Path("/nowhere"), slots=8, max_batch=9)
 
