@@ -93,19 +93,15 @@ cdef class FairQueue:
     def __cinit__(
         self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8, slack: int = 2
     ):
-        self.capacity = capacity
+        self.capacity = integer_of(capacity, INT64_MAX, "capacity")
+        self.bypass = integer_of(bypass, BYPASS_AT_MOST, "bypass")
         self.slack = slack
-        if self.capacity < 0:
-            raise ValueError(f"capacity must not be negative, not {capacity}")
         if fairness not in ("roundRobin", "tokens"):
             raise ValueError(f"fairness must be roundRobin or tokens, not {fairness}")
         if not 0.0 <= min_share < 1.0:
             raise ValueError(f"min_share must be at least 0 and less than 1, not {min_share}")
-        if not 0 <= bypass <= BYPASS_AT_MOST:
-            raise ValueError(f"bypass must be in 0...{BYPASS_AT_MOST}, not {bypass}")
         if self.slack < 1:
             raise ValueError(f"slack must be at least 1, not {slack}")
-        self.bypass = bypass
         self.rows = {}
         self.weights = {}
         self.queue.by_tokens = fairness == "tokens"
@@ -266,7 +262,7 @@ cdef class FairQueue:
         """Return how many entries leave before this one if nothing changes (0: the next). KeyError if stale.
 
         Under round robin without `min_share`, takes time in proportion to the tenants in its class and the
-        entries before it in its own line. Otherwise the pops are simulated on a copy of the queue.
+        entries before it in its own line; otherwise as long as `ahead`.
         """
         cdef int32_t entry = self.waiting_entry(handle)
         if self.queue.by_tokens or self.queue.min_share > 0.0:
@@ -276,8 +272,7 @@ cdef class FairQueue:
     def ahead(self, handle: int) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale.
 
-        Simulates the pops on a copy of the queue. Takes the time of the copy, and then time in proportion to
-        the entries before it; under tokens times the logarithm of the waiting tenants.
+        Simulates the pops on a copy of the queue.
         """
         return handles_before(&self.queue, self.waiting_entry(handle))
 
