@@ -333,8 +333,8 @@ def test_empty_sections_are_accepted(tmp_path):
         ("macros: {a: '${b}', b: x}\nhost: ${a}", "host: there is no macro ${b}"),  # b is defined after a
         ("models: {a: {cmd: 'x ${PORT} ${PID}'}}", "models.a.cmd: there is no macro ${PID}"),
         ("models: {a: {cmd: x, proxy: 'http://h:${PORT}'}}", "a.proxy: uses ${PORT}, but cmd does not"),
-        ("models: {a: {cmd: x, env: [PORT=7]}}", "models.a.env: sets PORT, so proxy must have the address of cmd"),
-        ("models: {a: {cmd: x, env: {PORT: 7}}}", "models.a.env: sets PORT, so proxy must have the address of cmd"),
+        ("models: {a: {cmd: x, env: [PORT=7]}}", "models.a.env: sets PORT, so proxy must have the address"),
+        ("models: {a: {cmd: x, env: {PORT: 7}}}", "models.a.env: sets PORT, so proxy must have the address"),
         ("models: {a: {cmd: x, env: 7}}", "models.a.env: must be "),
         ("startPort: 65535\nmodels: {a: {cmd: x}, b: {cmd: x}}", "models.b.cmd: no port is left"),
         (
