@@ -135,14 +135,14 @@ PLACEMENT = (
         "+ 0.7 * busy - bonus",
         "+ 0.7 * busy",
         "behaviour",
-        "a_job_returns_to_the_node_that_had_its_beginning",
+        "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
         f"{_NODES}._best",
         "node.remember(ticket.job)",
         "pass",
         "behaviour",
-        "a_job_returns_to_the_node_that_had_its_beginning",
+        "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
         f"{_NODES}.candidates",

@@ -200,6 +200,6 @@ RELOAD = (
         "self._dispatcher.unload(name)",
         "self._local[name].end()",
         "behaviour",
-        "a_model_that_is_removed_finishes_its_jobs_and_is_gone",
+        "removed_model_finishes_its_jobs_and_is_unloaded",
     ),
 )

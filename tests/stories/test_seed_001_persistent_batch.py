@@ -59,7 +59,7 @@ def run_step(batch, *tokens):
 # CachedRequestState --------------------------------------------------------------------------------
 
 
-def test_field_req_id_is_the_key_that_results_are_told_by():
+def test_field_req_id_is_the_key_of_the_results():
     batch = new_batch()
     enter(batch, 5)
     _, committed = run_step(batch, 42)
@@ -221,7 +221,7 @@ def test_tensor_block_table_is_int32_by_slot_and_column():
 # Request management --------------------------------------------------------------------------------
 
 
-def test_req_ids_say_who_is_in_each_row_and_where_nobody_is():
+def test_req_ids_name_the_request_of_each_row_and_mark_empty_rows():
     batch = new_batch()
     for slot in (4, 2, 6):
         enter(batch, slot)
@@ -270,7 +270,7 @@ def test_add_3_sets_the_block_ids():
     assert batch.block_counts(0) == (1, 1)
 
 
-def test_add_4_copies_the_sampling_parameters_and_counts_who_needs_what():
+def test_add_4_copies_the_sampling_parameters_and_counts_their_users():
     batch = new_batch()
     enter(batch, 0, temperature=0.0, top_p=0.5, logprobs=0)
     enter(batch, 1, temperature=0.5, top_p=0.5, presence_penalty=1.0)
@@ -354,7 +354,7 @@ def test_condense_of_an_empty_batch_leaves_nothing():
     assert (batch.condense(), batch.order()) == ([], [])
 
 
-def test_condense_keeps_every_column_of_what_moves():
+def test_condense_keeps_every_column_of_moved_rows():
     batch = new_batch()
     for slot in range(3):
         enter(batch, slot, prompt=[slot] * (slot + 1), temperature=slot / 4, top_p=0.5, top_k=slot)
@@ -409,7 +409,7 @@ def test_group_commit_sends_the_changed_entries_of_all_groups_in_one_arena():
     assert list(step.block_writes) == list(step.arena[header[-1] :])
 
 
-def test_group_with_a_window_frees_what_slides_out_and_the_other_keeps_it():
+def test_group_with_a_window_frees_blocks_outside_it_and_the_other_group_keeps_them():
     batch = new_batch(windows=(None, 4))
     state = new_state(prompt=range(12))
     batch.add_request(0, state, ([1, 2, 3], [4, 5, 6]))
