@@ -6,12 +6,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fairlead.engine.cpu_step import CpuStep, supports, variants
+from fairlead.engine.cpu_step import CpuStep, refusal, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.registry import built_in
+from fairlead.models.registry import read_built_in
 from fairlead.models.weights import Weights
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
 
@@ -47,10 +47,10 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 17, 40, 90)]
 def load_step(directory, dtype, **options):
     """Return the compiled step over the checkpoint in `directory`."""
     config = CheckpointConfig.read(directory / "config.json")
-    kind, shape = built_in(config)
-    assert supports(kind, shape, dtype)
+    spec = read_built_in(config)
+    assert refusal(spec, dtype) is None
     with Weights(directory, dtype=dtype, device=torch.device("cpu")) as weights:
-        step = CpuStep.load(kind, shape, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
+        step = CpuStep.load(spec, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
         weights.finish()
     return step
 

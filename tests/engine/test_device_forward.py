@@ -160,7 +160,7 @@ def test_texts_and_logits_match_torch(models, launches, name):
     is_dense = name not in {"mixtral", "fallback"}
     assert is_dense == (recorder.replays > 0)
     assert ("triton with CUDA graphs" if is_dense else "triton") == loaded.kernel
-    assert is_dense == any(name == "turn_and_keep" for name, *_ in launches)
+    assert is_dense == any(name == "rotate_and_store" for name, *_ in launches)
 
 
 def test_prompt_logits_match_torch(models, launches):

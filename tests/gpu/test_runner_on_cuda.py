@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from fairlead.engine.devices import multiplies_float8
 from fairlead.engine.graphs import Graphs
 from fairlead.engine.runner import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
+from fairlead.models.quantization.float8 import multiplies_float8
 from models.tiny import SIZES, Driver, load, prompt_of, save
 
 pytestmark = [

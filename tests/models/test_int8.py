@@ -8,17 +8,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.test_cpu_step import CONFIGS, Recorder, last_logits, relative_error
-from fairlead.engine import runner
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
-from fairlead.messages import WorkerSpec
-from fairlead.models.int8 import Int8Linear, round_rows
-from fairlead.models.layers import Linear
 from fairlead.models.loader import read_source
+from fairlead.models.quantization.int8 import Int8Linear, round_rows
+from fairlead.models.quantization.none import UnquantizedLinear
 from models.tiny import SIZES, load, save
-
-CPU = torch.device("cpu")
 
 
 def recorded(directory, **options):
@@ -88,7 +84,7 @@ def test_product_uses_rounded_weights_times_their_scales():
     assert (weight - rounded * scales[:, None]).abs().le(scales[:, None] * 0.5001).all()
     assert layer(x[:0]).shape == (0, 96)
     assert torch.bfloat16 == layer(x.bfloat16()).dtype
-    assert layer.saved_bytes == 3 * 96 * 64 - 96 * 4
+    assert layer.nbytes == 96 * 64 + 96 * 4
 
 
 def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
@@ -96,8 +92,9 @@ def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
     save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
     exact, _ = recorded(tmp_path, dtype="bfloat16")
     said, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
-    assert type(forward.model.blocks[0].attention.qkv) is Int8Linear
-    assert type(forward.model.blocks[0].mlp._router) is type(forward.model.head) is Linear
+    assert type(forward.model.layers[0].attention.qkv) is Int8Linear
+    router, head = forward.model.layers[0].mlp.router, forward.model.head
+    assert type(router) is type(head) is UnquantizedLinear
     assert 0 < (said - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
 
 
@@ -121,7 +118,5 @@ def test_family_without_a_native_implementation_is_refused(tmp_path):
 
 def test_int8_on_a_gpu_is_refused(tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
-    spec = WorkerSpec(path=str(tmp_path), quantization="int8")
-    source = read_source(tmp_path, device=CPU)
     with pytest.raises(LoadFailed, match="quantization int8 needs a CPU, not cuda:1"):
-        runner._linear(spec, source, torch.device("cuda:1"))
+        read_source(tmp_path, device=torch.device("cuda:1"), quantization="int8")

@@ -182,7 +182,7 @@ def test_pages_are_released_after_reading(tmp_path):
     assert resident_bytes(tmp_path / "large") < size // 4
     assert size == sum(tensor.read_ahead(4 << 20))
     assert resident_bytes(tmp_path / "large") > size // 2
-    tensor.let_go()
+    tensor.drop_pages()
     assert resident_bytes(tmp_path / "large") < size // 4
 
 

@@ -13,8 +13,8 @@ from fairlead.engine.runner import LoadedModel, load_runner
 from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling, TokenLogprob
 from fairlead.messages import WorkerSpec
+from fairlead.models.architecture import read_architecture
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.shape import read_shape
 
 VOCABULARY = 320
 SIZES = {
@@ -31,7 +31,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-SHAPE = read_shape(CheckpointConfig(Path("config.json"), SIZES))
+SHAPE = read_architecture(CheckpointConfig(Path("config.json"), SIZES))
 
 
 def save(

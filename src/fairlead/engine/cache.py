@@ -117,7 +117,7 @@ class KVCache:
 
 def _runs(blocks: ReadOnlySequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and last number of each run of consecutive numbers."""
-    for _, run in groupby(enumerate(blocks), lambda place: place[1] - place[0]):
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
         members = [block for _, block in run]
         yield members[0], members[-1]
 

@@ -24,7 +24,7 @@ def write_cache(
     key_head_stride,
     value_token_stride,
     value_head_stride,
-    places,  # [T], negative: not written
+    cache_slots,  # [T], negative: not written
     keys,
     values,
     KV_HEADS: tl.constexpr,
@@ -33,17 +33,17 @@ def write_cache(
 ):
     """Program t: write token t's key and value to the cache."""
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(places + token).to(tl.int64)
-    if place < 0:
+    slot = tl.load(cache_slots + token).to(tl.int64)
+    if slot < 0:
         return
     number = tl.arange(0, NUMBERS)
     head, channel = number // HEAD_DIM, number % HEAD_DIM
     inside = number < KV_HEADS * HEAD_DIM
-    to = place * (KV_HEADS * HEAD_DIM) + number
-    moved = tl.load(key + token * key_token_stride + head * key_head_stride + channel, mask=inside)
-    tl.store(keys + to, moved, mask=inside)
-    moved = tl.load(value + token * value_token_stride + head * value_head_stride + channel, mask=inside)
-    tl.store(values + to, moved, mask=inside)
+    to = slot * (KV_HEADS * HEAD_DIM) + number
+    copied = tl.load(key + token * key_token_stride + head * key_head_stride + channel, mask=inside)
+    tl.store(keys + to, copied, mask=inside)
+    copied = tl.load(value + token * value_token_stride + head * value_head_stride + channel, mask=inside)
+    tl.store(values + to, copied, mask=inside)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def decode(
     table_stride,
     slots,  # [B]
     lengths,  # [B], 0 for a padding row
-    found,  # [B, H · HEAD_DIM]
+    output,  # [B, H · HEAD_DIM]
     sums,  # [B, H, SPLITS, CHANNELS] float32, each split's weighted values, not yet divided
     highest,  # [B, H, SPLITS] float32
     masses,  # [B, H, SPLITS] float32
@@ -141,8 +141,8 @@ def decode(
         peak = higher
     if SPLITS == 1:
         total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
-        to = found + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-        tl.store(to, total.to(found.dtype.element_ty), mask=whole)
+        to = output + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
+        tl.store(to, total.to(output.dtype.element_ty), mask=whole)
     else:
         part = (row * HEADS + head) * SPLITS + split
         tl.store(sums + part[:, None] * CHANNELS + channel[None, :], total, mask=is_head[:, None])
@@ -153,7 +153,7 @@ def decode(
 @triton.jit
 def combine(
     lengths,
-    found,
+    output,
     sums,
     highest,
     masses,
@@ -184,8 +184,8 @@ def combine(
     channel = tl.arange(0, CHANNELS)
     total = tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=used[:, None], other=0.0)
     total = tl.sum(total * shrink[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
-    to = found + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + channel
-    tl.store(to, total.to(found.dtype.element_ty), mask=channel < HEAD_DIM)
+    to = output + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + channel
+    tl.store(to, total.to(output.dtype.element_ty), mask=channel < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -200,7 +200,7 @@ def prefill(
     slots,  # [R]
     lengths,  # [R], including this step's tokens
     query_starts,  # [R + 1]
-    found,  # [T, H · HEAD_DIM]
+    output,  # [T, H · HEAD_DIM]
     first_row,  # the rows before it are decodes, which `decode` handles
     rows,  # R
     scale,
@@ -297,5 +297,5 @@ def prefill(
         total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         peak = higher
     total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    to = found + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-    tl.store(to, total.to(found.dtype.element_ty), mask=whole)
+    to = output + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
+    tl.store(to, total.to(output.dtype.element_ty), mask=whole)

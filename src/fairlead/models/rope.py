@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
 
 
@@ -99,7 +100,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
             return torch.lerp(trained / rope.factor, trained, kept)
         case "yarn":
             return torch.lerp(trained, trained / rope.factor, _yarn_ramp(rope, head_dim))
-    return trained
+        case "default":
+            return trained
+    raise LoadFailed(f"rotary embeddings of kind {rope.kind!r} are not supported")
 
 
 class Rotary:

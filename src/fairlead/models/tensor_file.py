@@ -2,7 +2,7 @@
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
 Promises that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
-pages which have been read are dropped from memory by `let_go`.
+pages which have been read are dropped from memory by `drop_pages`.
 """
 
 import json
@@ -65,7 +65,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Yield its elements in order, flat, about `size_bytes` at a time; drop each piece after use."""
         for start, stop in self._ranges(size_bytes):
             yield self._view(start, stop)
-            self.file.let_go(self.begin + start, self.begin + stop)
+            self.file.drop_pages(self.begin + start, self.begin + stop)
 
     def read_ahead(self, size_bytes: int) -> Iterator[int]:
         """Read it into memory, about `size_bytes` at a time; yield how many bytes each time."""
@@ -73,9 +73,9 @@ class StoredTensor(msgspec.Struct, frozen=True):
             self._view(start, stop)[:: mmap.PAGESIZE // self.floats().itemsize].sum()  # touches each page
             yield stop - start
 
-    def let_go(self) -> None:
+    def drop_pages(self) -> None:
         """Drop its pages from memory; they are read again if they are used again."""
-        self.file.let_go(self.begin, self.begin + self.nbytes)
+        self.file.drop_pages(self.begin, self.begin + self.nbytes)
 
     def _ranges(self, size_bytes: int) -> Iterator[tuple[int, int]]:
         itemsize = self.floats().itemsize
@@ -112,7 +112,7 @@ class TensorFile:
         self.tensors = {name: self._describe(name, entry, begin) for name, entry in header.items()}
         self._check_layout(begin)
 
-    def let_go(self, begin: int, end: int) -> None:
+    def drop_pages(self, begin: int, end: int) -> None:
         """Drop the pages of these bytes from memory."""
         begin -= begin % mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and begin < end:
