@@ -1,15 +1,19 @@
 """Linear layers of 8-bit floats: accuracy, memory, and where they are refused."""
 
+from typing import get_args, get_type_hints
+
 import msgspec
 import pytest
 import torch
 import transformers
 
 from engine.interpreted import interpreted
+from fairlead.config.models import ModelConfig
 from fairlead.engine.runner import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
 from fairlead.models.loader import read_source
+from fairlead.models.quantization import QUANTIZATIONS
 from fairlead.models.quantization.float8 import (
     FLOAT8,
     Float8Linear,
@@ -96,3 +100,9 @@ def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantizat
     spec = WorkerSpec(path=str(tmp_path), device="cpu", quantization=quantization)
     with pytest.raises(LoadFailed, match=problem):
         load_runner(spec, lambda _fraction, _stage: None)
+
+
+def test_every_quantization_can_be_configured_and_no_other():
+    literal, none = get_args(get_type_hints(ModelConfig)["quantization"])
+    assert none is type(None)
+    assert {None, *get_args(literal)} == set(QUANTIZATIONS)
