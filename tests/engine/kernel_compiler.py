@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fairlead.engine import device_kernels, paged_attention_kernels
-from fairlead.models import float8_kernels
+from fairlead.models.quantization import float8_kernels
 
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -98,7 +98,8 @@ def compile_all(arch, told, *, few):
 
     for module in (paged_attention_kernels, device_kernels, float8_kernels):
         for name, kernel in inspect.getmembers(module, lambda one: isinstance(one, triton.JITFunction)):
-            setattr(module, name, Compiler(kernel, arch, told))
+            if not name.startswith("_"):  # else it is called by kernels, not launched
+                setattr(module, name, Compiler(kernel, arch, told))
     launch_everything(SHAPES[:1] if few else SHAPES)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fairlead._cext.cpustep import CpuModel, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
-from fairlead.models.architecture import ANY, SIZES, SWITCH, ArchitectureSpec, TensorNames, unsupported
+from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
 from fairlead.models.rope import inverse_frequencies
 from fairlead.models.weights import Weights
 
@@ -30,19 +30,11 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _QUANTIZATIONS = (None, "int8")
 
 SUPPORTED = {
-    **SIZES,
+    **COMMON,
     "head_dim": range(2, 257, 2),
     "norm_placement": ("before", "before and after"),
-    "norm_offset": SWITCH,
     "query_key_norm": (None, "head"),
     "activation": ("silu", "gelu_tanh"),
-    "embedding_scale": ANY,
-    "attention_cap": ANY,
-    "logit_cap": ANY,
-    "tied": SWITCH,
-    "qkv_bias": SWITCH,
-    "output_bias": SWITCH,
-    "mlp_bias": SWITCH,
 }
 
 

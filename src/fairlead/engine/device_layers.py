@@ -13,26 +13,18 @@ from torch import Tensor
 
 from fairlead.engine import device_kernels as kernels
 from fairlead.engine.paged_attention import DeviceAttention, power_of_two
-from fairlead.models.architecture import ANY, SIZES, SWITCH, unsupported
+from fairlead.models.architecture import COMMON, unsupported
 from fairlead.models.layers import GatedMLP
 from fairlead.models.model import Model
 from fairlead.models.network import Attention, Network, Norm
 
 _GATE_TILE = 1024
 SUPPORTED = {
-    **SIZES,
+    **COMMON,
     "norm_placement": ("before", "before and after"),
-    "norm_offset": SWITCH,
     "query_key_norm": (None, "head"),
     "activation": ("silu", "gelu_tanh"),
-    "embedding_scale": ANY,
-    "attention_cap": ANY,
-    "logit_cap": ANY,
-    "tied": SWITCH,
-    "headless": SWITCH,
-    "qkv_bias": SWITCH,
-    "output_bias": SWITCH,
-    "mlp_bias": SWITCH,
+    "headless": (False, True),
 }
 
 

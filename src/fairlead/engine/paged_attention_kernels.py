@@ -9,7 +9,7 @@ Softmax uses powers of two, as the hardware does: `scale` and `cap` already incl
 Triton's interpreter, which multiplies bfloat16 as if its bits were integers.
 """
 
-# ruff: noqa: ANN001, ANN201, N803, N806, SIM102  a kernel's arguments are pointers and compile-time constants
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, SIM102  a kernel's arguments are pointers and compile-time constants
 # mypy: ignore-errors
 
 import triton
@@ -44,6 +44,65 @@ def write_cache(
     tl.store(keys + to, copied, mask=inside)
     copied = tl.load(value + token * value_token_stride + head * value_head_stride + channel, mask=inside)
     tl.store(values + to, copied, mask=inside)
+
+
+@triton.jit
+def _load_tile(
+    keys,
+    values,
+    line,  # the sequence's row of the block table
+    token,  # [TILE] positions
+    seen,  # [TILE], false: 0 is returned instead
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load the keys [CHANNELS, TILE] and the values [TILE, CHANNELS] of tokens in one KV head."""
+    channel = tl.arange(0, CHANNELS)
+    is_channel = channel < HEAD_DIM
+    block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+    first = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+    key = tl.load(
+        keys + first[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+    )
+    value = tl.load(
+        values + first[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
+    )
+    if WIDE:
+        key, value = key.to(tl.float32), value.to(tl.float32)
+    return key, value
+
+
+@triton.jit
+def _attend_tile(
+    q,  # [ROWS, CHANNELS]
+    key,
+    value,
+    visible,  # [ROWS, TILE] or [1, TILE]
+    scale,
+    cap,
+    peak,  # [ROWS], the highest score of each row so far
+    mass,  # [ROWS], the sum of its weights
+    total,  # [ROWS, CHANNELS], its weighted values, not yet divided
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend to one tile of tokens; return the new `peak`, `mass` and `total`."""
+    scores = tl.dot(q, key, input_precision=PRECISION) * scale
+    if CAPPED:
+        # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+    scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(peak - base)
+    mass = mass * shrink + tl.sum(weights, 1)
+    total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+    return higher, mass, total
 
 
 @triton.jit
@@ -103,10 +162,10 @@ def decode(
     head = kv_head * G + rank
     is_head = rank < G
     is_channel = channel < HEAD_DIM
-    whole = is_head[:, None] & is_channel[None, :]
+    is_output = is_head[:, None] & is_channel[None, :]
     q = tl.load(
         query + row * query_token_stride + head[:, None] * query_head_stride + channel[None, :],
-        mask=whole,
+        mask=is_output,
         other=0.0,
     )
     if WIDE:
@@ -117,32 +176,17 @@ def decode(
     for at in range(start, end, TILE):
         token = at + tl.arange(0, TILE)
         seen = (token >= first) & (token < end)
-        block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-        key = tl.load(
-            keys + place[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+        key, value = _load_tile(
+            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
         )
-        value = tl.load(
-            values + place[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
+        visible = seen[None, :]
+        peak, mass, total = _attend_tile(
+            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
         )
-        if WIDE:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(q, key, input_precision=PRECISION) * scale
-        if CAPPED:
-            # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
-            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        mass = mass * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        peak = higher
     if SPLITS == 1:
         total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
         to = output + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-        tl.store(to, total.to(output.dtype.element_ty), mask=whole)
+        tl.store(to, total.to(output.dtype.element_ty), mask=is_output)
     else:
         part = (row * HEADS + head) * SPLITS + split
         tl.store(sums + part[:, None] * CHANNELS + channel[None, :], total, mask=is_head[:, None])
@@ -245,23 +289,23 @@ def prefill(
     start = length - count
     rank = tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
-    nth = done + rank // G
+    offset = done + rank // G
     head = kv_head * G + rank % G
-    is_query = (rank < Q * G) & (nth < count)
+    is_query = (rank < Q * G) & (offset < count)
     is_channel = channel < HEAD_DIM
-    whole = is_query[:, None] & is_channel[None, :]
-    token_of_step = (begin + nth).to(tl.int64)
+    is_output = is_query[:, None] & is_channel[None, :]
+    token_of_step = (begin + offset).to(tl.int64)
     q = tl.load(
         query
         + token_of_step[:, None] * query_token_stride
         + head[:, None] * query_head_stride
         + channel[None, :],
-        mask=whole,
+        mask=is_output,
         other=0.0,
     )
     if WIDE:
         q = q.to(tl.float32)
-    position = start + nth
+    position = start + offset
     last = start + tl.minimum(done + Q, count) - 1
     first = 0
     if WINDOW:
@@ -272,30 +316,15 @@ def prefill(
     for at in range(first // TILE * TILE, last + 1, TILE):
         token = at + tl.arange(0, TILE)
         seen = (token >= first) & (token <= last)
-        block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-        key = tl.load(
-            keys + place[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+        key, value = _load_tile(
+            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
         )
-        value = tl.load(
-            values + place[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
-        )
-        if WIDE:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(q, key, input_precision=PRECISION) * scale
-        if CAPPED:
-            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
         visible = seen[None, :] & (token[None, :] <= position[:, None])
         if WINDOW:
             visible = visible & (token[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        mass = mass * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        peak = higher
+        peak, mass, total = _attend_tile(
+            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
+        )
     total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
     to = output + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-    tl.store(to, total.to(output.dtype.element_ty), mask=whole)
+    tl.store(to, total.to(output.dtype.element_ty), mask=is_output)

@@ -125,15 +125,16 @@ class _Anything:
 
 ANY: Container[object] = _Anything()
 """All values of a field, for `unsupported`."""
-SWITCH = (False, True)
-SIZES: Mapping[str, Container[object]] = dict.fromkeys(
-    [
-        *("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim"),
-        *("max_positions", "norm_epsilon", "windows", "ropes", "attention_scale", "names"),
-    ],
-    ANY,
+_NUMBERS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim"),
+    *("max_positions", "windows", "ropes", "norm_epsilon", "embedding_scale", "attention_scale"),
+    *("attention_cap", "logit_cap", "names"),
 )
-"""The fields of which every backend computes all values."""
+_SWITCHES = ("norm_offset", "tied", "qkv_bias", "output_bias", "mlp_bias")
+COMMON: Mapping[str, Container[object]] = dict.fromkeys(_NUMBERS, ANY) | dict.fromkeys(
+    _SWITCHES, (False, True)
+)
+"""What every backend supports, for `unsupported`. A new field does not belong here before all compute it."""
 
 
 def unsupported(spec: ArchitectureSpec, supported: Mapping[str, Container[object]]) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.architecture import ANY, SIZES, SWITCH, ArchitectureSpec, Experts, unsupported
+from fairlead.models.architecture import ANY, COMMON, ArchitectureSpec, Experts, unsupported
 from fairlead.models.layers import GatedMLP, HeadRMSNorm, MixtureMLP, OffsetRMSNorm, RMSNorm
 from fairlead.models.linear import Linear
 from fairlead.models.model import AttentionFunction
@@ -21,19 +21,11 @@ Angles = tuple[Tensor, Tensor]
 Norm = RMSNorm | OffsetRMSNorm
 
 SUPPORTED = {
-    **SIZES,
+    **COMMON,
     "norm_placement": ("before", "before and after"),
-    "norm_offset": SWITCH,
     "query_key_norm": (None, "head"),
     "activation": ("silu", "gelu_tanh"),
-    "embedding_scale": ANY,
-    "attention_cap": ANY,
-    "logit_cap": ANY,
-    "tied": SWITCH,
-    "headless": SWITCH,
-    "qkv_bias": SWITCH,
-    "output_bias": SWITCH,
-    "mlp_bias": SWITCH,
+    "headless": (False, True),
     "experts": ANY,
 }
 
