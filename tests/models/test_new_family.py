@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from engine.interpreted import interpreted, note_launches
 from engine.test_device_forward import CPU, loaded_of, texts_of
+from fairlead.engine import device_layers
 from fairlead.engine.cpu_step import CpuStep, refusal
 from fairlead.engine.device_forward import DeviceForward
-from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
@@ -187,9 +187,9 @@ def test_value_that_a_backend_does_not_know_is_refused(directory, field):
 @pytest.mark.parametrize("field", UNKNOWN_VALUES)
 def test_gpu_layers_leave_a_model_with_an_unknown_value_to_torch(directory, field):
     model = load_model(directory, device=CPU, dtype="float32").model
-    assert DeviceLayers.supports(model)
+    assert device_layers.refusal(model) is None
     model.shape = changed(model.shape, **{field: UNKNOWN_VALUES[field]})
-    assert not DeviceLayers.supports(model)
+    assert device_layers.refusal(model) == f"{field} {UNKNOWN_VALUES[field]!r} is not supported"
 
 
 def test_unknown_kind_of_rotary_embedding_is_refused(directory):

@@ -5,12 +5,14 @@ in, or have experts, run their own layers with our attention and without graphs,
 depend on the tokens.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine import device_layers
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
@@ -19,6 +21,8 @@ from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
 from fairlead.engine.inputs import Inputs, upload
 from fairlead.engine.paged_attention import DeviceAttention
 from fairlead.models.model import Model
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceForward:
@@ -32,7 +36,11 @@ class DeviceForward:
         self.cache = cache
         self.device = cache.device
         self.vocab_size = model.shape.vocab_size
-        self._layers = DeviceLayers(model) if DeviceLayers.supports(model) else None
+        self._layers: DeviceLayers | None = None
+        if (reason := device_layers.refusal(model)) is None:
+            self._layers = DeviceLayers(model)
+        else:
+            logger.warning("torch runs the model's layers, because in the GPU's kernels %s", reason)
         self._graphs = Graphs(self._decode, recorder) if recorder and self._layers else None
         self._inputs: DeviceInputs | None = None
         self._longest = model.shape.max_positions

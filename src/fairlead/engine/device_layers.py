@@ -6,8 +6,6 @@ them. The residual stream is float32, so that what the layers add is not rounded
 T tokens, C hidden size, I the MLP's inner size, H query heads, K KV heads, D channels per head.
 """
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor
 
@@ -28,10 +26,19 @@ SUPPORTED = {
 }
 
 
-class DeviceLayers:
-    """Runs a step's tokens through all layers of `model`, which `supports` must accept."""
+def refusal(model: Model) -> str | None:
+    """Return why `DeviceLayers` does not run the model; None if it does."""
+    if not isinstance(model, Network):
+        return "models that are not built in are not supported"
+    value = unsupported(model.shape, SUPPORTED)
+    return None if value is None else f"{value} is not supported"
 
-    def __init__(self, model: Network) -> None:
+
+class DeviceLayers:
+    """Runs a step's tokens through all layers of `model`, which `refusal` must accept."""
+
+    def __init__(self, model: Model) -> None:
+        assert isinstance(model, Network)
         self.model = model
         shape = model.shape
         self._ones = model.embedding.table.new_ones(shape.hidden_size)
@@ -42,11 +49,6 @@ class DeviceLayers:
             "HEAD_DIM": shape.head_dim,
             "CHANNELS": power_of_two(shape.head_dim),
         }
-
-    @staticmethod
-    def supports(model: Model) -> TypeGuard[Network]:
-        """Return whether all parts of the model are supported here."""
-        return type(model) is Network and unsupported(model.shape, SUPPORTED) is None
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: DeviceAttention) -> Tensor:
         """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized, float32."""

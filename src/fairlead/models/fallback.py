@@ -94,7 +94,7 @@ class FallbackModel:
         self._forwarder = AttentionForwarder(self._model)
         try:
             with torch.inference_mode():
-                self.shape = self._try(model_config, weights)
+                self.shape = self._compare(model_config, weights)
         except LoadFailed:
             raise
         except Exception as error:
@@ -126,8 +126,8 @@ class FallbackModel:
     def _fails(self, reason: str) -> LoadFailed:
         return self._config.fails("architectures", f"{self._name} {reason}")
 
-    def _try(self, model_config: Any, weights: Weights) -> ModelShape:
-        """Run two short sequences side by side as we do, and each alone as transformers does.
+    def _compare(self, model_config: Any, weights: Weights) -> ModelShape:
+        """Compare two short sequences side by side, as we run them, with each alone, as transformers does.
 
         The layers' calls to attention in the first run determine the model's shape.
         """
@@ -135,10 +135,10 @@ class FallbackModel:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(vocabulary, (sum(_TRIAL_LENGTHS),), generator=generator).to(weights.device)
         positions = torch.cat([torch.arange(length) for length in _TRIAL_LENGTHS]).to(weights.device)
-        trial = RecordingAttention(_TRIAL_LENGTHS)
-        ours = self.logits(self.hidden(ids, positions, trial)).float()
+        recording = RecordingAttention(_TRIAL_LENGTHS)
+        ours = self.logits(self.hidden(ids, positions, recording)).float()
         if ours.shape[1] > vocabulary:
-            raise self._fails(f"scores {ours.shape[1]} tokens and knows {vocabulary}")
+            raise self._fails(f"has logits for {ours.shape[1]} tokens and an embedding of {vocabulary}")
         self._model.set_attn_implementation("eager")
         alone = [
             self._model(input_ids=part[None], use_cache=False).logits[0]
@@ -149,7 +149,7 @@ class FallbackModel:
         error = float((ours - expected).square().mean().sqrt() / expected.square().mean().sqrt())
         if not error <= (1e-3 if weights.dtype == torch.float32 else 0.1) and bool(expected.isfinite().all()):
             raise self._fails(f"has other results with our attention than with its own ({error:.1%} off)")
-        return self._shape(model_config, trial.calls, ours.shape[1])
+        return self._shape(model_config, recording.calls, ours.shape[1])
 
     def _shape(self, model_config: Any, calls: list[AttentionCall], vocab_size: int) -> ModelShape:
         if [call.layer for call in calls] != list(range(len(calls))) or not calls:

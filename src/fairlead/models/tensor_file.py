@@ -128,7 +128,7 @@ class TensorFile:
         if length > _MAX_HEADER_BYTES or begin > len(self.memory):
             raise self._fails(f"a header of {length} bytes in a file of {len(self.memory)}")
         try:
-            header = json.loads(self.memory[_LENGTH.size : begin], object_pairs_hook=self._without_doubles)
+            header = json.loads(self.memory[_LENGTH.size : begin], object_pairs_hook=self._without_duplicates)
         except (ValueError, RecursionError) as error:
             raise self._fails(f"its header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
@@ -136,12 +136,12 @@ class TensorFile:
         header.pop("__metadata__", None)
         return header, begin
 
-    def _without_doubles(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _without_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
             names = [name for name, _ in pairs]
-            double = next(name for name in entries if names.count(name) > 1)
-            raise self._fails(f"its header has {double!r} twice")
+            duplicate = next(name for name in entries if names.count(name) > 1)
+            raise self._fails(f"its header has {duplicate!r} twice")
         return entries
 
     def _describe(self, name: str, entry: object, begin: int) -> StoredTensor:
@@ -149,7 +149,7 @@ class TensorFile:
             case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
                 pass
             case _:
-                raise self._fails(f"its header does not say dtype, shape and data_offsets of {name!r}")
+                raise self._fails(f"its header lacks dtype, shape or data_offsets of {name!r}")
         if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
             raise self._fails(f"tensor {name!r} has the shape {shape!r:.200}")
         bits = _FLOATS[dtype].itemsize * 8 if dtype in _FLOATS else _OTHERS.get(dtype)
@@ -158,7 +158,8 @@ class TensorFile:
         size = len(self.memory) - begin
         if not 0 <= start <= stop <= size:
             raise self._fails(
-                f"tensor {name!r} is at {start}…{stop} of {size} bytes: the file is cut short or lies"
+                f"tensor {name!r} is at {start}…{stop} of {size} bytes: the file is truncated or its header "
+                "is wrong"
             )
         if math.prod(shape) * bits != (stop - start) * 8:
             raise self._fails(f"tensor {name!r} of {dtype} {shape} cannot take {stop - start} bytes")

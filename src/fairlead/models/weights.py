@@ -66,10 +66,6 @@ class Weights:
         self._tensors.clear()
         self._taken.clear()
 
-    def __contains__(self, name: str) -> bool:
-        """Return whether the tensor is there and has not been taken yet."""
-        return name in self._tensors
-
     @property
     def listing(self) -> Path:
         """The file that lists the tensors."""
@@ -138,7 +134,7 @@ class Weights:
             )
         self._tensors.pop(f"{head}.weight", None)  # some checkpoints keep a second copy
         if not (
-            UnquantizedLinear.reorders(self.dtype, self.device) and self._fits_as_it_is(f"{name}.weight")
+            UnquantizedLinear.reorders(self.dtype, self.device) and self._usable_in_place(f"{name}.weight")
         ):
             table = self.tensor(f"{name}.weight", vocab_size, hidden)
             return Embedding(table), self._tied_head(table)
@@ -192,7 +188,7 @@ class Weights:
             self.bytes_placed += table.nbytes  # else the head uses the embedding's table
         return UnquantizedLinear(table)
 
-    def _fits_as_it_is(self, name: str) -> bool:
+    def _usable_in_place(self, name: str) -> bool:
         """Return whether the tensor can be used in place in its file."""
         if self.device.type != "cpu" or name not in self._tensors:
             return False
