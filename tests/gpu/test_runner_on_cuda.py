@@ -178,11 +178,11 @@ def test_deleted_model_frees_its_gpu_memory(directories):
 
 
 def test_loading_reports_its_weights_and_its_graphs(directories):
-    told = []
+    reports = []
     spec = WorkerSpec(path=str(directories("llama")), device="cuda", dtype="bfloat16", **ROOM)
-    load_runner(spec, lambda fraction, stage: told.append((stage, fraction)))
+    load_runner(spec, lambda fraction, stage: reports.append((stage, fraction)))
     for stage in ("weights", "graphs"):
-        fractions = [fraction for one, fraction in told if one == stage]
+        fractions = [fraction for one, fraction in reports if one == stage]
         assert sorted(fractions) == fractions
         assert fractions[-1] == 1
 

@@ -41,9 +41,9 @@ def directory(request, tmp_path_factory):
 
 def test_logits_match_torch_on_the_same_integers(directory):
     expected, plain = recorded(directory, quantization="int8", compiled=False)
-    said, forward = recorded(directory, quantization="int8")
+    actual, forward = recorded(directory, quantization="int8")
     assert (TorchForward, CpuStep) == (type(plain), type(forward))
-    assert relative_error(said, expected) <= 1e-4
+    assert relative_error(actual, expected) <= 1e-4
 
 
 def errors(directory, *ways):
@@ -91,11 +91,11 @@ def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
     more = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
     save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
     exact, _ = recorded(tmp_path, dtype="bfloat16")
-    said, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
+    actual, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
     assert type(forward.model.layers[0].attention.qkv) is Int8Linear
     router, head = forward.model.layers[0].mlp.router, forward.model.head
     assert type(router) is type(head) is UnquantizedLinear
-    assert 0 < (said - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
+    assert 0 < (actual - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
 
 
 @pytest.mark.parametrize("compiled", [False, True])

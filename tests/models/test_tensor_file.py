@@ -70,7 +70,7 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "size", "said"),
+    ("header", "size", "problem"),
     [
         ({"a": entry(), "b": entry(4, 12)}, 12, "overlaps another"),
         ({"a": entry(), "b": entry()}, 8, "overlaps another"),
@@ -108,8 +108,8 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ),
     ],
 )
-def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, said):
-    assert said in failure(written(tmp_path / "lying", header, size))
+def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, problem):
+    assert problem in failure(written(tmp_path / "lying", header, size))
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(GOOD), len(GOOD) - 7])

@@ -213,9 +213,9 @@ def state_of(
     *,
     key: int = 0,
     seed: int = 0,
-    told: Sampling | None = None,
+    replaced_by: Sampling | None = None,
 ) -> SequenceState:
-    """Return a request's state as the engine makes it; `told` replaces the sampling that the runner reads."""
+    """Return a request's state as the engine makes it; the runner reads `replaced_by` instead, if given."""
     return SequenceState(
         key,
         list(prompt),
@@ -233,7 +233,7 @@ def state_of(
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=sampling.stop_token_ids,
         biased=bool(sampling.logit_bias),
-        sampling=told or sampling,
+        sampling=replaced_by or sampling,
     )
 
 
