@@ -41,7 +41,7 @@ def batch_of(sequences):
     for slot, (prompt, _, sampling) in enumerate(sequences):
         small = [token_id for token_id in sampling.stop_token_ids if -(2**31) <= token_id < 2**31]
         told = msgspec.structs.replace(sampling, stop_token_ids=tuple(small))
-        state = state_of(prompt, told, key=slot, seed=sampling.seed, told=sampling)
+        state = state_of(prompt, told, key=slot, seed=sampling.seed, replaced_by=sampling)
         batch.add_request(slot, state, ([slot],))
     for index in range(max(len(output) for _, output, _ in sequences)):
         talking = [slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)]

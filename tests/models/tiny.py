@@ -13,8 +13,8 @@ from fairlead.engine.runner import LoadedModel, load_runner
 from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling, TokenLogprob
 from fairlead.messages import WorkerSpec
+from fairlead.models.architecture import read_architecture
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.shape import read_shape
 
 VOCABULARY = 320
 SIZES = {
@@ -31,7 +31,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-SHAPE = read_shape(CheckpointConfig(Path("config.json"), SIZES))
+SHAPE = read_architecture(CheckpointConfig(Path("config.json"), SIZES))
 
 
 def save(
@@ -213,9 +213,9 @@ def state_of(
     *,
     key: int = 0,
     seed: int = 0,
-    told: Sampling | None = None,
+    replaced_by: Sampling | None = None,
 ) -> SequenceState:
-    """Return a request's state as the engine makes it; `told` replaces the sampling that the runner reads."""
+    """Return a request's state as the engine makes it; the runner reads `replaced_by` instead, if given."""
     return SequenceState(
         key,
         list(prompt),
@@ -233,7 +233,7 @@ def state_of(
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=sampling.stop_token_ids,
         biased=bool(sampling.logit_bias),
-        sampling=told or sampling,
+        sampling=replaced_by or sampling,
     )
 
 

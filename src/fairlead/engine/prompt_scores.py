@@ -68,7 +68,7 @@ class PendingScores:
         self._chunks = chunks
         self._next_ids = next_ids
         vocabulary = logits.shape[1]
-        # An id outside the vocabulary fails its sequence when it samples (`strangers`).
+        # An id outside the vocabulary fails its sequence when it samples (`out_of_vocabulary_rows`).
         chosen_ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), logits.device)
         logits = logits.clamp_(max=_LARGEST)
         total = logits.logsumexp(-1)

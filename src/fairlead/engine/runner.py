@@ -4,6 +4,7 @@ Knows no queue, no wire protocol and no text; blocks are assigned before. Promis
 wait for a CUDA device: `wait` fetches a step's results.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,27 +15,28 @@ import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine import cpu_step
 from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
-from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep, supports
+from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep
 from fairlead.engine.device_memory import cache_bytes
-from fairlead.engine.devices import CudaMemory, multiplies_float8, runs_our_kernels
+from fairlead.engine.devices import CudaMemory, runs_our_kernels
 from fairlead.engine.embedder import EmbeddingRunner
-from fairlead.engine.forward import Forward, OnDevice, TorchForward
-from fairlead.engine.inputs import Inputs, strangers, upload
+from fairlead.engine.forward import Forward, StagedForward, TorchForward
+from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows, upload
 from fairlead.engine.logits import Notes
 from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampler import Parameters, PendingPicks, choose
 from fairlead.engine.step import SampledTokens
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
-from fairlead.models.float8 import narrow_linear
-from fairlead.models.int8 import Int8Linear
-from fairlead.models.layers import Linear
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.loader import WeightSource, read_source
 from fairlead.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 _STEPS_AT_ONCE = 2  # one runs, one is prepared
@@ -91,13 +93,13 @@ class ModelRunner:
         self._eos_token_ids = eos_token_ids
         self._notes = Notes()
         self._latest: Tensor | None = None  # tokens chosen by the previous step
-        self._bring = forward.bring if isinstance(forward, OnDevice) else self._read
+        self._stage = forward.stage if isinstance(forward, StagedForward) else self._read
 
     @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
         """Run all tokens of a step through the layers; logits are made only for sampled and scored tokens."""
         forward = self.forward
-        inputs = self._bring(step, batch, self._latest)
+        inputs = self._stage(step, batch, self._latest)
         prompts = PromptRows.of(step, batch, inputs) if step.rows > step.decodes else None
         if prompts is not None:
             inputs = msgspec.structs.replace(inputs, scored_tokens=prompts.tokens)
@@ -114,7 +116,7 @@ class ModelRunner:
             last = last.index_select(0, upload(inputs.sample_tokens, forward.device))
         picks = choose(logits, parameters, last)
         self._latest = picks.tokens
-        return LaunchedStep(picks, strangers(batch, slots, forward.vocab_size), scores)
+        return LaunchedStep(picks, out_of_vocabulary_rows(batch, slots, forward.vocab_size), scores)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Return the memory of free blocks, by KV cache group, to the system where the device can."""
@@ -129,7 +131,7 @@ class ModelRunner:
         """Replace unknown tokens by those that the previous step chose, which stay on the device.
 
         An id outside the vocabulary runs as 0, because an index out of range would fail the whole step; its
-        sequence fails when it samples (`strangers`).
+        sequence fails when it samples (`out_of_vocabulary_rows`).
         """
         vocabulary = self.forward.vocab_size
         late = np.flatnonzero(token_ids < 0)
@@ -198,7 +200,13 @@ def load_runner(
         torch.set_num_threads(max(1, spec.threads))
     device = _device(spec.device)
     try:
-        source = read_source(Path(spec.path), device=device, dtype=spec.dtype, needs_head=False)
+        source = read_source(
+            Path(spec.path),
+            device=device,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            needs_head=False,
+        )
         weighed = _load(spec, source, device, lambda fraction: report(fraction, "weights"), compiled=compiled)
         return _with_cache(spec, source, weighed, device, lambda fraction: report(fraction, "graphs"))
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -217,21 +225,20 @@ def _load(
     compiled: bool,
 ) -> _Weighed:
     # The compiled step returns logits only, not the hidden states that embeddings are made from.
-    may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE
-    may = may and spec.quantization in {None, "int8"} and source.pooling is None
-    if may and source.own is not None and supports(*source.own, source.dtype):
+    may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE and source.pooling is None
+    if may and source.spec is not None and _runs_compiled(source.spec, source):
         with source.weights(device, report) as weights:
             _settle_threads(spec, weights.bytes_total)
             step = CpuStep.load(
-                *source.own,
+                source.spec,
                 weights,
                 threads=min(torch.get_num_threads(), THREADS_AT_MOST),
                 max_batched_tokens=_max_batched_tokens(spec, device),
-                quantization=spec.quantization,
+                quantization=source.quantization.name,
             )
             weights.finish()
         return _Weighed(step.shape, step.model.weight_bytes, step.block_bytes, step.with_cache)
-    loaded = source.load(device, report, _linear(spec, source, device))
+    loaded = source.load(device, report)
     _settle_threads(spec, loaded.weight_bytes)
     shape = loaded.model.shape
 
@@ -247,25 +254,12 @@ def _load(
     return _Weighed(shape, loaded.weight_bytes, block_bytes, with_cache)
 
 
-def _linear(
-    spec: WorkerSpec, source: WeightSource, device: torch.device
-) -> Callable[[Tensor, Tensor | None], Linear]:
-    """Return the constructor of the layers' matrices, in as many bits as `spec` says."""
-    if spec.quantization is None:
-        return Linear
-    if spec.quantization not in {"fp8", "int8"}:
-        raise LoadFailed(f"quantization {spec.quantization!r} is not supported (fp8 and int8 are)")
-    if source.own is None:  # its layers are made by transformers
-        raise LoadFailed(f"{spec.path}: quantization {spec.quantization} needs one of our own model families")
-    if spec.quantization == "int8":
-        if device.type != "cpu":
-            raise LoadFailed(f"quantization int8 needs a CPU, not {device}")
-        return Int8Linear
-    if not multiplies_float8(device):
-        raise LoadFailed(f"quantization fp8 needs a GPU that multiplies 8-bit floats (Hopper), not {device}")
-    if source.dtype != torch.bfloat16:
-        raise LoadFailed(f"quantization fp8 needs dtype bfloat16, not {source.dtype}")
-    return narrow_linear
+def _runs_compiled(architecture: ArchitectureSpec, source: WeightSource) -> bool:
+    """Return whether the compiled step runs the model; log why it does not."""
+    reason = cpu_step.refusal(architecture, source.dtype, source.quantization.name)
+    if reason is not None:
+        logger.warning("%s: torch runs the model, because in the CPU kernel %s", source.directory, reason)
+    return reason is None
 
 
 def _settle_threads(spec: WorkerSpec, weight_bytes: int) -> None:
@@ -308,7 +302,7 @@ def _with_cache(
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
     max_model_len = min(context, max(blocks) * spec.block_size, spec.kv_cache_entries or context)
     max_batch = min(spec.max_batch or slots, slots)
-    if isinstance(forward, OnDevice):
+    if isinstance(forward, StagedForward):
         forward.prepare(
             slots=slots,
             max_batch=max_batch,

@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairlead.models.layers import Linear
+from fairlead.models.linear import Linear
 from fairlead.models.weights import Weights
 
 
-def build_skeleton(kind: Any, theirs: Any, weights: Weights, attention: str) -> Any:
-    """Make transformers' model `kind` with the configuration `theirs`, complete except for its parameters."""
-    theirs.use_cache = False
-    with _without_memory():
-        model = kind._from_config(theirs, attn_implementation=attention, dtype=weights.dtype)  # noqa: SLF001
+def build_without_weights(model_class: Any, config: Any, weights: Weights, attention: str) -> Any:
+    """Make transformers' model with its configuration `config`, complete except for its parameters."""
+    config.use_cache = False
+    with _parameters_without_memory():
+        model = model_class._from_config(config, attn_implementation=attention, dtype=weights.dtype)  # noqa: SLF001
     model.tie_weights()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -29,7 +29,7 @@ def build_skeleton(kind: Any, theirs: Any, weights: Weights, attention: str) -> 
     return model.eval()
 
 
-def fill(model: Any, weights: Weights) -> None:
+def load_weights(model: Any, weights: Weights) -> None:
     """Take every parameter from the checkpoint, and replace linear layers by ours."""
     ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     weights.rename(lambda name: None if any(one.search(name) for one in ignored) else name)
@@ -45,13 +45,13 @@ def fill(model: Any, weights: Weights) -> None:
         )
         table.weight = nn.Parameter(embedding.table, requires_grad=False)
         assert projection is not None
-        model.set_submodule(names[id(head)], _OurLinear(head, projection))
+        model.set_submodule(names[id(head)], _LinearModule(projection))
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     linears.sort(key=lambda pair: pair[1] is not head)  # the largest first, while memory is free
     for name, module in linears:
         has_bias = module.bias is not None
         linear = weights.linear({name: module.out_features}, module.in_features, bias=has_bias)
-        model.set_submodule(name, _OurLinear(module, linear))
+        model.set_submodule(name, _LinearModule(linear))
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
             owner, _, last = name.rpartition(".")
@@ -61,12 +61,12 @@ def fill(model: Any, weights: Weights) -> None:
         raise NotImplementedError(f"{shared[0]} is the same parameter as another")
 
 
-class _OurLinear(nn.Module):
-    """A linear layer of transformers with our weight."""
+class _LinearModule(nn.Module):
+    """A `Linear` as a module of torch."""
 
-    def __init__(self, theirs: nn.Linear, linear: Linear) -> None:
+    def __init__(self, linear: Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = theirs.in_features, theirs.out_features
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.linear = linear
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class _OurLinear(nn.Module):
 
 
 @contextmanager
-def _without_memory() -> Iterator[None]:
+def _parameters_without_memory() -> Iterator[None]:
     """Let modules make parameters without memory; other tensors that they compute (angles, say) have it."""
     original = nn.Module.register_parameter
 

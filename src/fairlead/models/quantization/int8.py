@@ -2,38 +2,32 @@
 
 Owns the rule that `cext/cpustep` follows too: each output has one scale, its largest weight / 127, and its
 weights are the nearest integers; activations are not rounded. Restoring the matrix at each call takes more
-time here than reading less saves: this is for models that the compiled step does not run. Embedding, head
-and routers stay exact here; the compiled step, which reads its head for each token, rounds the first two.
+time here than reading less saves: this is for models that the CPU kernel does not run. Embedding, head
+and routers stay exact here; the CPU kernel, which reads its head for each token, rounds the first two.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
-from fairlead.models.layers import Linear
+from fairlead.models.linear import Quantization
 
 LARGEST = 127  # −128 is unused, so that a weight and its opposite are rounded alike
 _LEAST_SCALE = 1e-37  # a smaller scale has no inverse in float32: such a row becomes all zeros
 
 
-class Int8Linear(Linear):
-    """x·Wᵀ + b for x [T, in] and a weight [out, in], which it rounds to 8-bit integers."""
+class Int8Linear:
+    """`Linear` with a weight that it rounds to 8-bit integers."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        # Does not call Linear's own, which would keep the original weight.
-        self._packed = False
+        self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._saved_per_weight = weight.itemsize - 1
         self._rounded, self._scales = round_rows(weight)
+        self.nbytes = self._rounded.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         product = F.linear(x, self._rounded.to(x.dtype)).float() * self._scales
         return (product if self._bias is None else product + self._bias).to(x.dtype)
-
-    @property
-    def saved_bytes(self) -> int:
-        """How many bytes less it takes than the weight that it was made from."""
-        return self._rounded.numel() * self._saved_per_weight - self._scales.nbytes
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,3 +36,10 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = rows.abs().amax(-1) / LARGEST
     factors = torch.where(scales >= _LEAST_SCALE, 1 / scales, 0)
     return (rows * factors[:, None]).round_().to(torch.int8), scales
+
+
+def _refusal(device: torch.device, _dtype: torch.dtype) -> str | None:
+    return None if device.type == "cpu" else f"needs a CPU, not {device}"
+
+
+INT8 = Quantization("int8", Int8Linear, _refusal)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def narrow(x, rounded, scales, largest, least, SIZE: tl.constexpr, TILE: tl.constexpr):
+def round_rows(x, rounded, scales, largest, least, SIZE: tl.constexpr, TILE: tl.constexpr):
     """Program t: scale row t of `x` [T, SIZE] so that its largest magnitude is `largest`, and round it."""
     row = tl.program_id(0).to(tl.int64)
     peak = tl.zeros([TILE], tl.float32)
@@ -26,13 +26,13 @@ def narrow(x, rounded, scales, largest, least, SIZE: tl.constexpr, TILE: tl.cons
         tl.store(rounded + row * SIZE + i, value.to(rounded.dtype.element_ty), mask=i < SIZE)
 
 
-def launch_narrow(x, largest: float, least: float):
+def launch_round_rows(x, largest: float, least: float):
     """Round each row of `x` [T, C], contiguous: e4m3 [T, C] and its scales, float32 [T, 1]."""
     rounded = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
     size = x.shape[1]
     tile = min(4096, 1 << (size - 1).bit_length())
-    narrow[(len(x),)](
+    round_rows[(len(x),)](
         x, rounded, scales, largest, least, SIZE=size, TILE=tile, num_warps=8, enable_fp_fusion=True
     )
     return rounded, scales
